@@ -1,0 +1,54 @@
+"""Every error the library raises on purpose, and the one way their messages are built.
+
+A message has up to three parts: the *fact* with its numbers, *where* in the user's model, and what to do *then*.
+The inner function states the fact; whoever knows the place adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RelpropError(Exception):
+    """Anything relprop refuses or cannot do; catch this to catch them all."""
+
+
+class InputError(RelpropError, ValueError):
+    """The inputs do not fit the model or the call: wrong type, shape, number, NaN, empty."""
+
+
+class TargetError(RelpropError, ValueError):
+    """The target does not name a scalar of the output."""
+
+
+class OptionError(RelpropError, ValueError):
+    """An unknown method, rule set or option, or options that exclude each other."""
+
+
+class CaptureError(RelpropError):
+    """The model could not be turned into a graph that equals it."""
+
+
+class RuleError(RelpropError):
+    """A rule or a rule set is wrong: its key, its result's shape, or the region it covers."""
+
+
+class UnknownOperation(RuleError):
+    """An operation on the relevance path has no rule, and no derivative or ``on_unknown="error"`` forbids the generic one."""
+
+
+class NoAttentionError(RelpropError):
+    """The method reads attention maps and the model has no softmax attention over tokens between input and target."""
+
+
+class RollUpError(RelpropError):
+    """The roll-up does not arrive at the input tokens."""
+
+
+def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
+    """``fact``, then ``at`` (where in the user's model), then one line for each thing to do."""
+    lines = [fact]
+    if at:
+        lines.append(f"  at    {at}")
+    lines += [f"  {'then' if i == 0 else '    '}  {line}" for i, line in enumerate(then)]
+    return "\n".join(lines)

@@ -1,0 +1,54 @@
+"""The forward pass next to autograd: the values the rules read, the attention maps, and the gradient of each sample's target at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.tracer.binding import Inputs
+from relprop.tracer.program import Program
+from relprop.tracer.run import Values, execute
+
+
+@dataclass
+class Forward:
+    """Values of the kept nodes, batch first; ``watched`` ones are still attached to autograd's graph."""
+
+    values: Values
+    watched: dict[fx.Node, Tensor]
+
+    def gradients(self, scalars: Tensor, nodes: Iterable[fx.Node], *, again: bool) -> dict[fx.Node, Tensor]:
+        """∂ scalars[i]/∂ value[i] at every watched node of ``nodes``, batch first; zeros where the target does not depend on it.
+
+        ``scalars`` is (batch,): samples do not mix, so one pass serves the whole batch. ``again``: another target will follow.
+        """
+        wanted = [n for n in nodes if n in self.watched]
+        tensors = [self.watched[n] for n in wanted]
+        if not tensors or not scalars.requires_grad:
+            return {n: torch.zeros_like(t) for n, t in zip(wanted, tensors, strict=True)}
+        found = torch.autograd.grad(scalars.sum(), tensors, retain_graph=again, allow_unused=True)
+        return {n: torch.zeros_like(t) if g is None else g for n, t, g in zip(wanted, tensors, found, strict=True)}
+
+
+def forward(program: Program, model: nn.Module, inputs: Inputs, keep: Collection[fx.Node], watch: Collection[fx.Node]) -> Forward:
+    """Run the program for all samples, with autograd from the first watched node on. Nothing in the model requires grad meanwhile."""
+    watching, watched = set(watch), {}
+
+    def visit(node: fx.Node, value: Any) -> Any:
+        if node not in watching or not isinstance(value, Tensor):
+            return value
+        watched[node] = value if value.requires_grad else value.detach().requires_grad_()
+        return watched[node]
+
+    with torch.enable_grad():
+        values = execute(program, model, inputs, keep, visit)
+    return Forward({n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched)
+
+
+def detached(value: Any) -> Any:
+    """A value without its history."""
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,95 @@
+"""What only the authors' published code does, so that ``reference`` and ``reference_lrp`` reproduce its numbers.
+
+Facts about that code, written anew: their stabiliser stands on index and fan-out too, pools take the generic z-rule, a
+three-channel convolution is taken to be the image's and gets the z^B rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from relprop.numerics import AuthorsStabiliser, Divide, negative, positive, total
+from relprop.rules import moves
+from relprop.rules.call import Call, Split
+from relprop.rules.closed import Conv2d
+from relprop.rules.families import GENERIC, Share, split_vjp
+from relprop.rules.rule import rule
+
+
+def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
+    """Fan-out: x · Σ_k R_k/(x + 1e-9), which is the sum up to the stabiliser, and 0 where x = 0."""
+    divide = AuthorsStabiliser()
+    return value * sum((divide(r, value) for r in relevances[1:]), divide(relevances[0], value))
+
+
+@rule(family="move", name="select, authors'")
+def indexed(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """Selection of a token: x · R/(x + 1e-9) at the selected place."""
+    return moves.select.function(call.output * AuthorsStabiliser()(relevance, call.output), call)
+
+
+@dataclass(frozen=True)
+class ZRule:
+    """x · ∂Z/∂x · R/Z with their stabiliser, for one activation and any op; what does not arrive is booked as generic."""
+
+    divide: Divide
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        where = call.activations
+        z, pull = split_vjp(call, where)
+        shares = [call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)]
+        full: list[Tensor | None] = [None] * len(call.operands)
+        for i, share in zip(where, shares, strict=True):
+            full[i] = share / len(where)
+        left = total(relevance) - sum(total(share) / len(where) for share in shares)
+        return Split(tuple(full), {GENERIC: left})
+
+
+@dataclass(frozen=True)
+class OrigLinear:
+    """Their LRP baseline's linear rule: the positive and the negative half are normalised apart, so that relevance doubles."""
+
+    divide: Divide
+    alpha: float = 1.0
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        if call.activations != (0,):
+            return Share(self.divide)(relevance, call)
+        x, weight = call.inputs[0], call.inputs[1]
+        share = self.halves(relevance, x, positive(weight), negative(weight))
+        if self.alpha != 1:
+            share = self.alpha * share - (self.alpha - 1) * self.halves(relevance, x, negative(weight), positive(weight))
+        return Split(call.only(share), {GENERIC: total(relevance) - total(share)})
+
+    def halves(self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        """x⁺⊙(R/(x⁺w1) w1) + x⁻⊙(R/(x⁻w2) w2)."""
+        parts = ((positive(x), w1), (negative(x), w2))
+        first, second = (part * (self.divide(relevance, F.linear(part, w)) @ w) for part, w in parts)
+        return first + second
+
+
+@dataclass(frozen=True)
+class InputConv2d:
+    """z^B on a three-channel input, with the sample's own minimum and maximum as bounds; Eq. 5 on every other convolution."""
+
+    divide: Divide
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        x, weight = call.inputs[0], call.inputs[1]
+        if call.activations != (0,) or x.shape[1] != 3:
+            return Conv2d(self.divide)(relevance, call)
+        options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]
+        low = torch.zeros_like(x) + x.amin((1, 2, 3), keepdim=True)
+        high = torch.zeros_like(x) + x.amax((1, 2, 3), keepdim=True)
+        terms = ((x, weight), (-low, positive(weight)), (-high, negative(weight)))
+        z = sum((F.conv2d(v, w, None, *options) for v, w in terms[1:]), F.conv2d(*terms[0], None, *options)) + 1e-9
+        s = relevance / z
+        back = [v * torch.nn.grad.conv2d_input(x.shape, w, s, *options) for v, w in terms]
+        share = back[0] + back[1] + back[2]
+        return Split(call.only(share), {GENERIC: total(relevance) - total(share)})
+
+

@@ -1,0 +1,115 @@
+"""What a rule is told: one operation, with its tensors in place. Never a graph, never a batch: ``R.sum()`` is one sample's sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Role = Literal["activation", "parameter", "constant"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor that enters an operation.
+
+    ``role`` says what it is to relevance: an *activation* (depends on the explained input), a *parameter* (of the model, or
+    computed from parameters only), or a *constant* (masks, indices, positions). ``needed`` is False where nobody reads the
+    relevance of an activation; a rule may then return ``Total(sum)`` in place of the full tensor. ``name`` is how the ledger
+    books what it absorbs; ``argument`` is the operator's own name for it (``weight``, ``bias``).
+    """
+
+    value: Tensor
+    role: Role
+    needed: bool = True
+    name: str = ""
+    argument: str = ""
+
+    @property
+    def flows(self) -> bool:
+        """Whether relevance travels on through this operand."""
+        return self.role == "activation"
+
+
+@dataclass(frozen=True)
+class Total:
+    """Stands for a share whose tensor nobody reads: only its sum, a scalar tensor."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause, as scalar tensors."""
+
+    shares: tuple[Tensor | Total | None, ...]
+    lost: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of the user's model, for one sample.
+
+    ``op`` is an ATen or custom operator, or the module class when a whole module call is one operation. ``operands`` are its
+    tensors in order of appearance; ``template`` rebuilds the arguments from them. ``extra`` is a tensor that a method attached
+    to this call (the roll-up attaches Eq. 13's matrix to an attention site), ``notes`` what the plan worked out about it.
+    """
+
+    op: Any
+    operands: tuple[Operand, ...]
+    output: Tensor
+    template: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    function: Callable[..., Any]
+    path: str = ""
+    extra: Tensor | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that enter, activations and parameters alike, in order of appearance."""
+        return tuple(operand.value for operand in self.operands)
+
+    @property
+    def activations(self) -> tuple[int, ...]:
+        """Which operands relevance can travel on to, as positions in ``inputs``."""
+        return tuple(i for i, operand in enumerate(self.operands) if operand.flows)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, tensors in place."""
+        return self.template(*self.inputs)[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, tensors in place."""
+        return self.template(*self.inputs)[1]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument wherever it was given: by position or by name."""
+        args, kwargs = self.template(*self.inputs)
+        return args[position] if len(args) > position else kwargs.get(name, default)
+
+    def apply(self, *inputs: Tensor) -> Any:
+        """The operation's output on other tensors in place of ``inputs``."""
+        args, kwargs = self.template(*inputs)
+        return self.function(*args, **kwargs)
+
+    def only(self, share: Tensor | None, index: int | None = None) -> tuple[Tensor | None, ...]:
+        """Shares that give everything to operand ``index`` (default: the first activation)."""
+        shares: list[Tensor | None] = [None] * len(self.operands)
+        where = self.activations[0] if index is None else index
+        shares[where] = None if share is None else share.sum_to_size(self.operands[where].value.shape)
+        return tuple(shares)
+
+    def widened(self, dtype: torch.dtype) -> Call:
+        """The same call with its floating tensors in ``dtype``: relevance is never computed in half precision."""
+        def wide(x: Any) -> Any:
+            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype else x
+        from dataclasses import replace
+
+        operands = tuple(replace(operand, value=wide(operand.value)) for operand in self.operands)
+        output = wide(self.output) if isinstance(self.output, Tensor) else self.output
+        return replace(self, operands=operands, output=output)

@@ -1,0 +1,63 @@
+"""Closed inverses of the commonest moves; each equals ``families.move`` (a test holds both together), without its overhead."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relprop.rules.call import Call
+from relprop.rules.rule import rule
+
+aten = torch.ops.aten
+
+
+@rule(family="move", reads="")
+def reshape(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """reshape, flatten, squeeze, unsqueeze: back to the input's shape."""
+    return _single(relevance.reshape(call.inputs[0].shape), call)
+
+
+@rule(family="move", reads="")
+def permute(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """permute: the inverse permutation."""
+    dims = [d % relevance.dim() for d in call.argument(1, "dims")]
+    return _single(relevance.permute([dims.index(i) for i in range(len(dims))]), call)
+
+
+@rule(family="move", reads="")
+def transpose(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """transpose: its own inverse."""
+    return _single(relevance.transpose(call.argument(1, "dim0"), call.argument(2, "dim1")), call)
+
+
+@rule(family="move", reads="")
+def expand(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """expand: sums over what was repeated."""
+    return _single(relevance.sum_to_size(call.inputs[0].shape), call)
+
+
+@rule(family="move", reads="")
+def select(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """select: zeros but for the chosen slice."""
+    return _single(aten.select_backward(relevance, call.inputs[0].shape, call.argument(1, "dim", 0), call.argument(2, "index")), call)
+
+
+@rule(family="move", reads="")
+def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """slice: zeros outside it."""
+    shape = call.inputs[0].shape
+    dim = call.argument(1, "dim", 0)
+    start, end, step = slice(call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)).indices(shape[dim])
+    return _single(aten.slice_backward(relevance, shape, dim, start, end, step), call)
+
+
+@rule(family="move", reads="")
+def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """cat: cut where it was joined."""
+    dim = call.argument(1, "dim", 0)
+    return tuple(relevance.split([x.shape[dim] for x in call.inputs], dim))
+
+
+def _single(share: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """One floating operand, whatever its role: a parameter's share is booked, too."""
+    return (share, *(None for _ in call.operands[1:]))

@@ -1,0 +1,59 @@
+"""A Rule: how one operation splits the relevance at its output among its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from relprop.errors import RuleError
+from relprop.rules.call import Call, Split, Total
+
+Shares = Tensor | tuple[Tensor | Total | None, ...] | list[Tensor | Total | None] | Split
+
+
+class RuleFunction(Protocol):
+    """``(relevance, call) -> shares``: relevance has the output's shape, each share its operand's."""
+
+    def __call__(self, relevance: Tensor, call: Call, /) -> Shares: ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule function with its name, its family, and which values it reads (what it does not read is not kept in memory).
+
+    A rule function returns one tensor (for the only activation), one share per operand, or a ``Split``.
+    """
+
+    function: Callable[[Any, Call], Any]
+    name: str
+    family: str = "custom"
+    reads: frozenset[str] = frozenset({"inputs", "output"})
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        """The split of ``relevance``, checked: one share per operand, each of its operand's shape."""
+        result = self.function(relevance, call)
+        if isinstance(result, Tensor):
+            result = call.only(result)
+        split = result if isinstance(result, Split) else Split(tuple(result))
+        if len(split.shares) != len(call.operands):
+            raise RuleError(f"rule {self.name!r} returned {len(split.shares)} shares for {len(call.operands)} operands of {call.op}")
+        return split
+
+    @staticmethod
+    def ensure(rule: Rule | Callable[..., Any]) -> Rule:
+        """Turn a plain function into a Rule (it is taken to read everything)."""
+        if isinstance(rule, Rule):
+            return rule
+        if not callable(rule):
+            raise RuleError(f"a rule is a function (relevance, call) -> shares, not {type(rule).__name__}")
+        return Rule(rule, getattr(rule, "__name__", type(rule).__name__))
+
+
+def rule(*, family: str, reads: str = "inputs output", name: str = "") -> Callable[[Callable[..., Any]], Rule]:
+    """Decorate a rule function: ``@rule(family="carry", reads="")``."""
+    def wrap(function: Callable[..., Any]) -> Rule:
+        return Rule(function, name or function.__name__, family, frozenset(reads.split()))
+    return wrap

@@ -1,0 +1,144 @@
+"""RuleSet: an immutable, ordered, first-match table from *operator*, *module class* or *module path* to a Rule."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relprop.errors import OptionError, RuleError, message
+from relprop.rules.rule import Rule
+
+Key = Any
+FanOut = Callable[[Tensor, tuple[Tensor, ...]], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table. ``key``: an operator (overload or packet), a module class, or a module-path pattern."""
+
+    key: Key
+    rule: Rule
+
+    @property
+    def kind(self) -> str:
+        """``"op"``, ``"class"`` or ``"path"``."""
+        if isinstance(self.key, str):
+            return "path"
+        return "class" if isinstance(self.key, type) else "op"
+
+    def matches_op(self, op: Any) -> bool:
+        """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
+        return bool(self.kind == "op" and (self.key is op or self.key is getattr(op, "overloadpacket", None)))
+
+    def matches_module(self, module: nn.Module | None, paths: Iterable[str]) -> bool:
+        """Whether this entry is about a call of ``module``, known under any of ``paths`` (aliases, and ``path@1`` for a second call)."""
+        if self.kind == "class":
+            return isinstance(module, self.key)
+        return self.kind == "path" and any(fnmatch.fnmatchcase(path, self.key) for path in paths)
+
+
+def make_entry(key: Key, rule: Rule | Callable[..., Any]) -> Entry:
+    """A checked entry: raises ``RuleError`` for a key that can never match."""
+    operator = isinstance(key, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    module = isinstance(key, type) and issubclass(key, nn.Module)
+    if not (operator or module or (isinstance(key, str) and key)):
+        raise RuleError(message(
+            f"{key!r} is no key of a rule",
+            then=["give an operator (torch.ops.aten.gelu.default or torch.ops.aten.gelu), an nn.Module class, or a module-path pattern ('blocks.*.norm1')"],
+        ))
+    return Entry(key, Rule.ensure(rule))
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of a value used several times."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    generic: Rule
+    fan_out: FanOut | None = None
+
+    def with_rule(self, key: Key, rule: Rule | Callable[..., Any]) -> RuleSet:
+        """A new rule set in which ``rule`` is consulted first for ``key``.
+
+        >>> import torch, relprop
+        >>> rules = relprop.rules.PAPER.with_rule(torch.ops.aten.cumsum, relprop.rules.carry)
+        >>> rules.name
+        'paper+1'
+        """
+        base, _, count = self.name.partition("+")
+        return replace(self, name=f"{base}+{int(count or 0) + 1}", entries=(make_entry(key, rule), *self.entries))
+
+    @property
+    def consulted(self) -> tuple[Entry, ...]:
+        """The entries in the order they are consulted: those of ``register_rule`` first."""
+        return (*registered(), *self.entries)
+
+    def for_op(self, op: Any) -> Rule | None:
+        """The first rule about operator ``op``, or ``None``."""
+        return next((entry.rule for entry in self.consulted if entry.matches_op(op)), None)
+
+    def module_entries(self) -> tuple[Entry, ...]:
+        """The entries about module calls, in the order they are consulted."""
+        return tuple(entry for entry in self.consulted if entry.kind != "op")
+
+
+_layer: list[tuple[int, Entry]] = []
+_numbers = itertools.count()
+
+
+def registered() -> tuple[Entry, ...]:
+    """The process-wide layer, newest first."""
+    return tuple(entry for _, entry in reversed(_layer))
+
+
+class Registration:
+    """What ``register_rule`` leaves behind: call ``.remove()``, or use it as a context manager, to undo it."""
+
+    def __init__(self, key: Key, rule: Rule | Callable[..., Any]) -> None:
+        self.number = next(_numbers)
+        self.rule = Rule.ensure(rule)
+        _layer.append((self.number, make_entry(key, self.rule)))
+
+    def remove(self) -> None:
+        """Take the rule out of the process-wide layer; a second call does nothing."""
+        _layer[:] = [(number, entry) for number, entry in _layer if number != self.number]
+
+    def __call__(self, relevance: Any, call: Any) -> Any:
+        return self.rule(relevance, call)
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+
+def register_rule(key: Key) -> Callable[[Rule | Callable[..., Any]], Registration]:
+    """Decorate a rule so that it is consulted first, for every rule set, in this process.
+
+    >>> import torch, relprop
+    >>> @relprop.register_rule(torch.ops.aten.cumsum)
+    ... def cumsum(relevance, call):
+    ...     return relevance
+    >>> cumsum.remove()
+    """
+    def wrap(rule: Rule | Callable[..., Any]) -> Registration:
+        return Registration(key, rule)
+    return wrap
+
+
+def named(rules: RuleSet | str, presets: dict[str, RuleSet]) -> RuleSet:
+    """A rule set from itself or from its name; an unknown name is answered with the list."""
+    if isinstance(rules, RuleSet):
+        return rules
+    if isinstance(rules, str) and rules in presets:
+        return presets[rules]
+    raise OptionError(f"rules={rules!r} is no rule set; there are {', '.join(sorted(presets))}")

@@ -1,0 +1,262 @@
+"""What each axis of each tensor is made of: tokens or features. Worked out forward from the leaves, never from names.
+
+An axis is a tuple of *atoms*; ``reshape`` splits and joins them, linear layers and channels make new ones that are *features*.
+Atoms that come from one another (a slice, a concatenation, a strided convolution) are of one *group*, so that when an
+attention site shows that its keys are tokens, the patches they come from are known to be tokens, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from relprop.tracer.editing import argument, name_of, tensor_inputs, val
+
+Kind = Literal["unknown", "token", "feature"]
+
+
+class Group:
+    """Atoms known to be of one kind (a union-find cell)."""
+
+    def __init__(self, kind: Kind = "unknown") -> None:
+        self.kind: Kind = kind
+        self.parent: Group | None = None
+
+    def root(self) -> Group:
+        """The cell that speaks for this group."""
+        return self if self.parent is None else self.parent.root()
+
+    def join(self, other: Group) -> None:
+        """One group of two; *token* wins over *feature*, both over *unknown*."""
+        a, b = self.root(), other.root()
+        if a is not b:
+            kinds = {a.kind, b.kind}
+            b.parent = a
+            a.kind = "token" if "token" in kinds else "feature" if "feature" in kinds else "unknown"
+
+
+@dataclass(eq=False)
+class Atom:
+    """An indivisible run of positions along an axis (so far: a reshape may still split it)."""
+
+    size: int
+    group: Group = field(default_factory=Group)
+
+    @property
+    def kind(self) -> Kind:
+        """What its positions are."""
+        return self.group.root().kind
+
+
+Axis = tuple[Atom, ...]
+Axes = tuple[Axis, ...]
+
+
+def is_token(axis: Axis) -> bool:
+    """Whether the axis holds tokens and nothing else (an axis of length 1 holds nothing)."""
+    return bool(axis) and all(atom.kind == "token" for atom in axis)
+
+
+def token_count(axis: Axis) -> int:
+    """How many token positions are folded into the axis."""
+    return math.prod(atom.size for atom in axis if atom.kind == "token")
+
+
+def follow(graph: fx.Graph, leaves: dict[str, fx.Node]) -> dict[fx.Node, Axes]:
+    """The axes of every floating tensor that depends on a leaf."""
+    known: dict[fx.Node, Axes] = {}
+    roots = set(leaves.values())
+    for node in graph.nodes:
+        value = val(node)
+        if not isinstance(value, torch.Tensor):
+            continue
+        if node in roots:
+            known[node] = _leaf(node)
+        elif node.op == "call_function" and any(n in known for n in tensor_inputs(node)):
+            axes = _step(node, known)
+            known[node] = axes if axes is not None and _fits(axes, value.shape) else tuple(_fresh(s) for s in value.shape)
+    return known
+
+
+def _fits(axes: Axes, shape: torch.Size) -> bool:
+    return len(axes) == len(shape) and all(math.prod(a.size for a in axis) == s for axis, s in zip(axes, shape, strict=True))
+
+
+def _fresh(size: int, kind: Kind = "unknown", like: Axis = ()) -> Axis:
+    if size == 1:
+        return ()
+    atom = Atom(size, Group(kind))
+    for other in like:
+        other.group.join(atom.group)
+    return (atom,)
+
+
+def _leaf(node: fx.Node) -> Axes:
+    shape = val(node).shape
+    if name_of(node) == "embedding":
+        return (*(_fresh(s) for s in shape[:-1]), _fresh(shape[-1], "feature"))
+    return tuple(_fresh(s) for s in shape)
+
+
+def _step(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes | None:
+    name, x = name_of(node), node.args[0] if node.args else None
+    axes = known.get(x) if isinstance(x, fx.Node) else None
+    handler = _HANDLERS.get(name)
+    if handler is not None and (axes is not None or name in ("cat", "stack", "matmul", "bmm", "linear")):
+        return handler(node, axes, known)
+    return _broadcast(node, known)
+
+
+def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
+    """Elementwise: each output axis is made of what the operands that span it are made of; they are of one group."""
+    shape = val(node).shape
+    result: list[Axis] = []
+    for i, size in enumerate(shape):
+        found: Axis | None = None
+        for operand in tensor_inputs(node):
+            axes = known.get(operand)
+            at = i - (len(shape) - len(axes)) if axes is not None else -1
+            if axes is None or at < 0 or val(operand).shape[at] != size:
+                continue
+            if found is None:
+                found = axes[at]
+            elif len(found) == len(axes[at]) and [a.size for a in found] == [a.size for a in axes[at]]:
+                for a, b in zip(found, axes[at], strict=True):
+                    a.group.join(b.group)
+        result.append(found if found is not None else _fresh(size))
+    return tuple(result)
+
+
+def _reshape(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+    return regroup(axes, tuple(val(node).shape))
+
+
+def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
+    """The atoms of ``axes`` in row-major order, dealt out to axes of ``shape``, split where needed; ``None`` if they do not divide."""
+    queue = [atom for axis in axes for atom in axis]
+    result: list[Axis] = []
+    for size in shape:
+        taken: list[Atom] = []
+        need = size
+        while need > 1:
+            if not queue:
+                return None
+            atom = queue.pop(0)
+            if need % atom.size == 0:
+                taken.append(atom)
+                need //= atom.size
+            elif atom.size % need == 0:
+                outer, inner = _divide(atom, need)
+                taken.append(outer)
+                queue.insert(0, inner)
+                need = 1
+            else:
+                return None
+        result.append(tuple(taken))
+    return tuple(result)
+
+
+
+
+def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
+    return Atom(outer, atom.group), Atom(atom.size // outer, atom.group)
+
+
+def _permute(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    return tuple(axes[d] for d in argument(node, 1, "dims"))
+
+
+def _transpose(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    a, b = argument(node, 1, "dim0"), argument(node, 2, "dim1")
+    order = list(range(len(axes)))
+    order[a], order[b] = order[b], order[a]
+    return tuple(axes[i] for i in order)
+
+
+def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    shape = val(node).shape
+    padded = ((),) * (len(shape) - len(axes)) + axes
+    return tuple(axis if axis or size == 1 else _fresh(size) for axis, size in zip(padded, shape, strict=True))
+
+
+def _select(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    dim = argument(node, 1, "dim", 0) % len(axes)
+    return axes[:dim] + axes[dim + 1:]
+
+
+def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    """slice, roll, flip, pad, index along an axis: a changed axis is new, of the same group."""
+    shape = val(node).shape
+    if len(shape) != len(axes):
+        return tuple(_fresh(s) for s in shape)
+    old = val(node.args[0]).shape
+    moved = name_of(node) in ("roll", "flip", "index", "index_select", "gather")
+    dims = argument(node, 2, "dims") if name_of(node) == "roll" else argument(node, 1, "dims") if name_of(node) == "flip" else None
+    touched = {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)} if dims else set(range(len(axes))) if moved else set()
+    return tuple(
+        axis if size == was and i not in touched else _fresh(size, like=axis)
+        for i, (axis, size, was) in enumerate(zip(axes, shape, old, strict=True))
+    )
+
+
+def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
+    parts = [known[p] for p in node.args[0] if p in known]  # type: ignore[union-attr]
+    if name_of(node) == "stack":
+        dim = argument(node, 1, "dim", 0) % (len(parts[0]) + 1)
+        return (*parts[0][:dim], _fresh(val(node).shape[dim], "feature"), *parts[0][dim:])
+    dim = argument(node, 1, "dim", 0) % len(parts[0])
+    joined = tuple(atom for part in parts for atom in part[dim])
+    for part in parts[1:]:
+        for i, (a, b) in enumerate(zip(parts[0], part, strict=True)):
+            if i != dim and [x.size for x in a] == [x.size for x in b]:
+                for first, second in zip(a, b, strict=True):
+                    first.group.join(second.group)
+    return tuple(_fresh(val(node).shape[dim], like=joined) if i == dim else axis for i, axis in enumerate(parts[0]))
+
+
+def _linear(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes | None:
+    return None if axes is None else (*axes[:-1], _fresh(val(node).shape[-1], "feature"))
+
+
+def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    shape = val(node).shape
+    spatial = tuple(axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis) for axis, s in zip(axes[2:], shape[2:], strict=True))
+    return (axes[0], _fresh(shape[1], "feature"), *spatial)
+
+
+def _pool(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    return tuple(axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis) for axis, s in zip(axes, val(node).shape, strict=True))
+
+
+def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
+    shape = val(node).shape
+    a, b = known.get(node.args[0]), known.get(node.args[1])  # type: ignore[arg-type]
+    rows = a[-2] if a is not None and len(a) > 1 else _fresh(shape[-2])
+    columns = b[-1] if b is not None else _fresh(shape[-1])
+    batch = [next((x[i - len(shape)] for x in (a, b) if x is not None and len(x) >= len(shape) - i and x[i - len(shape)]), _fresh(s))
+             for i, s in enumerate(shape[:-2])]
+    return (*batch, rows, columns)
+
+
+def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+    dims = argument(node, 1, "dim")
+    keep = argument(node, 2, "keepdim", False)
+    if dims is None or dims == []:
+        return tuple(() for _ in val(node).shape)
+    gone = {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)}
+    return tuple(() if i in gone else axis for i, axis in enumerate(axes) if keep or i not in gone)
+
+
+_HANDLERS: dict[str, Any] = {
+    **dict.fromkeys("reshape flatten unflatten squeeze unsqueeze view".split(), _reshape),
+    "permute": _permute, "transpose": _transpose, "expand": _expand, "select": _select,
+    **dict.fromkeys("slice roll flip pad constant_pad_nd index index_select gather narrow".split(), _same_rank),
+    "cat": _cat, "stack": _cat, "linear": _linear, "conv1d": _conv, "conv2d": _conv, "conv3d": _conv,
+    "matmul": _matmul, "bmm": _matmul, "mm": _matmul, **dict.fromkeys("mean sum amax amin".split(), _reduce),
+    **dict.fromkeys("max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d adaptive_avg_pool1d "
+                    "upsample_bilinear2d upsample_nearest2d".split(), _pool),
+}

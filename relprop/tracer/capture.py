@@ -1,0 +1,222 @@
+"""From the user's model and one sample to an fx graph of ATen ops: ``torch.export`` first, a concrete trace where that refuses.
+
+Both front ends return the same thing: a graph whose placeholders are the input tensors in order, whose ``get_attr`` nodes name
+parameters and buffers, and whose nodes carry ``val`` (a meta tensor), ``place`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.errors import CaptureError, message
+from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.program import FrontEnd, OutputTree, Place
+
+DECISIONS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "nonzero_numpy", "equal")
+
+
+@dataclass
+class Capture:
+    """A raw graph, where its constants are, and how the model's outputs are put together."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    outputs: OutputTree
+    front_end: FrontEnd
+    decisions: tuple[str, ...] = ()
+    eager: list[Tensor] = field(default_factory=list)
+
+
+class _Flat(nn.Module):
+    """The model as a function of a flat list of tensors to a flat tuple of tensors."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.model = model
+        self._rebuild = inputs.rebuild
+        self.outputs: OutputTree | None = None
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        args, kwargs = self._rebuild(tensors)
+        flat, self.outputs = flatten_output(self.model(*args, **kwargs))
+        return tuple(flat)
+
+
+def capture(model: nn.Module, inputs: Inputs) -> Capture:
+    """Capture ``model`` on ``inputs`` (one sample). Raises ``CaptureError`` when neither front end can."""
+    flat = _Flat(model, inputs)
+    with torch.no_grad():
+        eager = run_eager(flat, inputs)
+        outputs = flat.outputs
+        assert outputs is not None
+        try:
+            graph, constants = _export(flat, inputs)
+            return Capture(graph, constants, outputs, "export", (), eager)
+        except Exception as refused:  # torch.export raises many types, some of them internal
+            try:
+                graph, constants, decisions = _concrete(flat, inputs)
+            except Exception as failed:
+                raise CaptureError(message(
+                    f"the model could not be captured: torch.export said {_first_line(refused)}; the concrete trace said {_first_line(failed)}",
+                    then=["relprop.trace(model, inputs) repeats this; make the part of the model named above free of Python side effects"],
+                )) from failed
+            return Capture(graph, constants, outputs, "concrete", decisions, eager)
+
+
+def run_eager(flat: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The model's own outputs; its own error is passed on with the shapes it was called with."""
+    try:
+        return [t.detach() for t in flat(*inputs.tensors)]
+    except CaptureError:
+        raise
+    except Exception as error:
+        from relprop.errors import InputError
+
+        shapes = ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}" for n, t in zip(inputs.names, inputs.tensors, strict=True))
+        raise InputError(message(
+            f"the model itself fails on these inputs: {type(error).__name__}: {_first_line(error)}", at=f"called with {shapes}",
+            then=["call model(...) on the same inputs and mend that first"],
+        )) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export prints whole graphs when it refuses; the fallback reports instead."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _export(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
+    with _quiet():
+        exported = torch.export.export(flat, inputs.tensors, strict=False)
+        if _writes_through_views(exported.graph):
+            exported = exported.run_decompositions({})
+        module = exported.module(check_guards=False)
+    return _import(module, flat)
+
+
+def _concrete(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return flat(*tensors)
+
+    call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
+    with _quiet(), torch.random.fork_rng([]):
+        module = make_fx(call, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False, record_module_stack=True)(*inputs.tensors)
+    names = {id(t): f"model.{n}" for n, t in (*flat.model.named_parameters(), *flat.model.named_buffers())}  # type: ignore[attr-defined]
+    graph, constants = _import(module, flat, names)
+    decisions = tuple(str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
+    return graph, constants, decisions
+
+
+def _packet_name(node: fx.Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def _writes_through_views(graph: fx.Graph) -> bool:
+    """Whether an in-place op writes into a view, or into something that has been viewed: then export's own functionalisation is needed."""
+    views = {"view", "select", "slice", "transpose", "permute", "reshape", "unsqueeze", "squeeze", "expand", "narrow", "chunk", "split", "unbind", "flatten"}
+    for node in graph.nodes:
+        if node.op == "call_function" and is_inplace(node):
+            base = node.args[0]
+            if _packet_name(base) in views or base.op in ("placeholder", "get_attr") or any(_packet_name(u) in views for u in base.users if u < node):
+                return True
+    return False
+
+
+def is_inplace(node: fx.Node) -> bool:
+    """Whether the node's operator writes into its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    name = _packet_name(node)
+    return schema is not None and schema.is_mutable and name.endswith("_") and not name.endswith("__") and bool(node.args)
+
+
+def _import(module: fx.GraphModule, flat: nn.Module, names: dict[int, str] | None = None) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by name; the rest as constants."""
+    graph, constants = fx.Graph(), {}
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_module":  # the guards function of export
+            continue
+        new = graph.node_copy(node, lambda n: copied[n])
+        new.meta = {"place": _place(node)}
+        if node.op == "get_attr":
+            value = _attribute(module, str(node.target))
+            if not isinstance(value, Tensor):
+                new.meta["subgraph"] = value
+            else:
+                name = (names or {}).get(id(value), str(node.target))
+                new.target = name
+                if not _holds(flat, name):
+                    constants[name] = value.detach().clone()
+                new.meta["val"] = _meta(value)
+        else:
+            recorded = node.meta.get("val", node.meta.get("tensor_meta"))
+            new.meta["val"] = torch.utils._pytree.tree_map(_meta, recorded)
+        copied[node] = new
+    return graph, constants
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _holds(flat: nn.Module, target: str) -> bool:
+    """Whether ``target`` names a tensor of the user's model (export also names tensors it lifted out of the code)."""
+    try:
+        return target.startswith("model.") and isinstance(_attribute(flat, target), Tensor)
+    except AttributeError:
+        return False
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided([int(s) for s in value.shape], [int(s) for s in value.stride()], dtype=value.dtype, device="meta")
+    return value
+
+
+def _place(node: fx.Node) -> Place:
+    stack = []
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+        clean = path.removeprefix("L['self'].").removeprefix("_orig_mod.").removeprefix("model.")
+        if path.split("@")[0] not in ("", "L['self']", "_orig_mod") and not (clean == "model"):
+            stack.append((clean, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
+        elif clean == "model":
+            stack.append(("", kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
+    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
+
+
+def _source(trace: str) -> str:
+    """``file.py:88: `code` `` of the innermost frame that is not PyTorch's own."""
+    lines = trace.strip().splitlines()
+    frames = [(lines[i].strip(), lines[i + 1].strip() if i + 1 < len(lines) else "") for i in range(len(lines)) if lines[i].strip().startswith("File ")]
+    theirs = [f for f in frames if "/torch/" not in f[0]] or frames
+    if not theirs:
+        return ""
+    where, code = theirs[-1]
+    parts = where.split('"')
+    number = where.split("line ")[1].split(",")[0]
+    return f"{parts[1].rsplit('/', 1)[-1]}:{number}: `{code}`"

@@ -1,0 +1,65 @@
+"""Which nodes lie on the way: ancestors, what lies between two nodes, nearest common dominators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import fx
+
+from relprop.tracer.editing import tensor_inputs
+
+
+class Flow:
+    """The part of a graph along which relevance travels: ``nodes`` in topological order, and each one's flowing inputs."""
+
+    def __init__(self, nodes: Iterable[fx.Node], roots: set[fx.Node]) -> None:
+        self.nodes = tuple(nodes)
+        self.members = set(self.nodes)
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.inputs = {n: () if n in roots else tuple(dict.fromkeys(i for i in tensor_inputs(n) if i in self.members)) for n in self.nodes}
+        self._above: dict[fx.Node, int] = {}
+        self._dominator: dict[fx.Node, fx.Node | None] = {}
+        self._depth: dict[fx.Node | None, int] = {None: 0}
+        for node in self.nodes:
+            mask = 1 << self.index[node]
+            for i in self.inputs[node]:
+                mask |= self._above[i]
+            self._above[node] = mask
+            parents = self.inputs[node]
+            nearest: fx.Node | None = parents[0] if parents else None
+            for other in parents[1:]:
+                nearest = self._meet(nearest, other)
+            self._dominator[node] = nearest
+            self._depth[node] = self._depth[nearest] + 1
+
+    def _meet(self, a: fx.Node | None, b: fx.Node | None) -> fx.Node | None:
+        while a is not b:
+            if self._depth[a] >= self._depth[b]:
+                a = self._dominator[a] if a is not None else None
+            else:
+                b = self._dominator[b] if b is not None else None
+        return a
+
+    def common_dominator(self, nodes: Iterable[fx.Node]) -> fx.Node | None:
+        """The nearest node that every path from the leaves to any of ``nodes`` passes through (a node dominates itself); ``None``: only the leaves together."""
+        nodes = list(nodes)
+        nearest: fx.Node | None = nodes[0]
+        for node in nodes[1:]:
+            nearest = self._meet(nearest, node)
+        return nearest
+
+    def reaches(self, above: fx.Node, below: fx.Node) -> bool:
+        """Whether ``below`` depends on ``above`` (or is it)."""
+        return bool(self._above[below] >> self.index[above] & 1)
+
+    def between(self, above: fx.Node | None, below: fx.Node) -> list[fx.Node]:
+        """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below`` (inclusive)."""
+        return [n for n in self.nodes if n is not above and self.reaches(n, below) and (above is None or self.reaches(above, n))]
+
+    def reached_by(self, above: fx.Node, below: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
+        """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes`` accepts."""
+        good = {above}
+        for node in self.between(above, below):
+            if passes(node) and any(i in good for i in self.inputs[node]):
+                good.add(node)
+        return below in good

@@ -1,0 +1,141 @@
+"""Program: the captured model. A canonical, frozen view of its fx graph; it holds names of parameters, never the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+Role = Literal["activation", "parameter", "constant"]
+FrontEnd = Literal["export", "concrete"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node comes from in the user's model: the modules around it (outermost first, paths with ``@1`` on second calls) and the source line."""
+
+    modules: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+    @property
+    def path(self) -> str:
+        """The innermost module's path, without call numbers; "" is the model itself."""
+        return self.modules[-1][0].split("@")[0] if self.modules else ""
+
+    @property
+    def call(self) -> str:
+        """The innermost module call: its path, with ``@1``, ``@2`` on later calls of the same module."""
+        return self.modules[-1][0] if self.modules else ""
+
+    def __str__(self) -> str:
+        return f"{self.call or 'the model itself'}  ({self.source})" if self.source else self.call or "the model itself"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention site: the contraction of A (``attention``) with ``values``.
+
+    ``transposed``: A enters as the right operand, its queries are columns. ``softmax`` is where A descends from.
+    """
+
+    contraction: fx.Node
+    attention: fx.Node
+    values: fx.Node
+    softmax: fx.Node
+    transposed: bool = False
+
+    @property
+    def path(self) -> str:
+        """The module call that holds the contraction."""
+        return place(self.contraction).call
+
+
+@dataclass(frozen=True)
+class OutputTree:
+    """How to put output tensors back into what the model returns; ``names`` in the order of the graph's outputs."""
+
+    names: tuple[str, ...]
+    rebuild: Any
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """What the model returns, from its tensors."""
+        return self.rebuild(iter(tensors))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured model, for inputs of one shape.
+
+    ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call) and returns a tuple of tensors
+    (``outputs``). ``constants`` are tensors that belong to no module. ``leaves`` are where explanation starts: float inputs, and
+    the output of the embedding that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised`` that
+    it holds only for inputs that make the same ``decisions``.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    outputs: OutputTree
+    constants: Mapping[str, Tensor]
+    leaves: Mapping[str, fx.Node]
+    sites: tuple[Site, ...]
+    no_sites: tuple[tuple[fx.Node, str], ...]
+    axes: Any
+    front_end: FrontEnd
+    decisions: tuple[str, ...] = ()
+    double: bool = False
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def input_specialised(self) -> bool:
+        """Whether the graph is valid only for inputs that make the same branch decisions."""
+        return bool(self.decisions)
+
+    @property
+    def placeholders(self) -> tuple[fx.Node, ...]:
+        """The input nodes, in the order of ``inputs``."""
+        return tuple(n for n in self.graph.nodes if n.op == "placeholder")
+
+    @property
+    def output_nodes(self) -> tuple[fx.Node, ...]:
+        """The nodes the model returns, in the order of ``outputs.names``."""
+        return tuple(next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0])
+
+    def __repr__(self) -> str:
+        calls = sum(n.op == "call_function" for n in self.graph.nodes)
+        return f"Program({calls} operations, {len(self.sites)} attention sites, inputs {', '.join(self.inputs)}, captured by {self.front_end})"
+
+
+def place(node: fx.Node) -> Place:
+    """Where ``node`` comes from in the user's model."""
+    return node.meta.get("place", Place())
+
+
+def role(node: fx.Node) -> Role:
+    """What ``node`` is to relevance."""
+    return node.meta["role"]
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of ``node``'s value for one sample (leading 1)."""
+    return tuple(node.meta["val"].shape)
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Whether ``node``'s value is one floating tensor."""
+    val = node.meta.get("val")
+    return isinstance(val, Tensor) and val.is_floating_point()
+
+
+def packet(node: fx.Node) -> Any:
+    """The operator packet a node calls, or its target."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def describe(node: fx.Node) -> str:
+    """``module path  (file:line: `code`), dtype [shape]``: the place line of an error."""
+    val = node.meta.get("val")
+    kind = f", {str(val.dtype).removeprefix('torch.')} {list(val.shape)}" if isinstance(val, torch.Tensor) else ""
+    return f"{place(node)}{kind}"

@@ -1,0 +1,148 @@
+"""``trace_program``: the captured graph with its roles, leaves, axes and sites, checked against the model itself, and cached."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.errors import CaptureError, message
+from relprop.tracer.attention import find_sites
+from relprop.tracer.axes import follow
+from relprop.tracer.binding import Inputs
+from relprop.tracer.capture import Capture, capture
+from relprop.tracer.editing import depends_on_inputs, name_of, tensor_inputs, val
+from relprop.tracer.passes import canonicalise
+from relprop.tracer.program import Program, describe
+from relprop.tracer.run import execute
+from relprop.tracer.surroundings import undisturbed
+
+_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, Program]] = weakref.WeakKeyDictionary()
+_KEPT = 16
+
+
+def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...] | None = None) -> Program:
+    """The model as a ``Program`` for inputs of these shapes.
+
+    ``token_inputs`` names the inputs to explain (default: all floating ones, and the first integer one that feeds an embedding).
+    The graph is compared with the model on the first sample, once, and a mismatch raises ``CaptureError``. Programs are cached
+    per model and input shapes, until the model's structure changes; one that holds for its own input only is not cached.
+    """
+    key = (inputs.signature, structure(model), token_inputs)
+    cached = _cache.setdefault(model, {})
+    if key in cached:
+        return cached[key]
+    sample = inputs.select(0, 1)
+    with undisturbed(model):
+        raw = capture(model, sample)
+        canonicalise(raw.graph, sample.tensors[0].device)
+        program = _assemble(model, raw, sample, token_inputs)
+        _verify(program, model, sample, raw)
+    if not program.input_specialised:
+        if len(cached) >= _KEPT:
+            cached.pop(next(iter(cached)))
+        cached[key] = program
+    return program
+
+
+def structure(model: nn.Module) -> int:
+    """A number that changes when the model's structure does: modules, their plain settings, hooks, and the shapes of their tensors."""
+    parts: list[Any] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        settings = tuple((k, v) for k, v in vars(module).items() if k != "training" and isinstance(v, (bool, int, float, str)))
+        tensors = tuple((k, tuple(t.shape), t.dtype, t.device) for k, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
+        hooks = tuple(map(id, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))
+        forward = id(vars(module).get("forward"))
+        attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        parts.append((name, id(module), id(type(module)), settings, tensors, hooks, forward, attention))
+    return hash(tuple(parts))
+
+
+def _assemble(model: nn.Module, raw: Capture, inputs: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
+    graph = raw.graph
+    live = depends_on_inputs(graph)
+    placeholders = {name: node for name, node in zip(inputs.names, (n for n in graph.nodes if n.op == "placeholder"), strict=True)}
+    leaves = _leaves(placeholders, token_inputs)
+    below: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node in leaves.values() or any(i in below for i in tensor_inputs(node)):
+            below.add(node)
+        weights = node.op == "get_attr" or any(i.meta["role"] == "parameter" for i in tensor_inputs(node))
+        node.meta["role"] = "activation" if node in below else "parameter" if weights and node not in live else "constant"
+        node.meta["batched"] = node in live
+        node.meta["books"] = _books(node)
+    axes = follow(graph, leaves)
+    sites, without = find_sites(graph, axes)
+    aliases: dict[str, tuple[str, ...]] = {}
+    first: dict[int, str] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        canonical = first.setdefault(id(module), path)
+        aliases[canonical] = (*aliases.get(canonical, ()), path)
+    return Program(graph, inputs.names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
+
+
+def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None) -> dict[str, fx.Node]:
+    """Floating inputs themselves; for an integer input, the embedding it feeds."""
+    leaves: dict[str, fx.Node] = {}
+    for name, node in placeholders.items():
+        if token_inputs is not None and name not in token_inputs:
+            continue
+        value = val(node)
+        if value.is_floating_point():
+            leaves[name] = node
+        elif not value.dtype == torch.bool and (embedding := _embedding_of(node)) is not None:
+            if token_inputs is not None or not any(not val(placeholders[n]).is_floating_point() for n in leaves):
+                leaves[name] = embedding
+    return leaves
+
+
+def _embedding_of(ids: fx.Node) -> fx.Node | None:
+    """The first embedding whose indices come from ``ids``, possibly reshaped, clamped or cast."""
+    seen = {ids}
+    for node in ids.graph.nodes:
+        if name_of(node) == "embedding" and node.args[1] in seen:
+            return node
+        if node.op == "call_function" and node.args and node.args[0] in seen and not getattr(val(node), "is_floating_point", lambda: True)():
+            seen.add(node)
+    return None
+
+
+def _books(node: fx.Node) -> str:
+    """The name under which the ledger books what this node absorbs: its parameters', else its input's."""
+    if node.op == "get_attr":
+        return str(node.target).removeprefix("model.")
+    if node.op == "placeholder":
+        return f"input {node.name}"
+    names = [i.meta["books"] for i in tensor_inputs(node) if i.meta["role"] != "activation"]
+    named = [n for n in names if n and not n.startswith("input ")] or [n for n in names if n]
+    return named[0] if named else ""
+
+
+def _verify(program: Program, model: nn.Module, inputs: Inputs, raw: Capture) -> None:
+    """The canonical graph's outputs against the model's own, on the captured sample; in half precision with half precision's tolerance."""
+    values = execute(program, model, inputs, keep=set(program.output_nodes))
+    for name, node, eager in zip(program.outputs.names, program.output_nodes, raw.eager, strict=True):
+        mine = values[node][0] if node.meta["batched"] else values[node]
+        error, scale = difference(mine, eager)
+        tolerance = 64 * torch.finfo(eager.dtype).eps ** 0.75 if eager.is_floating_point() else 0.0
+        if not error <= tolerance * scale:
+            raise CaptureError(message(
+                f"the captured graph differs from the model: output {name!r} by {error:.2e} where its largest value is {scale:.2e}",
+                at=describe(node), then=["report this model: a captured graph must equal the model it came from"],
+            ))
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest magnitude; where both hold the same infinity or both NaN they agree."""
+    if a.shape != b.shape:
+        return float("inf"), 0.0
+    if a.numel() == 0:
+        return 0.0, 0.0
+    x, y = a.double() if a.device.type != "mps" else a.float(), b.to(a.device).double() if a.device.type != "mps" else b.float()
+    agree = (x == y) | (x.isnan() & y.isnan())
+    gap = torch.where(agree, 0.0, x - y).abs().max().item()
+    finite = torch.where(y.isfinite(), y, 0.0).abs().max().item()
+    return (float("inf") if gap != gap else gap), finite
