@@ -1,0 +1,18 @@
+"""relprop: explain what a transformer looked at. Any unmodified PyTorch transformer, for a whole batch, with the books balanced.
+
+>>> import torch, relprop
+>>> from relprop.demo.model import digit_scene_model
+>>> relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32)).scores.shape
+torch.Size([1, 65])
+"""
+
+from relprop import errors, rules
+from relprop.errors import RelpropError, RelpropWarning
+from relprop.explain import explain, explain_many, trace
+from relprop.explanation import Explanation
+from relprop.rules import Rule, RuleSet, register_rule
+from relprop.storage import load
+
+__version__ = "0.1.0"
+
+__all__ = ["Explanation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "errors", "explain", "explain_many", "load", "register_rule", "rules", "trace"]

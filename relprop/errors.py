@@ -45,6 +45,10 @@ class RollUpError(RelpropError):
     """The roll-up does not arrive at the input tokens."""
 
 
+class RelpropWarning(UserWarning):
+    """Something that a run could treat only by a fallback, or that the result's reader should know."""
+
+
 def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
     """``fact``, then ``at`` (where in the user's model), then one line for each thing to do."""
     lines = [fact]

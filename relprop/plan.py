@@ -63,7 +63,7 @@ class Plan:
 
     program: Program
     rules: RuleSet
-    start: fx.Node
+    starts: tuple[fx.Node, ...]
     steps: tuple[Step, ...]
     wanted: frozenset[fx.Node]
     keep: frozenset[fx.Node]
@@ -90,10 +90,10 @@ def flowing(program: Program, rules: RuleSet) -> Flow:
 
 
 def make_plan(
-    program: Program, model: nn.Module, rules: RuleSet, start: fx.Node, wanted: frozenset[fx.Node], *, on_unknown: str = "generic",
+    program: Program, model: nn.Module | None, rules: RuleSet, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node], *, on_unknown: str = "generic",
     notes: Mapping[fx.Node, Mapping[str, Any]] | None = None, regions: bool = True,
 ) -> Plan:
-    """Match every node on the way from ``start`` up to ``wanted`` with a rule.
+    """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
     ``on_unknown="error"`` refuses an op without a rule, naming op, module path and source line; so does an op of which PyTorch
     cannot take a derivative, always.
@@ -106,7 +106,7 @@ def make_plan(
     needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
     steps: list[Step] = []
     for node in reversed(flow.nodes):
-        if not flow.reaches(node, start) or node in inner or node not in needed:
+        if not any(flow.reaches(node, s) for s in starts) or node in inner or node not in needed:
             continue
         if not any(i in needed for i in flow.inputs[node]) and node not in outputs:
             continue
@@ -119,7 +119,7 @@ def make_plan(
         for operand, is_needed in zip(step.operands, step.needed, strict=True):
             uses[operand] = uses.get(operand, 0) + is_needed
     joined = frozenset(n for n, k in uses.items() if k > 1) if rules.fan_out is not None else frozenset()
-    return Plan(program, rules, start, tuple(steps), wanted, _kept(steps) | joined, joined, tuple(findings), sites)
+    return Plan(program, rules, starts, tuple(steps), wanted, _kept(steps) | joined, joined, tuple(findings), sites)
 
 
 def _kept(steps: list[Step]) -> frozenset[fx.Node]:
@@ -136,7 +136,7 @@ def _op_step(
     program: Program, node: fx.Node, rules: RuleSet, flow: Flow, needed: set[fx.Node], on_unknown: str, findings: list[Finding],
     notes: Mapping[fx.Node, Mapping[str, Any]],
 ) -> Step:
-    operands, rebuild = template(node, program.double)
+    operands, rebuild = template(node, program.dtype)
     roles = tuple("activation" if o in flow.members else "parameter" if o.meta["role"] == "parameter" else "constant" for o in operands)
     rule = rules.for_op(node.target)
     if name_of(node) == "getitem":
@@ -207,12 +207,13 @@ class _Region:
 
 
 def _regions(
-    program: Program, model: nn.Module, rules: RuleSet, flow: Flow, findings: list[Finding]
+    program: Program, model: nn.Module | None, rules: RuleSet, flow: Flow, findings: list[Finding]
 ) -> tuple[dict[fx.Node, _Region], set[fx.Node]]:
     """Module calls with a rule of their own (outermost first), then norms and activations written out in Python."""
     outputs: dict[fx.Node, _Region] = {}
     inner: set[fx.Node] = set()
-    for entry in rules.module_entries():
+    for entry in rules.module_entries() if model is not None else ():
+        assert model is not None
         for path, nodes in _module_calls(program, flow).items():
             module = model.get_submodule(path.split("@")[0]) if _is_module(model, path.split("@")[0]) else None
             names = {path, path.split("@")[0]} | {a + path[len(path.split("@")[0]):] for a in program.aliases.get(path.split("@")[0], ())}
@@ -273,14 +274,14 @@ def _module_region(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow
 def _region_step(program: Program, region: _Region, flow: Flow, needed: set[fx.Node]) -> Step:
     """A region as a step. Of a single node: that node's own call. Else: activations that enter it, in order of first use, and a function that replays it."""
     if len(region.inner) == 1:
-        operands, rebuild = template(region.output, program.double)
+        operands, rebuild = template(region.output, program.dtype)
         names, function = _argument_names(region.output, operands), region.output.target
     else:
         ordered = [n for n in program.graph.nodes if n in _closure(region, flow)]
         inside = set(ordered)
         entering = dict.fromkeys(i for n in ordered for i in tensor_inputs(n) if i not in inside)
         operands = tuple(sorted(entering, key=lambda n: n not in flow.members))
-        names, function = tuple("" for _ in operands), _replay(ordered, operands, region.output, program.double)
+        names, function = tuple("" for _ in operands), _replay(ordered, operands, region.output, program.dtype)
 
         def rebuild(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return tensors, {}
@@ -300,11 +301,11 @@ def _closure(region: _Region, flow: Flow) -> set[fx.Node]:
     return closure
 
 
-def _replay(ordered: list[fx.Node], operands: tuple[fx.Node, ...], output: fx.Node, double: bool) -> Callable[..., Any]:
+def _replay(ordered: list[fx.Node], operands: tuple[fx.Node, ...], output: fx.Node, dtype: torch.dtype | None) -> Callable[..., Any]:
     def function(*tensors: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
         for node in ordered:
-            sources, rebuild = template(node, double)
+            sources, rebuild = template(node, dtype)
             args, kwargs = rebuild(*(env[s] for s in sources))
             env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return env[output]

@@ -23,22 +23,23 @@ Hook = Callable[[Tensor, fx.Node], Tensor | None]
 
 @dataclass
 class Walk:
-    """What a walk hands out: the relevance at every wanted node, and each step's account (if asked for)."""
+    """What a walk hands out: the relevance at every wanted node; each step's account (if asked for), and the sums where it ended."""
 
     found: dict[fx.Node, Tensor] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
+    ended: dict[fx.Node, Tensor] = field(default_factory=dict)
 
 
 def propagate(
-    plan: Plan, values: Values, start: Tensor, *, extras: Mapping[fx.Node, Tensor] | None = None, account: bool = True, hook: Hook | None = None
+    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, extras: Mapping[fx.Node, Tensor] | None = None, account: bool = True, hook: Hook | None = None
 ) -> Walk:
-    """Relevance ``start`` (batch, *shape of the plan's start node) down through every step.
+    """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
 
     ``extras`` are tensors a method attaches to nodes, batch first. ``hook(relevance, node)`` sees the joined relevance of every
     node, batch first, and may return another.
     """
     walk = Walk()
-    arrived: dict[fx.Node, list[Any]] = {plan.start: [start]}
+    arrived: dict[fx.Node, list[Any]] = {node: [start] for node, start in starts.items()}
     steps = {step.node: step for step in plan.steps}
     for node in _order(plan):
         parts = arrived.pop(node, None)
@@ -51,6 +52,8 @@ def propagate(
             walk.found[node] = relevance
         step = steps.get(node)
         if step is None:
+            if account and isinstance(relevance, Tensor):
+                walk.ended[node] = torch.func.vmap(total)(relevance)
             continue
         shares = _apply(step, relevance, values, (extras or {}).get(node), walk if account else None)
         for operand, needed, share in zip(step.operands, step.needed, shares, strict=True):
@@ -61,7 +64,7 @@ def propagate(
 
 def _order(plan: Plan) -> list[fx.Node]:
     """The nodes relevance can arrive at, nearest the target first."""
-    reached = {plan.start, *(s.node for s in plan.steps), *(o for s in plan.steps for o, n in zip(s.operands, s.needed, strict=True) if n)}
+    reached = {*plan.starts, *(s.node for s in plan.steps), *(o for s in plan.steps for o, n in zip(s.operands, s.needed, strict=True) if n)}
     return [n for n in reversed(plan.program.graph.nodes) if n in reached]
 
 

@@ -30,7 +30,7 @@ class Forward:
         tensors = [self.watched[n] for n in wanted]
         if not tensors or not scalars.requires_grad:
             return {n: torch.zeros_like(t) for n, t in zip(wanted, tensors, strict=True)}
-        found = torch.autograd.grad(scalars.sum(), tensors, retain_graph=again, allow_unused=True)
+        found = torch.autograd.grad(scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True)
         return {n: torch.zeros_like(t) if g is None else g for n, t, g in zip(wanted, tensors, found, strict=True)}
 
 

@@ -113,7 +113,7 @@ def _export(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor
         if _writes_through_views(exported.graph):
             exported = exported.run_decompositions({})
         module = exported.module(check_guards=False)
-    return _import(module, flat)
+    return import_graph(module, flat)
 
 
 def _concrete(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
@@ -124,7 +124,7 @@ def _concrete(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tens
     with _quiet(), torch.random.fork_rng([]):
         module = make_fx(call, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False, record_module_stack=True)(*inputs.tensors)
     names = {id(t): f"model.{n}" for n, t in (*flat.model.named_parameters(), *flat.model.named_buffers())}  # type: ignore[attr-defined]
-    graph, constants = _import(module, flat, names)
+    graph, constants = import_graph(module, flat, names)
     decisions = tuple(str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
     return graph, constants, decisions
 
@@ -151,7 +151,7 @@ def is_inplace(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable and name.endswith("_") and not name.endswith("__") and bool(node.args)
 
 
-def _import(module: fx.GraphModule, flat: nn.Module, names: dict[int, str] | None = None) -> tuple[fx.Graph, dict[str, Tensor]]:
+def import_graph(module: fx.GraphModule, flat: nn.Module | None, names: dict[int, str] | None = None) -> tuple[fx.Graph, dict[str, Tensor]]:
     """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by name; the rest as constants."""
     graph, constants = fx.Graph(), {}
     copied: dict[fx.Node, fx.Node] = {}
@@ -184,10 +184,10 @@ def _attribute(module: nn.Module, target: str) -> Any:
     return value
 
 
-def _holds(flat: nn.Module, target: str) -> bool:
+def _holds(flat: nn.Module | None, target: str) -> bool:
     """Whether ``target`` names a tensor of the user's model (export also names tensors it lifted out of the code)."""
     try:
-        return target.startswith("model.") and isinstance(_attribute(flat, target), Tensor)
+        return flat is not None and target.startswith("model.") and isinstance(_attribute(flat, target), Tensor)
     except AttributeError:
         return False
 

@@ -65,14 +65,14 @@ class OutputTree:
         return self.rebuild(iter(tensors))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A captured model, for inputs of one shape.
 
     ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call) and returns a tuple of tensors
     (``outputs``). ``constants`` are tensors that belong to no module. ``leaves`` are where explanation starts: float inputs, and
     the output of the embedding that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised`` that
-    it holds only for inputs that make the same ``decisions``.
+    it holds only for inputs that make the same ``decisions``. ``dtype``: compute in this type, on copies, whatever the model's own. ``memo``: what others worked out about this program, kept with it.
     """
 
     graph: fx.Graph
@@ -85,8 +85,9 @@ class Program:
     axes: Any
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
-    double: bool = False
+    dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def input_specialised(self) -> bool:

@@ -22,10 +22,10 @@ Values = dict[fx.Node, Any]
 Visit = Callable[[fx.Node, Any], Any]
 
 
-def execute(program: Program, model: nn.Module, inputs: Inputs, keep: Collection[fx.Node], visit: Visit | None = None) -> Values:
+def execute(program: Program, model: nn.Module | None, inputs: Inputs, keep: Collection[fx.Node], visit: Visit | None = None, *, attached: bool = False) -> Values:
     """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace a value as it is made.
 
-    Parameters are read from ``model`` now, detached. Values are freed after their last use unless kept.
+    Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. Values are freed after their last use unless kept.
     """
     kept, values = set(keep), {}
     last = _last_uses(program.graph)
@@ -34,23 +34,18 @@ def execute(program: Program, model: nn.Module, inputs: Inputs, keep: Collection
         if node.op == "output":
             break
         if node.op == "placeholder":
-            value = normal(next(stacked))
+            value = next(stacked) if attached else normal(next(stacked))
         elif node.op == "get_attr":
             value = normal(_parameter(program, model, str(node.target)))
         else:
-            value = _call(node, values, program.double)
-        if program.double and isinstance(value, Tensor) and node.op in ("placeholder", "get_attr"):
-            value = double(value)
+            value = _call(node, values, program.dtype)
+        if program.dtype is not None and node.op in ("placeholder", "get_attr") and value.is_floating_point():
+            value = value.to(program.dtype)
         values[node] = visit(node, value) if visit is not None else value
         for done in last.get(node, ()):
             if done not in kept:
                 del values[done]
     return values
-
-
-def double(value: Tensor) -> Tensor:
-    """A floating tensor in float64, another unchanged."""
-    return value.double() if value.is_floating_point() else value
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -64,7 +59,7 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return gone
 
 
-def _parameter(program: Program, model: nn.Module, target: str) -> Tensor:
+def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor:
     if target in program.constants:
         return program.constants[target]
     found: Any = model
@@ -73,32 +68,32 @@ def _parameter(program: Program, model: nn.Module, target: str) -> Tensor:
     return found
 
 
-def template(node: fx.Node, in_double: bool = False) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]:
+def template(node: fx.Node, dtype: torch.dtype | None = None) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]:
     """The nodes that enter a call, in order of appearance, and a function that puts tensors in their places.
 
-    ``in_double``: every floating dtype the model wrote down becomes float64.
+    ``dtype``: every floating dtype the model wrote down becomes this one.
     """
     operands = tensor_inputs(node)
 
     def rebuild(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
-        return _plain(args, in_double), _plain(kwargs, in_double)
+        return _plain(args, dtype), _plain(kwargs, dtype)
 
     return operands, rebuild
 
 
-def _plain(x: Any, in_double: bool) -> Any:
+def _plain(x: Any, dtype: torch.dtype | None) -> Any:
     """fx's immutable containers as ordinary ones, which operators insist on."""
     if isinstance(x, dict):
-        return {k: _plain(v, in_double) for k, v in x.items()}
+        return {k: _plain(v, dtype) for k, v in x.items()}
     if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-        return (list if isinstance(x, list) else tuple)(_plain(v, in_double) for v in x)
-    return torch.float64 if in_double and isinstance(x, torch.dtype) and x.is_floating_point else x
+        return (list if isinstance(x, list) else tuple)(_plain(v, dtype) for v in x)
+    return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
-def _call(node: fx.Node, values: Values, in_double: bool) -> Any:
-    operands, rebuild = template(node, in_double)
+def _call(node: fx.Node, values: Values, dtype: torch.dtype | None) -> Any:
+    operands, rebuild = template(node, dtype)
     tensors = [values[n] for n in operands]
 
     def function(*given: Any) -> Any:

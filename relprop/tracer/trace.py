@@ -39,7 +39,7 @@ def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...
     with undisturbed(model):
         raw = capture(model, sample)
         canonicalise(raw.graph, sample.tensors[0].device)
-        program = _assemble(model, raw, sample, token_inputs)
+        program = assemble(raw, sample.names, token_inputs, model)
         _verify(program, model, sample, raw)
     if not program.input_specialised:
         if len(cached) >= _KEPT:
@@ -61,10 +61,11 @@ def structure(model: nn.Module) -> int:
     return hash(tuple(parts))
 
 
-def _assemble(model: nn.Module, raw: Capture, inputs: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
+def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...] | None = None, model: nn.Module | None = None) -> Program:
+    """A ``Program`` from a canonical graph whose placeholders are ``names``: roles, leaves, axes and sites worked out."""
     graph = raw.graph
     live = depends_on_inputs(graph)
-    placeholders = {name: node for name, node in zip(inputs.names, (n for n in graph.nodes if n.op == "placeholder"), strict=True)}
+    placeholders = {name: node for name, node in zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True)}
     leaves = _leaves(placeholders, token_inputs)
     below: set[fx.Node] = set()
     for node in graph.nodes:
@@ -78,10 +79,10 @@ def _assemble(model: nn.Module, raw: Capture, inputs: Inputs, token_inputs: tupl
     sites, without = find_sites(graph, axes)
     aliases: dict[str, tuple[str, ...]] = {}
     first: dict[int, str] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
         canonical = first.setdefault(id(module), path)
         aliases[canonical] = (*aliases.get(canonical, ()), path)
-    return Program(graph, inputs.names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
+    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
 
 
 def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None) -> dict[str, fx.Node]:

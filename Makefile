@@ -1,0 +1,33 @@
+# Two commands do everything: `make demo` and `make test`. Both create the environment they need.
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+.PHONY: demo test test-slow lint docs bench clean
+
+$(VENV)/.ready: pyproject.toml
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -e ".[dev]" torchvision
+	touch $@
+
+demo: $(VENV)/.ready
+	$(PY) -m relprop demo --out demo.png
+
+test: $(VENV)/.ready
+	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(VENV)/.ready
+	$(PY) -m pytest -n 2 --dist loadfile --hypothesis-profile thorough
+
+lint: $(VENV)/.ready
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+docs: $(VENV)/.ready
+	$(PY) -m pdoc relprop --docformat google --output-directory docs/api
+
+bench: $(VENV)/.ready
+	$(PY) benchmarks/cost.py
+
+clean:
+	rm -rf $(VENV) docs/api demo.png build *.egg-info

@@ -1,0 +1,120 @@
+"""A program with the plans that one rule set makes of it. Plans are kept with the program, and made anew when a registered rule changes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from relprop.adapters import Adapter, adapter_for
+from relprop.errors import InputError, OptionError, RelpropWarning, message
+from relprop.layout import Layout, lay_out
+from relprop.plan import Plan, flowing, make_plan
+from relprop.rollup import Merges, Stream, rollup_plan
+from relprop.rules import PAPER, PRESETS, RuleSet
+from relprop.rules.ruleset import named, registered
+from relprop.tracer.binding import Inputs
+from relprop.tracer.composites import find_composites
+from relprop.tracer.order import Flow
+from relprop.tracer.program import Program, Site, describe
+from relprop.tracer.trace import trace_program
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Session:
+    """One model, one input shape, one rule set."""
+
+    model: nn.Module
+    adapter: Adapter
+    program: Program
+    rules: RuleSet
+    on_unknown: str
+
+    def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
+        """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of, once."""
+        key = ("relevance", self.rules, starts, wanted, self.on_unknown)
+        plan: Plan = self._kept(key, lambda: make_plan(self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown))
+        told = self._kept(("told", *key), list)
+        if plan.generic and not told:
+            told.append(True)
+            ops = sorted({str(n.target) for n in plan.generic})
+            warnings.warn(message(
+                f"{len(plan.generic)} operations have no rule of their own and take the generic one (Eq. 2): {', '.join(ops)}", at=describe(plan.generic[0]),
+                then=["relprop.check(model, inputs) lists them; docs/write-a-rule.md; on_unknown='error' refuses them"],
+            ), RelpropWarning, stacklevel=5)
+        return plan
+
+    def rollup(self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Plan, tuple[Stream, ...]]:
+        """The roll-up pass from ``starts`` to the token tensors."""
+        return self._kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
+
+    def layout(self, stream: Stream) -> Layout:
+        """Where the stream's tokens came from."""
+        return self._kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))  # type: ignore[no-any-return]
+
+    @property
+    def flow(self) -> Flow:
+        """The program's flowing nodes."""
+        return self._kept(("flow",), lambda: flowing(self.program, PAPER))  # type: ignore[no-any-return]
+
+    @property
+    def merges(self) -> Merges:
+        """What the operands of merges carry."""
+        def make() -> Merges:
+            inside = {n for c in find_composites(self.flow) for n in c.inner}
+            return Merges(self.flow, self.program.sites, inside)
+        return self._kept(("merges",), make)  # type: ignore[no-any-return]
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        full = (*key, registered())
+        if full not in self.program.memo:
+            self.program.memo[full] = make()
+        return self.program.memo[full]
+
+
+def open_session(model: nn.Module, inputs: Inputs, *, rules: RuleSet | str, precision: str | torch.dtype | None, on_unknown: str) -> Session:
+    """Everything about a call that does not depend on its target: checked, captured, and ready to plan."""
+    if on_unknown not in ("generic", "error"):
+        raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
+    adapter = adapter_for(model)
+    program = trace_program(model, inputs, adapter.token_inputs(model, inputs))
+    dtype = _dtype(precision)
+    if dtype is not None:
+        plain = program
+        program = plain.memo.setdefault(("precision", dtype), replace(plain, dtype=dtype, memo={}))
+    return Session(model, adapter, program, named(rules, PRESETS), on_unknown)
+
+
+def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:
+    if precision is None or precision in PRECISIONS.values():
+        return precision  # type: ignore[return-value]
+    if precision not in PRECISIONS:
+        raise OptionError(f"precision={precision!r}: None (the model's own), 'float32' or 'float64'")
+    return PRECISIONS[precision]  # type: ignore[index]
+
+
+def usable_model(model: Any) -> nn.Module:
+    """The module to explain: a compiled one is looked into; a scripted one, or no module at all, is refused."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule) or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise InputError(message("the model is a TorchScript module, which cannot be traced to a graph", then=["explain the Python model it was made from"]))
+    return model
+
+
+def check_devices(model: nn.Module, inputs: Inputs) -> None:
+    """Inputs and parameters must be on one device, and hold values."""
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise InputError(f"parameter {name!r} is on the meta device: the model has no weights yet")
+        for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
+            if tensor.device != parameter.device:
+                raise InputError(f"input {given!r} is on {tensor.device}, the model's parameter {name!r} on {parameter.device}: move one of them")
+        return

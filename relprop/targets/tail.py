@@ -1,0 +1,131 @@
+"""Targets given as a callable ``output of one sample -> scalar``: traced as a graph of their own, which follows the model's.
+
+A sum or difference of k outputs is explained term by term and combined after the relevance pass: started together, relevances
+that sum to 0 would be erased by the first normalisation. Any other function starts with 1 at its scalar and walks through its own ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.errors import RelpropError, TargetError, message
+from relprop.interpreter.backward import propagate
+from relprop.plan import make_plan
+from relprop.rollup import rollup_plan_through
+from relprop.targets.index import Context, Start, Term, field_of
+from relprop.tracer.binding import Inputs, OutputTree
+from relprop.tracer.capture import Capture, import_graph
+from relprop.tracer.editing import name_of, tensor_inputs
+from relprop.tracer.passes import canonicalise
+from relprop.tracer.program import Program
+from relprop.tracer.run import execute
+from relprop.tracer.trace import assemble
+
+LINEAR = frozenset(
+    "select slice index getitem add sub neg mul div sum mean reshape view squeeze unsqueeze permute transpose flatten stack cat expand to gather "
+    "index_select rsub".split()
+)
+MOST_TERMS = 64
+
+
+def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
+    """The start of a callable target. Raises ``TargetError`` if it is not traceable or its result is no scalar."""
+    inputs = _outputs_as_inputs(context)
+    tail = _trace(target, context, inputs)
+    scalar = tail.output_nodes[0]
+    values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
+    scalars = values[scalar].flatten(1)
+    if scalars.shape[1] != 1 or not scalars.is_floating_point():
+        raise TargetError(f"the target callable returned {list(scalars.shape[1:])} elements of {scalars.dtype} for one sample, not one floating scalar")
+    label = (getattr(target, "__name__", type(target).__name__),) * context.inputs.batch
+    nodes = dict(zip(tail.placeholders, context.program.output_nodes, strict=True))
+    flat = scalars[:, 0]
+    if _is_linear(tail):
+        return _linear_start(label, flat, inputs, context)
+    ones = torch.ones_like(values[scalar])
+    plan = make_plan(tail, None, context.rules, (scalar,), frozenset(tail.leaves.values()))
+    detached = {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()}
+    found = propagate(plan, detached, {scalar: ones}, account=False).found
+    seeds = {nodes[leaf]: relevance for leaf, relevance in found.items()}
+    rollup = rollup_plan_through(tail, (scalar,))
+    fields = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
+    return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: f for leaf, f in fields.items()})
+
+
+def _outputs_as_inputs(context: Context) -> Inputs:
+    tensors = []
+    for name, node in zip(context.program.outputs.names, context.program.output_nodes, strict=True):
+        value = context.outputs[node]
+        if value.dim() < 2 or value.shape[1] != 1:
+            raise TargetError(f"output {name!r} has no batch axis for one sample (shape {list(value.shape[1:])})")
+        value = value[:, 0]
+        tensors.append(value.detach().requires_grad_() if value.is_floating_point() and not value.requires_grad else value)
+    return Inputs(context.program.outputs.names, tuple(tensors), lambda t: (t, {}), (True,) * len(tensors), context.inputs.batch)
+
+
+def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Program:
+    def call(*tensors: Tensor) -> tuple[Tensor]:
+        result = target(context.program.outputs(list(tensors)))
+        if not isinstance(result, Tensor):
+            raise TargetError(f"the target callable returned {type(result).__name__}, not a scalar tensor")
+        return (result.reshape(1),)
+
+    sample = [t[:1].detach() for t in inputs.tensors]
+    try:
+        module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
+    except RelpropError:
+        raise
+    except Exception as error:
+        raise TargetError(message(
+            f"the target callable cannot be traced: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            then=["it is called with the output of one sample (batch dimension 1) and must return a scalar by tensor operations, without .item() or branches on values"],
+        )) from error
+    graph, constants = import_graph(module, None)
+    canonicalise(graph, sample[0].device)
+    return assemble(Capture(graph, constants, OutputTree(("target",), next), "concrete"), inputs.names)
+
+
+def _is_linear(tail: Program) -> bool:
+    """Whether the target is a linear combination of elements of the output, whatever the values."""
+    for node in tail.graph.nodes:
+        if node.op == "call_function" and node.meta["role"] == "activation":
+            active = [i for i in tensor_inputs(node) if i.meta["role"] == "activation"]
+            if name_of(node) not in LINEAR or (name_of(node) in ("mul", "div", "gather") and len(active) > 1):
+                return False
+            if name_of(node) == "div" and node.args[0] not in active:
+                return False
+    return True
+
+
+def _linear_start(label: tuple[Any, ...], scalars: Tensor, inputs: Inputs, context: Context) -> Start:
+    """Σ_k c_k·(element k): a term per element. One element alone starts with 1, whatever its coefficient."""
+    floating = [(node, t) for node, t in zip(context.program.output_nodes, inputs.tensors, strict=True) if t.is_floating_point() and t.requires_grad]
+    grads = torch.autograd.grad(scalars.sum(), [t for _, t in floating], retain_graph=True, allow_unused=True) if floating else ()
+    parts = {node: g for (node, _), g in zip(floating, grads, strict=True) if g is not None and bool((g[0] != 0).any())}
+    places = [(node, index) for node, g in parts.items() for index in (g[0] != 0).nonzero().tolist()]
+    if not places:
+        raise TargetError("the target callable does not depend on the model's output")
+    wide = {node: g.unsqueeze(1).to(torch.promote_types(g.dtype, torch.float32)) for node, g in parts.items()}
+    field = {node: field_of(g) for node, g in wide.items()}
+    if len(places) == 1:
+        node = places[0][0]
+        return Start(label, scalars, (Term(1.0, {node: (wide[node] != 0).to(wide[node].dtype)}),), field)
+    coefficients = [float(parts[node][(0, *index)]) for node, index in places]
+    if len(places) > MOST_TERMS:
+        if abs(sum(coefficients)) <= 1e-6 * sum(map(abs, coefficients)):
+            raise TargetError(
+                f"the target combines {len(places)} outputs whose coefficients sum to 0: a start whose relevances sum to 0 would be erased by the "
+                f"first normalisation, and only up to {MOST_TERMS} terms are explained one by one"
+            )
+        return Start(label, scalars, (Term(1.0, wide),), field)
+    terms = []
+    for (node, index), c in zip(places, coefficients, strict=True):
+        seed = torch.zeros_like(wide[node])
+        seed[(slice(None), 0, *index)] = 1.0
+        terms.append(Term(c, {node: seed}))
+    return Start(label, scalars, tuple(terms), field)
