@@ -7,12 +7,18 @@ torch.Size([1, 65])
 """
 
 from relprop import errors, rules
+from relprop.check import check
 from relprop.errors import RelpropError, RelpropWarning
 from relprop.explain import explain, explain_many, trace
 from relprop.explanation import Explanation
+from relprop.instrument import instrument
 from relprop.rules import Rule, RuleSet, register_rule
+from relprop.stability import stability
 from relprop.storage import load
 
 __version__ = "0.1.0"
 
-__all__ = ["Explanation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "errors", "explain", "explain_many", "load", "register_rule", "rules", "trace"]
+__all__ = [
+    "Explanation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "errors", "explain", "explain_many", "instrument", "load",
+    "register_rule", "rules", "stability", "trace",
+]

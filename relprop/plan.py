@@ -96,7 +96,7 @@ def make_plan(
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
     ``on_unknown="error"`` refuses an op without a rule, naming op, module path and source line; so does an op of which PyTorch
-    cannot take a derivative, always.
+    cannot take a derivative, always. ``"collect"`` refuses nothing and lists these among the findings: for a report, not for a run.
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
@@ -159,7 +159,11 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     """The generic rule, reported; or the refusal that says how to write a rule."""
     derivative = _has_derivative(node)
     op = str(node.target)
-    if on_unknown == "error" or not derivative or isinstance(val(node), (tuple, list)):
+    refused = on_unknown == "error" or not derivative or isinstance(val(node), (tuple, list))
+    if refused and on_unknown == "collect":
+        findings.append(Finding("unknown", node, f"{op} has no rule" + ("" if derivative else " and no derivative")))
+        return rules.generic
+    if refused:
         why = "" if derivative else ", and PyTorch has no derivative of it"
         raise UnknownOperation(message(
             f"no relevance rule for {op}{why}", at=f"{describe(node)}, feeds {len(node.users)} operations",

@@ -1,0 +1,141 @@
+"""``check``: what relprop makes of a model before anything is explained. Every op on the relevance path, its rule, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from relprop.errors import CaptureError, RelpropError
+from relprop.plan import Plan
+from relprop.rules import RuleSet
+from relprop.session import Session, check_devices, open_session, usable_model
+from relprop.tracer.binding import bind
+from relprop.tracer.editing import name_of
+from relprop.tracer.program import describe, is_floating, place
+from relprop.tracer.surroundings import undisturbed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: an operation on the relevance path, on how many nodes, and the rule they take."""
+
+    operation: str
+    nodes: int
+    family: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op, the roll-up arrives. A generic op is a warning."""
+
+    rules: str
+    rows: tuple[Row, ...] = ()
+    sites: tuple[str, ...] = ()
+    softmaxes_without_site: tuple[str, ...] = ()
+    generic: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    hidden_sites: tuple[str, ...] = ()
+    detached: tuple[str, ...] = ()
+    front_end: str = ""
+    decisions: tuple[str, ...] = ()
+    capture_error: str = ""
+    rollup: tuple[str, ...] = ()
+    rollup_error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the default method can be used as it is."""
+        return not (self.capture_error or self.unknown or self.rollup_error)
+
+    def __str__(self) -> str:
+        if self.capture_error:
+            return f"check: NOT OK\n{self.capture_error}"
+        width = max([len(r.operation) for r in self.rows], default=9)
+        wide = max([len(r.rule) for r in self.rows], default=4)
+        lines = [f"check: {'ok' if self.ok else 'NOT OK'}; rules {self.rules!r}; captured by {self.front_end}, equal to the model", ""]
+        lines += [f"  {'operation':<{width}}  {'nodes':>5}  {'family':<8}  rule", f"  {'-' * width}  {'-' * 5}  {'-' * 8}  {'-' * wide}"]
+        lines += [f"  {r.operation:<{width}}  {r.nodes:>5}  {r.family:<8}  {r.rule}" for r in self.rows]
+        lines += ["", f"  attention sites      {len(self.sites)}" + (f": {', '.join(self.sites[:4])}{', ...' if len(self.sites) > 4 else ''}" if self.sites else "")]
+        lines.append(f"  roll-up arrives at   {', '.join(self.rollup) if self.rollup else 'nothing'}")
+        for title, entries in (
+            ("no site", self.softmaxes_without_site), ("generic rule", self.generic), ("UNKNOWN", self.unknown), ("hidden site", self.hidden_sites),
+            ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
+        ):
+            lines += [f"  {title}: {entry}" for entry in entries]
+        return "\n".join(lines + ([f"  {self.rollup_error}"] if self.rollup_error else []))
+
+
+def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", precision: str | torch.dtype | None = None) -> Report:
+    """A report on ``model`` for inputs like these; it explains nothing and changes nothing.
+
+    >>> import torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> relprop.check(digit_scene_model(), torch.rand(1, 1, 32, 32)).ok
+    True
+    """
+    model = usable_model(model)
+    with undisturbed(model):
+        bound = bind(inputs)
+        check_devices(model, bound)
+        try:
+            session = open_session(model, bound, rules=rules, precision=precision, on_unknown="generic")
+        except CaptureError as error:
+            return Report(str(rules), capture_error=str(error))
+        starts = _starts(session)
+        wanted = frozenset(s.attention for s in session.program.sites) | frozenset(session.program.leaves.values())
+        from relprop.plan import make_plan
+
+        plan = make_plan(session.program, model, session.rules, starts, wanted, on_unknown="collect")
+        return _report(session, plan, starts)
+
+
+def _starts(session: Session) -> tuple[fx.Node, ...]:
+    """The output the default target reads, or all floating ones if there is no such output."""
+    from relprop.targets import class_output
+
+    try:
+        return (class_output(session.program)[1],)
+    except RelpropError:
+        return tuple(dict.fromkeys(n for n in session.program.output_nodes if is_floating(n)))
+
+
+def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report:
+    program = session.program
+    counts = Counter((_label(s.op), s.rule.family, s.rule.name) for s in plan.steps)
+    rows = tuple(Row(op, n, family, rule) for (op, family, rule), n in counts.most_common())
+    arrives, why = _arrival(session, plan, starts)
+    return Report(
+        session.rules.name, rows, tuple(s.path for s in plan.sites), tuple(f"the softmax at {place(n)}: {reason}" for n, reason in program.no_sites),
+        _found(plan, "generic"), _found(plan, "unknown"), _found(plan, "hidden site"),
+        tuple(describe(n) for n in program.graph.nodes if name_of(n) == "detach" and n in session.flow.members),
+        program.front_end, program.decisions, "", arrives, why,
+    )
+
+
+def _label(op: Any) -> str:
+    return op.__qualname__ if isinstance(op, type) else str(op)
+
+
+def _found(plan: Plan, kind: str) -> tuple[str, ...]:
+    return tuple(f"{f.text}  at {describe(f.node)}" for f in plan.findings if f.kind == kind)
+
+
+def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple[tuple[str, ...], str]:
+    """The inputs whose tokens the roll-up reaches, or why it reaches none."""
+    if not plan.sites:
+        return (), "the roll-up has no attention site to pass: the default method does not apply to this model"
+    try:
+        _, streams = session.rollup(starts, plan.sites)
+    except RelpropError as error:
+        return (), str(error)
+    if not streams:
+        return (), "the roll-up reaches no explained input"
+    return tuple(f"{s.name} ({'×'.join(map(str, s.sizes))} tokens)" for s in streams), ""
+
+
+__all__ = ["Report", "Row", "check"]

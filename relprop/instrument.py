@@ -1,0 +1,232 @@
+"""``instrument``: the hook interface. Values, gradients and relevances at any node of a model, and hooks on relevance as it flows.
+
+A node is named by its place: ``blocks.2.attn`` is the output of that module's call, ``blocks.2.attn:softmax`` the softmax computed
+in it (``:softmax#1`` the second one). Patterns are those of a shell: ``blocks.*.attn:softmax``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.errors import OptionError, RelpropError, message
+from relprop.explanation import Explanation
+from relprop.interpreter.backward import propagate
+from relprop.interpreter.forward import Forward, forward
+from relprop.interpreter.ledger import Ledger
+from relprop.methods import method_named
+from relprop.rules import RuleSet
+from relprop.run import Request, explain_target, start_run
+from relprop.session import Session, check_devices, open_session, usable_model
+from relprop.targets import class_output, resolve
+from relprop.targets.index import Context
+from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.editing import name_of
+from relprop.tracer.program import Program, is_floating, place
+from relprop.tracer.surroundings import undisturbed
+
+RelevanceHook = Callable[[Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Handle:
+    """What ``hook`` returns; ``remove()`` takes the hook away again."""
+
+    probe: Instrument
+    number: int
+
+    def remove(self) -> None:
+        """Take the hook away; what was computed with it is forgotten."""
+        self.probe._hooks.pop(self.number, None)
+        self.probe._forget()
+
+
+class Instrument:
+    """A model under observation, for one target. Everything is computed when it is first asked for, once; a new hook starts it anew."""
+
+    def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
+        self.session, self.inputs, self.target = session, inputs, target
+        self._labels = node_labels(session.program)
+        self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
+        self._count = 0
+        self._closed = False
+        self._forget()
+
+    def __enter__(self) -> Instrument:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._forget()
+        self._hooks.clear()
+        self._closed = True
+
+    def _forget(self) -> None:
+        self._done: tuple[Forward, Any] | None = None
+        self._relevance: dict[fx.Node, Tensor] | None = None
+        self._books: Ledger | None = None
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """The names of the nodes that ``pattern`` matches, in forward order."""
+        return [name for name in self._labels if fnmatch.fnmatchcase(name, pattern)]
+
+    def value(self, pattern: str) -> dict[str, Tensor]:
+        """The values at every matching node, by name, batch first."""
+        done, _ = self._forward()
+        return {name: _tidy(done.values[node]).detach() for name, node in self._matching(pattern).items()}
+
+    def gradient(self, pattern: str) -> dict[str, Tensor]:
+        """∂y_t/∂value at every matching node, batch first; zeros where the target does not depend on it."""
+        done, start = self._forward()
+        found = self._matching(pattern)
+        with _surroundings(self.session.model):
+            gradients = done.gradients(start.scalars, found.values(), again=True)
+        return {name: _tidy(gradients[node]) for name, node in found.items()}
+
+    def relevance(self, pattern: str) -> dict[str, Tensor]:
+        """Relevance at every matching node, batch first; zeros where none arrives."""
+        relevance = self._propagate()
+        found = self._matching(pattern)
+        done, _ = self._forward()
+        return {name: _tidy(relevance[node] if node in relevance else torch.zeros_like(done.values[node])) for name, node in found.items()}
+
+    def ledger(self) -> Ledger:
+        """The books of the whole pass, down to the explained inputs."""
+        self._propagate()
+        assert self._books is not None
+        return self._books
+
+    def hook(self, pattern: str, function: RelevanceHook) -> Handle:
+        """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it returns, if anything, flows on instead.
+
+        >>> import torch, relprop
+        >>> from relprop.demo.model import digit_scene_model
+        >>> with relprop.instrument(digit_scene_model(), torch.rand(1, 1, 32, 32), target=3) as probe:
+        ...     _ = probe.hook("blocks.3.attn:softmax", lambda r: r * torch.tensor([0.0, 1, 1, 1]).view(1, 4, 1, 1))  # silence head 0
+        ...     float(probe.relevance("blocks.3.attn:softmax")["blocks.3.attn:softmax"][:, 0].abs().sum())
+        0.0
+        """
+        self._count += 1
+        self._hooks[self._count] = (frozenset(self._matching(pattern).values()), function)
+        self._forget()
+        return Handle(self, self._count)
+
+    def explanation(self, *, method: str = "transformer_attribution", **options: Any) -> Explanation:
+        """The token scores with the hooks in place."""
+        chosen = method_named(method)
+        request = Request(chosen, chosen.checked(options), frozenset(), None, self._call_hooks)
+        with _surroundings(self.session.model), torch.no_grad():
+            return explain_target(start_run(self.session, self.inputs, [self.target], request), self.target, again=False)
+
+    def _matching(self, pattern: str) -> dict[str, fx.Node]:
+        found = {name: self._labels[name] for name in self.names(pattern)}
+        if not found:
+            near = [n for n in self._labels if pattern.split(":")[0].split("*")[0] in n][:5] or list(self._labels)[:5]
+            raise OptionError(message(f"no node is called {pattern!r}", then=[f"probe.names() lists all {len(self._labels)}; for example {', '.join(near)}"]))
+        return found
+
+    def _forward(self) -> tuple[Forward, Any]:
+        if self._closed:
+            raise RelpropError("this instrument is closed: read it inside its with block")
+        if self._done is None:
+            program = self.session.program
+            nodes = {n for n in program.graph.nodes if is_floating(n) and n.meta["role"] == "activation"}
+            with _surroundings(self.session.model):
+                done = forward(program, self.session.model, self.inputs, set(program.graph.nodes), nodes)
+                context = Context(program, self.session.model, self.session.adapter, self.inputs, {n: done.values[n] for n in program.output_nodes}, self.session.rules)
+                self._done = done, resolve(self.target, context)
+        return self._done
+
+    def _propagate(self) -> dict[fx.Node, Tensor]:
+        if self._relevance is None:
+            done, start = self._forward()
+            program = self.session.program
+            starts = tuple({n: None for term in start.terms for n in term.seeds})
+            plan = self.session.plan(starts, frozenset(program.leaves.values()) | frozenset(s.attention for s in program.sites))
+            values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
+            self._relevance, accounts, ended = {}, [], {}
+            seen: dict[fx.Node, Tensor] = {}
+
+            def look(relevance: Tensor, node: fx.Node) -> Tensor:
+                changed = self._call_hooks(relevance, node)
+                seen[node] = relevance if changed is None else changed
+                return seen[node]
+
+            with _surroundings(self.session.model), torch.no_grad():
+                for term in start.terms:
+                    walk = propagate(plan, values, term.seeds, hook=look)
+                    for node, r in seen.items():
+                        self._relevance[node] = self._relevance.get(node, 0) + term.coefficient * r
+                    seen.clear()
+                    accounts += walk.accounts
+                    ended = {n: ended.get(n, 0) + v for n, v in walk.ended.items()}
+            started = sum(s.flatten(1).sum(1) for term in start.terms for s in term.seeds.values())
+            names = {node: f"input {name}" for name, node in program.leaves.items()}
+            self._books = Ledger(tuple(accounts), started, {names.get(n, place(n).call): v for n, v in ended.items()})  # type: ignore[arg-type]
+        return self._relevance
+
+    def _call_hooks(self, relevance: Tensor, node: fx.Node) -> Tensor | None:
+        for nodes, function in self._hooks.values():
+            if node in nodes:
+                shown = _tidy(relevance)
+                replaced = function(shown)
+                if replaced is not None:
+                    if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
+                        got = list(replaced.shape) if isinstance(replaced, Tensor) else type(replaced).__name__
+                        raise RelpropError(f"a relevance hook at {place(node).call!r} returned {got}; the relevance there is {list(shown.shape)}")
+                    relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
+        return relevance
+
+
+def _surroundings(model: nn.Module) -> Any:
+    return undisturbed(model)
+
+
+def _tidy(value: Tensor) -> Tensor:
+    """Without the leading 1 of a single sample's call."""
+    return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
+
+
+def node_labels(program: Program) -> dict[str, fx.Node]:
+    """Every floating node by name: ``module:op``, numbered where it repeats, and ``module`` for the last node of a module's call."""
+    inner: dict[str, fx.Node] = {}
+    calls: dict[str, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not is_floating(node) or node.meta["role"] != "activation":
+            continue
+        base = f"{place(node).call}:{name_of(node).removeprefix('_safe_').removeprefix('_')}"
+        number = sum(k == base or k.startswith(f"{base}#") for k in inner)
+        inner[f"{base}#{number}" if number else base] = node
+        for path, _ in place(node).modules:
+            calls[path] = node
+    order = {n: i for i, n in enumerate(program.graph.nodes)}
+    return dict(sorted({**calls, **inner}.items(), key=lambda item: order[item[1]]))
+
+
+def instrument(
+    model: nn.Module, inputs: Any, target: Any = None, *, rules: RuleSet | str = "paper", precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+) -> Instrument:
+    """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as in ``explain``.
+
+    >>> import torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> with relprop.instrument(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3) as probe:
+    ...     relevance = probe.relevance("blocks.2.mlp")["blocks.2.mlp"]
+    >>> relevance.shape
+    torch.Size([2, 65, 96])
+    """
+    model = usable_model(model)
+    with undisturbed(model), torch.no_grad():
+        bound = bind(inputs)
+        check_devices(model, bound)
+        session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
+        if session.program.input_specialised and bound.batch > 1:
+            raise OptionError(f"the model branches on values ({session.program.decisions[0]}): instrument one sample at a time, not {bound.batch}")
+        class_output(session.program) if not callable(target) else None
+        return Instrument(session, bound, target)

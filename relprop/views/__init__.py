@@ -1,0 +1,1 @@
+"""An Explanation as a picture. Views see nothing but the Explanation."""

@@ -1,0 +1,72 @@
+"""matplotlib figures of an explanation. matplotlib is an extra, looked up when a plot is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from relprop.explanation import Explanation
+
+
+def figure(columns: int, width: float = 3.2, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """A figure with a row of axes, without touching pyplot's global state."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OptionError('plots need matplotlib: pip install "relprop[plot]"') from None
+    fig = Figure(figsize=(width * columns, height), layout="constrained")
+    FigureCanvasAgg(fig)
+    return fig, list(fig.subplots(1, columns, squeeze=False)[0])
+
+
+def show_image(axes: Axes, image: Tensor, title: str) -> None:
+    """An image (C, H, W) or (H, W), values in [0, 1]."""
+    pixels = _pixels(image)
+    axes.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None, vmin=0, vmax=1)
+    axes.set_title(title)
+    axes.set_axis_off()
+
+
+def show_heatmap(axes: Axes, heat: Tensor, title: str, image: Tensor | None = None) -> Any:
+    """A heat map (H, W) over the grey image it explains."""
+    if image is not None:
+        pixels = _pixels(image)
+        axes.imshow(pixels if pixels.ndim == 2 else pixels.mean(-1), cmap="gray", vmin=0, vmax=1)
+    drawn = axes.imshow(heat.detach().float().cpu().numpy(), cmap="inferno", alpha=0.75 if image is not None else 1.0)
+    axes.set_title(title)
+    axes.set_axis_off()
+    return drawn
+
+
+def _pixels(image: Tensor) -> Any:
+    image = image.detach().float().cpu()
+    if image.dim() == 3:
+        image = image[0] if image.shape[0] == 1 else image.movedim(0, -1)
+    return image.numpy()
+
+
+def plot_explanation(explanation: Explanation, image: Tensor | None, *, sample: int) -> Figure:
+    """One sample: its heat map (over its image, if given), or its tokens as bars."""
+    if not -len(explanation) <= sample < len(explanation):
+        raise OptionError(f"sample={sample}: the explanation has {len(explanation)} samples")
+    title = f"target {explanation.target[sample]}"
+    if explanation.grid is not None:
+        fig, (axes,) = figure(1, 4, 4)
+        fig.colorbar(show_heatmap(axes, explanation.heatmap()[sample], title, image), ax=axes, shrink=0.8)
+        return fig
+    scores = explanation.scores[sample].detach().float().cpu()
+    labels = explanation.tokens[sample] if explanation.tokens else [str(i) for i in range(len(scores))]
+    fig, (axes,) = figure(1, max(4.0, 0.32 * len(scores)), 3)
+    axes.bar(range(len(scores)), scores, color=["tab:red" if c else "lightgrey" for c in explanation.content[sample].tolist()])
+    axes.set_xticks(torch.arange(len(scores)).tolist(), labels, rotation=90)
+    axes.set_title(title)
+    return fig
