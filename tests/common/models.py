@@ -1,0 +1,163 @@
+"""Small random transformers in plain ``torch.nn``, as users write them, and the Hypothesis strategy over their settings.
+
+Every weight is drawn from a generator of its own seed, biases and norms included, so that nothing is zero or one by accident.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
+TOKENS, FEATURES, VOCABULARY, CLASSES = 5, 6, 11, 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One small transformer. ``pool`` is what the head reads; ``shared`` calls one block ``depth`` times; ``tied`` reuses the embedding as head."""
+
+    depth: int = 2
+    heads: int = 2
+    width: int = 8
+    norm: str = "pre"
+    activation: str = "gelu"
+    bias: bool = True
+    pool: str = "class"
+    shared: bool = False
+    tied: bool = False
+    ids: bool = False
+    parallel: bool = False
+    fused: bool = True
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many positions the blocks see."""
+        return TOKENS + (self.pool == "class")
+
+    @property
+    def outputs(self) -> int:
+        """How many logits the head gives."""
+        return VOCABULARY if self.tied else CLASSES
+
+
+@st.composite
+def recipes(draw, **fixed):
+    """Any recipe; ``fixed`` settings stay as they are."""
+    ids = fixed.get("ids", draw(st.booleans()))
+    drawn = {
+        "depth": draw(st.integers(1, 3)), "heads": draw(st.sampled_from([1, 2, 4])), "norm": draw(st.sampled_from(["pre", "post"])),
+        "activation": draw(st.sampled_from(sorted(ACTIVATIONS))), "bias": draw(st.booleans()), "pool": draw(st.sampled_from(["class", "mean", "last"])),
+        "shared": draw(st.booleans()), "ids": ids, "tied": ids and draw(st.booleans()), "parallel": draw(st.booleans()), "fused": draw(st.booleans()),
+        "seed": draw(st.integers(0, 1000)),
+    }
+    return Recipe(**{**drawn, **fixed})
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, by PyTorch's fused function or with its softmax written out."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.heads, self.fused = recipe.heads, recipe.fused
+        self.qkv = nn.Linear(recipe.width, 3 * recipe.width, bias=recipe.bias)
+        self.out = nn.Linear(recipe.width, recipe.width, bias=recipe.bias)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = ((q @ k.transpose(-2, -1)) / math.sqrt(width // self.heads)).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each beside a skip connection: norms before or after, one after the other or side by side."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.norm, self.parallel = recipe.norm, recipe.parallel
+        self.norm1, self.norm2 = nn.LayerNorm(recipe.width), nn.LayerNorm(recipe.width)
+        self.attention = Attention(recipe)
+        self.mlp = nn.Sequential(
+            nn.Linear(recipe.width, 2 * recipe.width, bias=recipe.bias), ACTIVATIONS[recipe.activation](),
+            nn.Linear(2 * recipe.width, recipe.width, bias=recipe.bias), nn.Dropout(0.5),
+        )
+
+    def forward(self, x):
+        if self.parallel:
+            if self.norm == "pre":
+                return x + self.attention(self.norm1(x)) + self.mlp(self.norm2(x))
+            return self.norm1(x + self.attention(x) + self.mlp(x))
+        if self.norm == "pre":
+            x = x + self.attention(self.norm1(x))
+            return x + self.mlp(self.norm2(x))
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class Transformer(nn.Module):
+    """What a ``Recipe`` describes: (batch, TOKENS) ids or (batch, TOKENS, FEATURES) floats in, (batch, outputs) logits out."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.embed = nn.Embedding(VOCABULARY, recipe.width) if recipe.ids else nn.Linear(FEATURES, recipe.width, bias=recipe.bias)
+        self.position = nn.Parameter(torch.empty(1, recipe.tokens, recipe.width))
+        self.cls = nn.Parameter(torch.empty(1, 1, recipe.width)) if recipe.pool == "class" else None
+        block = Block(recipe)
+        self.blocks = nn.ModuleList([block] * recipe.depth if recipe.shared else [block, *(Block(recipe) for _ in range(recipe.depth - 1))])
+        self.norm = nn.LayerNorm(recipe.width)
+        self.head = nn.Linear(recipe.width, recipe.outputs, bias=recipe.bias)
+        if recipe.tied:
+            self.head.weight = self.embed.weight
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        x = self.embed(x)
+        if self.cls is not None:
+            x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
+        x = x + self.position
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return self.head({"class": lambda: x[:, 0], "mean": lambda: x.mean(1), "last": lambda: x[:, -1]}[self.recipe.pool]())
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter drawn anew, norms around 1, the rest at a size that keeps attention far from uniform."""
+    source = torch.Generator().manual_seed(seed)
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
+    with torch.no_grad():
+        for p in model.parameters():
+            drawn = torch.randn(p.shape, generator=source, dtype=torch.float64)
+            p.copy_(1 + 0.2 * drawn if id(p) in norms else 0.6 * drawn)
+    return model
+
+
+def build(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **changes) -> Transformer:
+    """The model of a recipe, in ``eval`` mode. ``changes`` are settings other than the recipe's."""
+    recipe = replace(recipe, **changes)
+    return randomise(Transformer(recipe), recipe.seed).to(dtype).eval()
+
+
+def sample(recipe: Recipe = Recipe(), batch: int = 3, dtype: torch.dtype = torch.float64, seed: int = 1, **changes) -> torch.Tensor:
+    """Inputs for the model of a recipe; every sample has content of its own."""
+    source = torch.Generator().manual_seed(seed)
+    if replace(recipe, **changes).ids:
+        return torch.randint(0, VOCABULARY, (batch, TOKENS), generator=source)
+    return torch.randn(batch, TOKENS, FEATURES, generator=source, dtype=torch.float64).to(dtype)
+
+
+def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest magnitude: tolerances scale, they are never absolute."""
+    assert a.shape == b.shape, f"{list(a.shape)} is not {list(b.shape)}"
+    scale = max(float(a.abs().max()), float(b.abs().max()))
+    gap = float((a - b).abs().max())
+    assert gap == gap, "NaN"
+    return gap / scale if scale else 0.0
