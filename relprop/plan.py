@@ -142,6 +142,8 @@ def _op_step(
     if name_of(node) == "getitem":
         rule = _getitem
     lone = sum(r == "activation" for r in roles) == 1
+    if rule is not None and rule.lone is not None and lone:
+        rule = rule.lone
     if rule is None or (rule.family in ("carry", "share") and not lone):
         rule = _unknown(node, rules, on_unknown, findings)
     wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))

@@ -9,7 +9,7 @@ Equations are those of Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -218,9 +218,6 @@ class Generic:
         return Split(_place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost)
 
 
-def either(one: Rule, both: Rule, name: str) -> Rule:
+def either(one: Rule, both: Rule) -> Rule:
     """``one`` where a single operand is an activation, ``both`` where two are: x·γ carries, u·v is balanced."""
-    def choose(relevance: Tensor, call: Call) -> Split:
-        return (one if len(call.activations) == 1 else both)(relevance, call)
-    return Rule(choose, name, both.family, one.reads | both.reads)
-
+    return replace(both, lone=one)

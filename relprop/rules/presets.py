@@ -31,8 +31,8 @@ stop = Rule(lambda relevance, call: (None,) * len(call.operands), "stop", "stop"
 linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS)
 conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
-matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH), "matmul: Eq. 6, Lemma 2")
-product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH), "product: Eq. 6, Lemma 2")
+matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH))
+product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH))
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
 subtract = Rule(Subtract(), "sub: Eq. 6, Lemma 2", "balance", INPUTS)
 generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH)
@@ -68,8 +68,8 @@ STABLE = variant(
 _theirs = AuthorsStabiliser()
 _zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
 _authors_moves = (
-    (ops.SELECT, indexed), (ops.PRODUCT, either(carry, Rule(Halves(_theirs), "product, authors'", "balance", BOTH), "product, authors'")),
-    (ops.MATMUL, either(share, Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH), "matmul, authors'")),
+    (ops.SELECT, indexed), (ops.PRODUCT, either(carry, Rule(Halves(_theirs), "product, authors'", "balance", BOTH))),
+    (ops.MATMUL, either(share, Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH))),
     ((*(op for op in ops.SHARE if "pool" in str(op)), *ops.packets("mean max_pool1d max_pool2d max_pool3d")), _zrule),
     (ops.CONV2D, Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)),
 )

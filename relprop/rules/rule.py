@@ -24,6 +24,7 @@ class RuleFunction(Protocol):
 class Rule:
     """A rule function with its name, its family, and which values it reads (what it does not read is not kept in memory).
 
+    ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance.
     A rule function returns one tensor (for the only activation), one share per operand, or a ``Split``.
     """
 
@@ -31,9 +32,12 @@ class Rule:
     name: str
     family: str = "custom"
     reads: frozenset[str] = frozenset({"inputs", "output"})
+    lone: Rule | None = None
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         """The split of ``relevance``, checked: one share per operand, each of its operand's shape."""
+        if self.lone is not None and len(call.activations) == 1:
+            return self.lone(relevance, call)
         result = self.function(relevance, call)
         if isinstance(result, Tensor):
             result = call.only(result)

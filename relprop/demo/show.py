@@ -1,0 +1,81 @@
+"""``relprop demo``: one picture, two classes, two maps, the books and the cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from relprop.demo.model import digit_scene_model
+from relprop.demo.scenes import Scenes, make_scenes
+from relprop.errors import OptionError
+from relprop.explain import explain_many
+from relprop.explanation import Explanation
+from relprop.views.plot import figure, show_heatmap, show_image
+
+
+def run_demo(out: Path, seed: int) -> str:
+    """Explain scene ``seed`` for both digits, write the picture to ``out``, and return the report."""
+    try:
+        model, scenes = digit_scene_model(), make_scenes(1, seed=seed)
+    except ImportError as error:
+        raise OptionError(f'the demo needs {error.name}: pip install "relprop[demo]"') from None
+    digits = scenes.digits[0].tolist()
+    explanations = explain_many(model, scenes.images, digits)
+    draw(scenes, explanations, out)
+    with torch.no_grad():
+        probabilities = model(scenes.images).sigmoid()[0]
+    ratio = _best_of(lambda: explain_many(model, scenes.images, digits[:1])) / _best_of(lambda: _forward(model, scenes.images))
+    lines = [f"scene {seed}: digits {digits[0]} and {digits[1]}, never seen in training; the model says " + ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)]
+    for which, e in enumerate(explanations):
+        on, other = share_on(e, scenes, which), share_on(e, scenes, 1 - which)
+        lines.append(
+            f"class {digits[which]}: {len(e.scores[0])} scores, largest {float(e.scores.max()):.3g}; {on:.0%} of the score lies on the {digits[which]}, "
+            f"{other:.0%} on the {digits[1 - which]}"
+        )
+        assert e.ledger is not None
+        totals = ", ".join(f"{name} {float(value):+.4f}" for name, value in e.ledger.totals().items())
+        lines.append(f"         ledger: {totals}; worst node {e.ledger.worst():.1e} of its relevance")
+    lines.append(f"one explanation takes {ratio:.1f} times one forward pass (batch 1, best of 5, this machine)")
+    return "\n".join([*lines, f"picture: {out}"])
+
+
+def share_on(e: Explanation, scenes: Scenes, which: int) -> float:
+    """The share of the heat map's positive part on digit number ``which`` (mean over the batch)."""
+    heat = e.heatmap().clamp(min=0)
+    return float(((heat * scenes.mask(which)).sum((1, 2)) / heat.sum((1, 2))).mean())
+
+
+def draw(scenes: Scenes, explanations: list[Explanation], out: Path) -> None:
+    """Input, the map for each class, and both over one picture (red: first class, blue: second)."""
+    image, digits = scenes.images[0], scenes.digits[0].tolist()
+    fig, axes = figure(4)
+    show_image(axes[0], image, "input")
+    for panel, e, digit in zip(axes[1:3], explanations, digits, strict=True):
+        show_heatmap(panel, e.heatmap()[0], f"why {digit}?", image)
+    show_image(axes[3], _two_colours(image, explanations), f"{digits[0]} red, {digits[1]} blue")
+    fig.savefig(out, dpi=110)
+
+
+def _two_colours(image: Tensor, explanations: list[Explanation]) -> Tensor:
+    first, second = (e.heatmap()[0].clamp(min=0) for e in explanations)
+    first, second = first / first.max().clamp(min=1e-12), second / second.max().clamp(min=1e-12)
+    grey = image[0] * 0.45
+    return torch.stack([grey + 0.55 * first, grey, grey + 0.55 * second]).clamp(0, 1)
+
+
+def _forward(model: torch.nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(images)
+
+
+def _best_of(call: Callable[[], object], times: int = 5) -> float:
+    best = float("inf")
+    for _ in range(times):
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+    return best
