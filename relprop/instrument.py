@@ -84,7 +84,7 @@ class Instrument:
         """∂y_t/∂value at every matching node, batch first; zeros where the target does not depend on it."""
         done, start = self._forward()
         found = self._matching(pattern)
-        with _surroundings(self.session.model):
+        with undisturbed(self.session.model):
             gradients = done.gradients(start.scalars, found.values(), again=True)
         return {name: _tidy(gradients[node]) for name, node in found.items()}
 
@@ -119,8 +119,8 @@ class Instrument:
     def explanation(self, *, method: str = "transformer_attribution", **options: Any) -> Explanation:
         """The token scores with the hooks in place."""
         chosen = method_named(method)
-        request = Request(chosen, chosen.checked(options), frozenset(), None, self._call_hooks)
-        with _surroundings(self.session.model), torch.no_grad():
+        request = Request(chosen, chosen.checked(options), frozenset(), None, self._hooks_by_node())
+        with undisturbed(self.session.model), torch.no_grad():
             return explain_target(start_run(self.session, self.inputs, [self.target], request), self.target, again=False)
 
     def _matching(self, pattern: str) -> dict[str, fx.Node]:
@@ -136,7 +136,7 @@ class Instrument:
         if self._done is None:
             program = self.session.program
             nodes = {n for n in program.graph.nodes if is_floating(n) and n.meta["role"] == "activation"}
-            with _surroundings(self.session.model):
+            with undisturbed(self.session.model):
                 done = forward(program, self.session.model, self.inputs, set(program.graph.nodes), nodes)
                 context = Context(program, self.session.model, self.session.adapter, self.inputs, {n: done.values[n] for n in program.output_nodes}, self.session.rules)
                 self._done = done, resolve(self.target, context)
@@ -147,22 +147,14 @@ class Instrument:
             done, start = self._forward()
             program = self.session.program
             starts = tuple({n: None for term in start.terms for n in term.seeds})
-            plan = self.session.plan(starts, frozenset(program.leaves.values()) | frozenset(s.attention for s in program.sites))
+            plan = self.session.plan(starts, frozenset(program.leaves.values()) | frozenset(self._labels.values()))
             values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
             self._relevance, accounts, ended = {}, [], {}
-            seen: dict[fx.Node, Tensor] = {}
-
-            def look(relevance: Tensor, node: fx.Node) -> Tensor:
-                changed = self._call_hooks(relevance, node)
-                seen[node] = relevance if changed is None else changed
-                return seen[node]
-
-            with _surroundings(self.session.model), torch.no_grad():
+            with undisturbed(self.session.model), torch.no_grad():
                 for term in start.terms:
-                    walk = propagate(plan, values, term.seeds, hook=look)
-                    for node, r in seen.items():
+                    walk = propagate(plan, values, term.seeds, hooks=self._hooks_by_node())
+                    for node, r in walk.found.items():
                         self._relevance[node] = self._relevance.get(node, 0) + term.coefficient * r
-                    seen.clear()
                     accounts += walk.accounts
                     ended = {n: ended.get(n, 0) + v for n, v in walk.ended.items()}
             started = sum(s.flatten(1).sum(1) for term in start.terms for s in term.seeds.values())
@@ -170,21 +162,29 @@ class Instrument:
             self._books = Ledger(tuple(accounts), started, {names.get(n, place(n).call): v for n, v in ended.items()})  # type: ignore[arg-type]
         return self._relevance
 
-    def _call_hooks(self, relevance: Tensor, node: fx.Node) -> Tensor | None:
+    def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:
+        """For each hooked node, its hooks one after another."""
+        by_node: dict[fx.Node, list[RelevanceHook]] = {}
         for nodes, function in self._hooks.values():
-            if node in nodes:
-                shown = _tidy(relevance)
-                replaced = function(shown)
-                if replaced is not None:
-                    if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
-                        got = list(replaced.shape) if isinstance(replaced, Tensor) else type(replaced).__name__
-                        raise RelpropError(f"a relevance hook at {place(node).call!r} returned {got}; the relevance there is {list(shown.shape)}")
-                    relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
+            for node in nodes:
+                by_node.setdefault(node, []).append(function)
+        return {node: _chain(node, functions) for node, functions in by_node.items()}
+
+
+def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], Tensor]:
+    def call(relevance: Tensor) -> Tensor:
+        for function in functions:
+            shown = _tidy(relevance)
+            replaced = function(shown)
+            if replaced is None:
+                continue
+            if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
+                got = list(replaced.shape) if isinstance(replaced, Tensor) else type(replaced).__name__
+                raise RelpropError(f"a relevance hook at {place(node).call!r} returned {got}; the relevance there is {list(shown.shape)}")
+            relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
         return relevance
 
-
-def _surroundings(model: nn.Module) -> Any:
-    return undisturbed(model)
+    return call
 
 
 def _tidy(value: Tensor) -> Tensor:

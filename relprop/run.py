@@ -37,7 +37,7 @@ class Request:
     options: Mapping[str, Any]
     keep: frozenset[str]
     raw: Any = None
-    hook: Hook | None = None
+    hooks: Mapping[fx.Node, Hook] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,7 +70,7 @@ def start_run(session: Session, inputs: Inputs, targets: list[Any], request: Req
     sites = _sites(session, starts)
     chosen = tuple(sites[i] for i in chosen_layers(request.options["layers"], len(sites)))
     plan = None
-    if "relevance" in request.method.needs or "input" in request.keep or request.hook is not None:
+    if "relevance" in request.method.needs or "input" in request.keep or request.hooks:
         wanted = frozenset(s.attention for s in chosen) | (frozenset(program.leaves.values()) if "input" in request.keep else frozenset())
         plan = session.plan(starts, wanted)
         visible = {s.contraction for s in plan.sites}
@@ -150,7 +150,7 @@ def _relevance(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
     started = None
     for term in start.terms:
         seeds = {n: s for n, s in term.seeds.items() if n in run.plan.starts}
-        walk = propagate(run.plan, values, seeds, hook=run.request.hook)
+        walk = propagate(run.plan, values, seeds, hooks=run.request.hooks)
         began = term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values())
         total_walk = _scaled(walk, term.coefficient) if total_walk is None else _added(total_walk, _scaled(walk, term.coefficient))
         started = began if started is None else started + began

@@ -18,7 +18,8 @@ from relprop.tracer.editing import name_of, val
 from relprop.tracer.program import describe, place
 from relprop.tracer.run import Values
 
-Hook = Callable[[Tensor, fx.Node], Tensor | None]
+Hook = Callable[[Tensor], Tensor | None]
+Pending = dict[fx.Node, list[Any]]
 
 
 @dataclass
@@ -31,46 +32,100 @@ class Walk:
 
 
 def propagate(
-    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, extras: Mapping[fx.Node, Tensor] | None = None, account: bool = True, hook: Hook | None = None
+    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, extras: Mapping[fx.Node, Tensor] | None = None, account: bool = True,
+    hooks: Mapping[fx.Node, Hook] | None = None,
 ) -> Walk:
     """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
 
-    ``extras`` are tensors a method attaches to nodes, batch first. ``hook(relevance, node)`` sees the joined relevance of every
-    node, batch first, and may return another.
+    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees the joined relevance of a node,
+    batch first, and may return another. The walk is one ``vmap`` from hook to hook: a rule sees one sample, an op is called once.
     """
-    walk = Walk()
-    arrived: dict[fx.Node, list[Any]] = {node: [start] for node, start in starts.items()}
-    steps = {step.node: step for step in plan.steps}
-    for node in _order(plan):
-        parts = arrived.pop(node, None)
-        if parts is None:
-            continue
-        relevance = _join(plan, node, parts, values)
-        if hook is not None and isinstance(relevance, Tensor) and (replaced := hook(relevance, node)) is not None:
-            relevance = replaced
-        if node in plan.wanted:
-            walk.found[node] = relevance
-        step = steps.get(node)
-        if step is None:
-            if account and isinstance(relevance, Tensor):
-                walk.ended[node] = torch.func.vmap(total)(relevance)
-            continue
-        shares = _apply(step, relevance, values, (extras or {}).get(node), walk if account else None)
-        for operand, needed, share in zip(step.operands, step.needed, shares, strict=True):
-            if needed and share is not None:
-                arrived.setdefault(operand, []).append(_indexed(step, share))
+    hooks, walk = hooks or {}, Walk()
+    pending: Pending = {node: [start] for node, start in starts.items()}
+    for nodes in _sections(plan, hooks):
+        hook = hooks.get(nodes[0])
+        if hook is not None and nodes[0] in pending:
+            joined = _join(plan, nodes[0], pending[nodes[0]], values)
+            replaced = hook(joined)
+            pending[nodes[0]] = [joined if replaced is None else replaced]
+        pending = _walk_section(plan, nodes, values, pending, extras or {}, walk, account)
     return walk
+
+
+def _sections(plan: Plan, hooks: Mapping[fx.Node, Hook]) -> list[list[fx.Node]]:
+    """The nodes in order, cut before each hooked one."""
+    sections: list[list[fx.Node]] = [[]]
+    for node in _order(plan):
+        if node in hooks and sections[-1]:
+            sections.append([])
+        sections[-1].append(node)
+    return sections
+
+
+def _walk_section(
+    plan: Plan, nodes: list[fx.Node], values: Values, pending: Pending, extras: Mapping[fx.Node, Tensor], walk: Walk, account: bool
+) -> Pending:
+    """Some nodes of the walk for the whole batch; returns what has arrived at nodes of later sections."""
+    here = set(nodes)
+    steps = {step.node: step for step in plan.steps if step.node in here}
+    used = {n for step in steps.values() for n in (step.node, *step.operands)} | (here & plan.joined)
+    batched = [n for n in values if n in used and n.meta["batched"]]
+    attached = [n for n in extras if n in steps]
+    arrivals = [(node, part) for node, parts in pending.items() for part in parts]
+    out: dict[str, list[Any]] = {}
+
+    def section(parts: list[Tensor], given: list[Any], added: list[Tensor]) -> list[list[Any]]:
+        env = {**{n: v for n, v in values.items() if n in used and not n.meta["batched"]}, **dict(zip(batched, given, strict=True))}
+        arrived: Pending = {}
+        for (node, original), part in zip(arrivals, parts, strict=True):
+            arrived.setdefault(node, []).append((original[0], part) if isinstance(original, tuple) else part)
+        mine, books = Walk(), []
+        extra = dict(zip(attached, added, strict=True))
+        for node in nodes:
+            if node in arrived:
+                relevance = _join(plan, node, arrived.pop(node), env)
+                _visit(plan, node, relevance, steps.get(node), env, extra.get(node), mine, arrived, books if account else None)
+        left = [(n, p) for n, parts in arrived.items() for p in parts]
+        out["found"], out["ended"], out["left"], out["books"] = list(mine.found), list(mine.ended), left, books
+        sums = [list(b.values()) for _, b in books]
+        return [list(mine.found.values()), list(mine.ended.values()), [p[1] if isinstance(p, tuple) else p for _, p in left], sums]
+
+    tensors = [part[1] if isinstance(part, tuple) else part for _, part in arrivals]
+    if not tensors:
+        return {}
+    found, ended, left, sums = torch.func.vmap(section)(tensors, [values[n] for n in batched], [extras[n] for n in attached])
+    walk.found.update(zip(out["found"], found, strict=True))
+    walk.ended.update(zip(out["ended"], ended, strict=True))
+    walk.accounts += [_account(step, dict(zip(keys, amounts, strict=True))) for (step, keys), amounts in zip(out["books"], sums, strict=True)]
+    later: Pending = {}
+    for (node, part), value in zip(out["left"], left, strict=True):
+        later.setdefault(node, []).append((part[0], value) if isinstance(part, tuple) else value)
+    return later
+
+
+def _visit(
+    plan: Plan, node: fx.Node, relevance: Any, step: Step | None, env: Values, extra: Tensor | None, walk: Walk, arrived: Pending,
+    books: list[tuple[Step, dict[str, Tensor]]] | None,
+) -> None:
+    """One node: hand its relevance out if it is wanted, and on by its rule."""
+    if node in plan.wanted:
+        walk.found[node] = relevance
+    if step is None:
+        if books is not None and isinstance(relevance, Tensor):
+            walk.ended[node] = total(relevance)
+        return
+    split, given = _apply(step, relevance, env, extra)
+    if books is not None:
+        books.append((step, _books(step, given, split)))
+    for operand, needed, share in zip(step.operands, step.needed, split.shares, strict=True):
+        if needed and isinstance(share, Tensor):
+            arrived.setdefault(operand, []).append((step.node.args[1], share) if name_of(step.node) == "getitem" else share)
 
 
 def _order(plan: Plan) -> list[fx.Node]:
     """The nodes relevance can arrive at, nearest the target first."""
     reached = {*plan.starts, *(s.node for s in plan.steps), *(o for s in plan.steps for o, n in zip(s.operands, s.needed, strict=True) if n)}
     return [n for n in reversed(plan.program.graph.nodes) if n in reached]
-
-
-def _indexed(step: Step, share: Tensor) -> Any:
-    """The share of one of several outputs keeps its number."""
-    return (step.node.args[1], share) if name_of(step.node) == "getitem" else share
 
 
 def _join(plan: Plan, node: fx.Node, parts: list[Any], values: Values) -> Any:
@@ -85,41 +140,20 @@ def _join(plan: Plan, node: fx.Node, parts: list[Any], values: Values) -> Any:
     return sum(parts[1:], parts[0])
 
 
-def _apply(step: Step, relevance: Any, values: Values, extra: Tensor | None, walk: Walk | None) -> list[Tensor | None]:
-    """One rule, for the whole batch: the rule itself sees one sample."""
+def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tuple[Split, Any]:
+    """One rule on one sample, and the relevance it was given."""
     first = next(iter(relevance.values())) if isinstance(relevance, dict) else relevance
     dtype, device = at_least_float32(first.dtype), first.device
-    tensors = [_operand(step, node, values, dtype, device) for node in step.operands]
-    dims = [0 if node in values and node.meta["batched"] else None for node in step.operands]
-    output = values.get(step.node, torch.zeros((), device=device))
-    present: list[int] = []
-    keys: list[str] = []
-
-    def one(given: Any, produced: Any, added: Any, *given_tensors: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        call = step.call(given_tensors, produced, added).widened(dtype)
-        if isinstance(given, dict):
-            given = _all_outputs(step, given, call, dtype)
-        split = step.rule(given, call)
-        kept = [(i, s) for i, s in enumerate(split.shares) if isinstance(s, Tensor) and step.needed[i]]
-        present[:] = [i for i, _ in kept]
-        books = _books(step, given, split) if walk is not None else {}
-        keys[:] = list(books)
-        return tuple(s for _, s in kept), tuple(books.values())
-
-    in_dims = (0, 0 if step.node in values and step.node.meta["batched"] else None, None if extra is None else 0, *dims)
+    tensors = tuple(_operand(node, env, dtype, device) for node in step.operands)
+    call = step.call(tensors, env.get(step.node), extra).widened(dtype)
+    given = _all_outputs(step, relevance, dtype) if isinstance(relevance, dict) else relevance
     try:
-        shares, books = torch.func.vmap(one, in_dims=in_dims)(relevance, output, extra, *tensors)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {str(error).splitlines()[0]}", at=describe(step.node))) from error
-    if walk is not None:
-        walk.accounts.append(_account(step, dict(zip(keys, books, strict=True))))
-    placed: list[Tensor | None] = [None] * len(step.operands)
-    for i, share in zip(present, shares, strict=True):
-        placed[i] = share
-    return placed
+        return step.rule(given, call), given
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {str(error).splitlines()[0] if str(error) else type(error).__name__}", at=describe(step.node))) from error
 
 
-def _operand(step: Step, node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:
+def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:
     """A kept value; for one that the rule does not read, a zero of its shape that takes no memory."""
     if node in values:
         return values[node]
@@ -129,7 +163,7 @@ def _operand(step: Step, node: fx.Node, values: Values, dtype: torch.dtype, devi
     return torch.zeros((), dtype=dtype if meta.is_floating_point() else meta.dtype, device=device).expand(meta.shape)
 
 
-def _all_outputs(step: Step, given: dict[int, Tensor], call: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _all_outputs(step: Step, given: dict[int, Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Relevance for every floating output of a several-output op, zeros where none arrived."""
     like = next(iter(given.values()))
     return tuple(given.get(i, torch.zeros(v.shape, dtype=dtype, device=like.device)) for i, v in enumerate(val(step.node)) if v.is_floating_point())

@@ -36,16 +36,14 @@ class Forward:
 
 def forward(program: Program, model: nn.Module, inputs: Inputs, keep: Collection[fx.Node], watch: Collection[fx.Node]) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on. Nothing in the model requires grad meanwhile."""
-    watching, watched = set(watch), {}
+    watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Any) -> Any:
-        if node not in watching or not isinstance(value, Tensor):
-            return value
         watched[node] = value if value.requires_grad else value.detach().requires_grad_()
         return watched[node]
 
     with torch.enable_grad():
-        values = execute(program, model, inputs, keep, visit)
+        values = execute(program, model, inputs, keep, watch, visit)
     return Forward({n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched)
 
 

@@ -60,14 +60,14 @@ def _operand_shape(call: Call, index: int) -> tuple[int, ...]:
 
 
 def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
-    """Uses of one value meet: their numbers add (a batched field: batch, channels, shape)."""
-    numbers = torch.zeros_like(fields[0][:, :-1])
-    anywhere = torch.zeros_like(fields[0][:, -1:])
+    """Uses of one value meet: their numbers add."""
+    numbers = torch.zeros_like(fields[0][:-1])
+    anywhere = torch.zeros_like(fields[0][-1:])
     for field in fields:
-        count = field[:, -1:]
-        numbers = numbers + torch.where(count > 0, field[:, :-1] / torch.where(count > 0, count, 1.0), 0.0)
+        count = field[-1:]
+        numbers = numbers + torch.where(count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0)
         anywhere = torch.maximum(anywhere, (count > 0).to(field.dtype))
-    return torch.cat([numbers, anywhere], 1)
+    return torch.cat([numbers, anywhere])
 
 
 @rule(family="rollup", reads="", name="field: merge")

@@ -22,41 +22,95 @@ Values = dict[fx.Node, Any]
 Visit = Callable[[fx.Node, Any], Any]
 
 
-def execute(program: Program, model: nn.Module | None, inputs: Inputs, keep: Collection[fx.Node], visit: Visit | None = None, *, attached: bool = False) -> Values:
-    """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace a value as it is made.
+def execute(
+    program: Program, model: nn.Module | None, inputs: Inputs, keep: Collection[fx.Node], watch: Collection[fx.Node] = (), visit: Visit | None = None,
+    *, attached: bool = False,
+) -> Values:
+    """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the value of a node in ``watch`` as it is made.
 
-    Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. Values are freed after their last use unless kept.
+    Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The graph runs in sections that end at
+    watched nodes, each section in one ``vmap``; what no later section reads is freed unless kept.
     """
     kept, values = set(keep), {}
-    last = _last_uses(program.graph)
     stacked = iter(inputs.stacked())
-    for node in program.graph.nodes:
-        if node.op == "output":
-            break
-        if node.op == "placeholder":
-            value = next(stacked) if attached else normal(next(stacked))
-        elif node.op == "get_attr":
-            value = normal(_parameter(program, model, str(node.target)))
-        else:
-            value = _call(node, values, program.dtype)
-        if program.dtype is not None and node.op in ("placeholder", "get_attr") and value.is_floating_point():
-            value = value.to(program.dtype)
-        values[node] = visit(node, value) if visit is not None else value
-        for done in last.get(node, ()):
-            if done not in kept:
-                del values[done]
+    sections = _sections(program.graph, set(watch))
+    later = _read_later(sections)
+    for nodes, still in zip(sections, later, strict=True):
+        for node in nodes:
+            if node.op == "placeholder":
+                given = next(stacked)
+                values[node] = _cast(given if attached else normal(given), program.dtype)
+            elif node.op == "get_attr":
+                values[node] = _cast(normal(_parameter(program, model, str(node.target))), program.dtype)
+            elif not node.meta["batched"]:
+                values[node] = _call(node, values, program.dtype)
+        wanted = [n for n in nodes if n in kept or n in still]
+        _run_section([n for n in nodes if n.op == "call_function" and n.meta["batched"]], wanted, values, program.dtype)
+        if visit is not None and nodes[-1] in watch:
+            values[nodes[-1]] = visit(nodes[-1], values[nodes[-1]])
+        for node in [n for n in values if n not in kept and n not in still]:
+            del values[node]
     return values
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    last: dict[fx.Node, fx.Node] = {}
+def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+
+def _sections(graph: fx.Graph, watch: set[fx.Node]) -> list[list[fx.Node]]:
+    """The graph's nodes in order, cut after each watched one."""
+    sections: list[list[fx.Node]] = [[]]
     for node in graph.nodes:
-        for used in (node, *tensor_inputs(node)):
-            last[used] = node
+        if node.op != "output":
+            sections[-1].append(node)
+            if node in watch:
+                sections.append([])
+    return [s for s in sections if s]
+
+
+def _read_later(sections: list[list[fx.Node]]) -> list[set[fx.Node]]:
+    """For each section, the nodes that sections after it read."""
+    after: list[set[fx.Node]] = [set()]
+    for nodes in reversed(sections[1:]):
+        after.append(after[-1] | {i for n in nodes for i in tensor_inputs(n)})
+    return after[::-1]
+
+
+def _run_section(nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dtype: torch.dtype | None) -> None:
+    """Run ``nodes`` for the whole batch at once and put what is ``wanted`` of them into ``values``."""
+    if not nodes:
+        return
+    inside = set(nodes)
+    entering = [n for n in dict.fromkeys(i for node in nodes for i in tensor_inputs(node) if i not in inside) if n.meta["batched"]]
+    leaving = [n for n in nodes if n in set(wanted)]
+    last = {used: node for node in nodes for used in (node, *tensor_inputs(node)) if used in inside and used not in set(leaving)}
     gone: dict[fx.Node, list[fx.Node]] = {}
     for used, user in last.items():
         gone.setdefault(user, []).append(used)
-    return gone
+
+    def section(*given: Any) -> tuple[Any, ...]:
+        env = _Layered(dict(zip(entering, given, strict=True)), values)
+        for node in nodes:
+            env.own[node] = _call(node, env, dtype)
+            for done in gone.get(node, ()):
+                del env.own[done]
+        return tuple(env.own[n] for n in leaving)
+
+    if not entering:
+        results = section()
+    else:
+        results = torch.func.vmap(section, randomness="same")(*(values[n] for n in entering))
+    values.update(zip(leaving, results, strict=True))
+
+
+class _Layered:
+    """A section's own values before those from outside it."""
+
+    def __init__(self, own: Values, outer: Values) -> None:
+        self.own, self.outer = own, outer
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        return self.own[node] if node in self.own else self.outer[node]
 
 
 def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor:
@@ -92,20 +146,10 @@ def _plain(x: Any, dtype: torch.dtype | None) -> Any:
     return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
-def _call(node: fx.Node, values: Values, dtype: torch.dtype | None) -> Any:
+def _call(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
     operands, rebuild = template(node, dtype)
-    tensors = [values[n] for n in operands]
-
-    def function(*given: Any) -> Any:
-        args, kwargs = rebuild(*given)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
+    args, kwargs = rebuild(*(values[n] for n in operands))
     try:
-        if not node.meta["batched"]:
-            return function(*tensors)
-        dims = tuple(0 if n.meta["batched"] else None for n in operands)
-        if all(d is None for d in dims):
-            return function(*tensors)
-        return torch.func.vmap(function, in_dims=dims, randomness="same")(*tensors)
-    except RuntimeError as error:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, TypeError) as error:
         raise InputError(message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))) from error
