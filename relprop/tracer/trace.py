@@ -48,17 +48,36 @@ def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...
     return program
 
 
-def structure(model: nn.Module) -> int:
-    """A number that changes when the model's structure does: modules, their plain settings, hooks, and the shapes of their tensors."""
+def structure(model: nn.Module) -> tuple[Any, ...]:
+    """What changes when the model's structure does: modules, their settings (those of a config object too), hooks, and the shapes of their tensors."""
     parts: list[Any] = []
+    seen: dict[int, Any] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        settings = tuple((k, v) for k, v in vars(module).items() if k != "training" and isinstance(v, (bool, int, float, str)))
+        settings = tuple((k, _setting(v, seen)) for k, v in vars(module).items() if k != "training" and k not in _OF_EVERY_MODULE)
         tensors = tuple((k, tuple(t.shape), t.dtype, t.device) for k, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
         hooks = tuple(map(id, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))
-        forward = id(vars(module).get("forward"))
         attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        parts.append((name, id(module), id(type(module)), settings, tensors, hooks, forward, attention))
-    return hash(tuple(parts))
+        parts.append((name, id(module), id(type(module)), settings, tensors, hooks, id(vars(module).get("forward")), attention))
+    return tuple(parts)
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _setting(value: Any, seen: dict[int, Any], depth: int = 3) -> Any:
+    """A setting as something that compares: numbers and text, containers of them, and objects that hold them; nothing of the rest."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, (Tensor, nn.Module)) or depth == 0 or callable(value):
+        return type(value).__name__
+    if id(value) not in seen:
+        seen[id(value)] = "..."
+        if isinstance(value, (list, tuple)):
+            seen[id(value)] = tuple(_setting(v, seen, depth - 1) for v in value)
+        else:
+            items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+            seen[id(value)] = type(value).__name__, tuple((str(k), _setting(v, seen, depth - 1)) for k, v in items.items())
+    return seen[id(value)]
 
 
 def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...] | None = None, model: nn.Module | None = None) -> Program:
