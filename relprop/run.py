@@ -197,8 +197,9 @@ def _roll_up(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor], walk: 
     stream = _only(streams)
     scales = _row_scales(run, matrices) if request.options["normalize_rows"] else {}
     values = {n: v for n, v in run.forward.values.items() if n in plan.keep}
-    row = stream.read(propagate(plan, values, start.field, extras={**matrices, **scales}, account=False).found[stream.node])[:, 0]
-    identity = stream.read(propagate(plan, values, start.field, extras=scales, account=False).found[stream.node])[:, 0]
+    both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
+    field = {node: torch.cat([f[:, :1], f], 1) for node, f in start.field.items()}
+    row, identity = stream.read(propagate(plan, values, field, extras={**both, **scales}, account=False).found[stream.node]).unbind(1)
     if not torch.isfinite(row).all():
         raise RelpropError(f"the scores of {int((~torch.isfinite(row)).any(1).sum())} samples are not finite: relevance overflowed; precision='float64' may help")
     layout = session.layout(stream)
@@ -281,11 +282,12 @@ def _matrix(run: Run, start: Start, stream: Stream, matrices: Mapping[fx.Node, T
     for i in axes:
         count *= shape[i]
     like = next(iter(matrices.values()))
+    shared = {node: m.unsqueeze(1) for node, m in matrices.items()}
     rows = []
     for first in range(0, count, MATRIX_ROWS):
         some = torch.eye(count, dtype=like.dtype, device=like.device)[first:first + MATRIX_ROWS]
         marks = some.reshape(len(some), *(shape[i] if i in axes else 1 for i in range(len(shape)))).expand(len(some), *shape)
         field = torch.cat([marks, torch.ones_like(marks[:1])]).expand(run.inputs.batch, -1, *shape)
-        found = propagate(plan, values, {top: field}, extras={**matrices, **scales}, account=False).found
+        found = propagate(plan, values, {top: field}, extras={**shared, **scales}, account=False).found
         rows.append(stream.read(found[stream.node]))
     return torch.cat(rows, 1)

@@ -3,10 +3,12 @@
 A *field* has the shape of a value, with channels first: every channel but the last is a sum, the last is the count of what carries
 it; the number at a place is sum/count. *move* ops move both; over feature and head axes the number is Σsum/Σcount (so the mean
 over heads E_h falls out of the value projection); over token axes fields sum; where uses of one value meet, numbers add.
-``call.extra`` is Eq. 13's (∇A ⊙ R)⁺ at an attention site; ``call.notes`` says which axes are tokens and what each operand carries.
+``call.extra`` is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are tokens and what each operand carries.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -91,10 +93,16 @@ def moved(field: Field, call: Call) -> Fields:
     """Moves take sums and counts to where the values came from, channel by channel."""
     inverse = call.notes.get("inverse", move)
     weights = call.notes.get("carries", (1.0,) * len(call.operands))
-    parts = torch.func.vmap(lambda channel: tuple(s for s in inverse.function(channel, call) if s is not None))(field)
-    shares = iter(parts)
+    shares = iter(_by_channel(lambda channel: [s for s in inverse.function(channel, call) if s is not None], field))
     placed = [next(shares) if call.inputs[i].is_floating_point() else None for i in range(len(call.operands))]
     return tuple(None if s is None or not w else _weighted(s, w) for s, w in zip(placed, weights, strict=True))
+
+
+def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> list[Field]:
+    """``function`` on every channel; a few are faster one by one, many in a vmap."""
+    if len(field) > 8:
+        return list(torch.func.vmap(lambda c: tuple(function(c)))(field))
+    return [torch.stack(same) for same in zip(*(function(c) for c in field), strict=True)]
 
 
 @rule(family="rollup", reads="", name="field: expand")
@@ -139,7 +147,10 @@ def convolved(field: Field, call: Call) -> Fields:
 
 @rule(family="rollup", reads="", name="field: attention site")
 def attended(field: Field, call: Call) -> Fields:
-    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes."""
+    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes.
+
+    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the identity).
+    """
     right = call.notes["transposed"]
     v_at = 0 if right else 1
     shape = _operand_shape(call, v_at)
