@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.errors import OptionError
+from relprop.errors import OptionError, RelpropError
 from relprop.interpreter.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ def join(parts: list[Explanation]) -> Explanation:
     first = parts[0]
     if len(parts) == 1:
         return first
+    kinds = {(p.scores.shape[1:], tuple(b.path for b in p.blocks or ())) for p in parts}
+    if len(kinds) > 1:
+        raise RelpropError(f"samples took branches of the model with different tokens or attention sites ({len(kinds)} kinds): explain them one by one")
 
     def cat(name: str) -> Any:
         return None if getattr(first, name) is None else torch.cat([getattr(p, name) for p in parts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -146,11 +146,19 @@ def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tup
     dtype, device = at_least_float32(first.dtype), first.device
     tensors = tuple(_operand(node, env, dtype, device) for node in step.operands)
     call = step.call(tensors, env.get(step.node), extra).widened(dtype)
+    if _rounded(step, env.get(step.node), dtype):
+        call = replace(call, output=call.apply(*call.inputs))
     given = _all_outputs(step, relevance, dtype) if isinstance(relevance, dict) else relevance
     try:
         return step.rule(given, call), given
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {str(error).splitlines()[0] if str(error) else type(error).__name__}", at=describe(step.node))) from error
+
+
+def _rounded(step: Step, output: Any, dtype: torch.dtype) -> bool:
+    """Whether a rule divides by an output that the forward pass rounded to half precision: shares of its terms would not sum to it."""
+    divides = step.rule.family in ("balance", "share") and step.rule.reads >= {"inputs", "output"}
+    return divides and isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
 
 
 def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:

@@ -79,21 +79,21 @@ class Ledger:
 
 
 def join_ledgers(parts: list[Ledger]) -> Ledger:
-    """One ledger for a batch that was computed in parts."""
+    """One ledger for a batch that was computed in parts; what a part has no account of (samples may take other branches) is 0 there."""
     if len(parts) == 1:
         return parts[0]
+    keyed = [{(a.node, a.path, a.op, a.rule): a for a in part.accounts} for part in parts]
+    zeros = [torch.zeros_like(part.started, dtype=torch.float64 if part.started.device.type != "mps" else torch.float32) for part in parts]
 
     def cat_maps(maps: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {key: torch.cat([m[key] for m in maps]) for key in maps[0]}
+        return {key: torch.cat([m.get(key, zero) for m, zero in zip(maps, zeros, strict=True)]) for key in dict.fromkeys(k for m in maps for k in m)}
 
-    accounts = tuple(
-        Account(
-            same[0].node, same[0].path, same[0].op, same[0].rule, torch.cat([a.arrived for a in same]), torch.cat([a.absolute for a in same]),
-            torch.cat([a.to_inputs for a in same]), torch.cat([a.unread for a in same]),
-            cat_maps([a.absorbed for a in same]), cat_maps([a.lost for a in same]),
-        )
-        for same in zip(*(p.accounts for p in parts), strict=True)
-    )
+    def join_accounts(key: tuple[str, str, str, str]) -> Account:
+        same = [accounts.get(key, Account(*key, zero, zero, zero, zero)) for accounts, zero in zip(keyed, zeros, strict=True)]
+        sums = [torch.cat([getattr(a, name) for a in same]) for name in ("arrived", "absolute", "to_inputs", "unread")]
+        return Account(*key, *sums, cat_maps([a.absorbed for a in same]), cat_maps([a.lost for a in same]))
+
+    accounts = tuple(join_accounts(key) for key in dict.fromkeys(k for accounts in keyed for k in accounts))
     return Ledger(accounts, torch.cat([p.started for p in parts]), cat_maps([p.reached for p in parts]))
 
 

@@ -74,7 +74,7 @@ def resolve(target: Any, context: Context) -> Start:
         return resolve_callable(target, context)
     name, node = class_output(context.program)
     size = shape(node)
-    if size[0] != 1:
+    if size[:1] != (1,):
         raise TargetError(f"output {name!r} has no batch axis (shape {list(size)} for one sample): choose with a callable target")
     _warn_if_probability(name, node)
     indices = _indices(target, context, name, node)
@@ -95,7 +95,7 @@ def _warn_if_probability(name: str, node: fx.Node) -> None:
     source = node
     while name_of(source) in ("reshape", "squeeze", "unsqueeze", "to", "select", "slice") and isinstance(source.args[0], fx.Node):
         source = source.args[0]
-    if name_of(source) in (*SOFTMAX, "sigmoid"):
+    if name_of(source) in (*SOFTMAX, "sigmoid", "log_softmax", "_log_softmax"):
         warnings.warn(
             f"output {name!r} ends in a {name_of(source).strip('_')}: the explained value is a probability, the method's paper code explains the logit before it",
             RelpropWarning, stacklevel=2,

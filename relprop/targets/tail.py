@@ -38,13 +38,12 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
     inputs = _outputs_as_inputs(context)
     tail = _trace(target, context, inputs)
     scalar = tail.output_nodes[0]
+    if scalar.meta["role"] != "activation":
+        raise TargetError("the target callable does not depend on the model's output")
     values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
-    scalars = values[scalar].flatten(1)
-    if scalars.shape[1] != 1 or not scalars.is_floating_point():
-        raise TargetError(f"the target callable returned {list(scalars.shape[1:])} elements of {scalars.dtype} for one sample, not one floating scalar")
     label = (getattr(target, "__name__", type(target).__name__),) * context.inputs.batch
     nodes = dict(zip(tail.placeholders, context.program.output_nodes, strict=True))
-    flat = scalars[:, 0]
+    flat = values[scalar].flatten()
     if _is_linear(tail):
         return _linear_start(label, flat, inputs, context)
     ones = torch.ones_like(values[scalar])
@@ -73,6 +72,9 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
         result = target(context.program.outputs(list(tensors)))
         if not isinstance(result, Tensor):
             raise TargetError(f"the target callable returned {type(result).__name__}, not a scalar tensor")
+        if result.numel() != 1 or not result.is_floating_point():
+            kind = str(result.dtype).removeprefix("torch.")
+            raise TargetError(f"the target callable returned {kind} {list(result.shape)} for one sample, not one floating scalar")
         return (result.reshape(1),)
 
     sample = [t[:1].detach() for t in inputs.tensors]

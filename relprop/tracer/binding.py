@@ -89,6 +89,8 @@ def _refuse_bad(names: tuple[str, ...], tensors: tuple[Tensor, ...], places: lis
             raise InputError(f"input {name!r} has no batch axis (its shape is [])")
         if tensor.dim() and tensor.shape[0] == 0:
             raise InputError(f"input {name!r} is an empty batch, shape {list(tensor.shape)}")
+        if tensor.device.type == "meta":
+            raise InputError(f"input {name!r} is on the meta device: it has no values")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
             masked = bool((tensor == float("-inf")).any()) and not bool(torch.isnan(tensor).any()) and not bool((tensor == float("inf")).any())

@@ -151,5 +151,5 @@ def _call(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
         raise InputError(message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))) from error
