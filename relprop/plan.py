@@ -159,6 +159,8 @@ _getitem = Rule(_pick, "one of several outputs", "move", frozenset())
 
 def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Finding]) -> Rule:
     """The generic rule, reported; or the refusal that says how to write a rule."""
+    if rules.fixed:
+        return rules.generic
     derivative = _has_derivative(node)
     op = str(node.target)
     refused = on_unknown == "error" or not derivative or isinstance(val(node), (tuple, list))
@@ -184,7 +186,7 @@ def _has_derivative(node: fx.Node) -> bool:
     operator = node.target
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
         return True
-    definition = torch._library.custom_ops.OPDEFS.get(operator._qualname) if hasattr(torch._library, "custom_ops") else None
+    definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name) if hasattr(torch._library, "custom_ops") else None
     if definition is not None:
         return definition._backward_fn is not None
     name = operator.name()

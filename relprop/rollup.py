@@ -52,12 +52,13 @@ class Stream:
 def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Stream, ...]:
     """The token tensor of every leaf from which attention sites and the target descend.
 
-    It is the last node through which every path from the leaf to the target and to any attention site passes.
+    It is the last node through which every path from the leaf to the target and into any attention site passes.
     """
     found = []
     for name, leaf in program.leaves.items():
         ends = [s for s in starts if flow.reaches(leaf, s)]
-        below = [s.contraction for s in sites if flow.reaches(leaf, s.contraction) and any(flow.reaches(s.contraction, e) for e in ends)]
+        read = [s for s in sites if flow.reaches(leaf, s.contraction) and any(flow.reaches(s.contraction, e) for e in ends)]
+        below = [n for s in read for n in (s.attention, s.values) if n in flow.members and flow.reaches(leaf, n)]
         if not below:
             continue
         part = Flow((n for n in flow.nodes if flow.reaches(leaf, n)), {leaf})
@@ -84,6 +85,10 @@ def rollup_plan(program: Program, model: nn.Module | None, starts: tuple[fx.Node
     for step in plan.steps:
         if packet(step.node) in ops.MATMUL and not any(s.contraction is step.node for s in sites):
             raise RollUpError(message("the roll-up cannot pass a product of activations that is no attention site", at=describe(step.node)))
+        if step.rule is ROLLUP.generic and any(n and val(o).shape != val(step.node).shape for o, n in zip(step.operands, step.needed, strict=True)):
+            raise RollUpError(message(
+                f"the roll-up cannot pass {step.op}: it is in no list of operations and changes the shape", at=describe(step.node),
+            ))
     return plan, found
 
 

@@ -34,7 +34,7 @@ LINEAR = packets("linear")
 CONV2D = packets("conv2d")
 SHARE = packets(
     "conv1d conv3d conv_transpose1d conv_transpose2d mean sum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d upsample_bilinear2d upsample_nearest2d upsample_linear1d upsample_nearest1d"
+    "adaptive_avg_pool2d adaptive_avg_pool3d col2im upsample_bilinear2d upsample_nearest2d upsample_linear1d upsample_nearest1d"
 )
 #: Values only change place.
 RESHAPE = packets("reshape view _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as")
@@ -46,10 +46,10 @@ SLICE = packets("slice")
 CAT = packets("cat")
 MOVE = packets(
     "stack roll flip index index_select gather repeat repeat_interleave tile narrow select_scatter slice_scatter "
-    "index_put scatter split split_with_sizes chunk unbind tensor_split unfold im2col col2im pixel_shuffle pixel_unshuffle "
+    "index_put split split_with_sizes chunk unbind tensor_split unfold col2im pixel_shuffle pixel_unshuffle "
     "movedim t numpy_T adjoint as_strided diagonal take_along_dim broadcast_to clone contiguous alias take channel_shuffle"
 )
-FILL = packets("masked_fill where pad constant_pad_nd tril triu masked_scatter")
+FILL = packets("masked_fill where pad constant_pad_nd tril triu masked_scatter scatter im2col")
 ROUTE = packets("max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d amax amin max min maximum minimum sort topk fmax fmin")
 #: Nothing flows here, whatever enters: shapes, comparisons, indices, noise.
 STOP = packets(

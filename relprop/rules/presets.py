@@ -90,16 +90,18 @@ REFERENCE_LRP = variant(
     *_authors_moves, generic=_zrule, fan_out=stabilised_sum,
 )
 
+_zplus = Rule(ZPlus(), "z⁺: Eq. 4", "share", INPUTS)
 LRP = variant(
     "lrp",
-    (ops.LINEAR + ops.CONV2D + ops.SHARE, Rule(ZPlus(), "z⁺: Eq. 4", "share", INPUTS)),
+    (ops.LINEAR + ops.CONV2D + ops.SHARE, _zplus), (ops.MATMUL, either(_zplus, matmul)),
     (ops.ADD, Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS)),
     (ops.SUBTRACT, Rule(Subtract(normalise=False), "sub: Eq. 6", "balance", INPUTS)),
 )
 
+_epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH)
 EPSILON = variant(
     "epsilon",
-    (ops.LINEAR + ops.CONV2D + ops.SHARE, Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH)),
+    (ops.LINEAR + ops.CONV2D + ops.SHARE, _epsilon), (ops.MATMUL, either(_epsilon, matmul)),
     (ops.ADD, Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS)),
     (ops.SUBTRACT, Rule(Subtract(Epsilon(), normalise=False), "sub: Eq. 6, ε", "balance", INPUTS)),
 )

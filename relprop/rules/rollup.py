@@ -188,4 +188,4 @@ ROLLUP = RuleSet("rollup", table((
     (ops.STOP, stop), (ops.CARRY + ops.ADD + ops.SUBTRACT + ops.PRODUCT, merge), (ops.EXPAND, expanded), *MOVE_LINES,
     (ops.MOVE + ops.FILL, _inverse(move)), (ops.ROUTE, Rule(_inverse(move).function, moved.name, "rollup", frozenset({"inputs"}))),
     (ops.LINEAR, projected), (ops.packets("mean sum"), pooled), (ops.packets("conv2d avg_pool2d"), convolved), (ops.MATMUL, attended),
-)), merge, fan_out=meet)  # type: ignore[arg-type]
+)), merge, fan_out=meet, fixed=True)  # type: ignore[arg-type]

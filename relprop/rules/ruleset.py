@@ -58,12 +58,16 @@ def make_entry(key: Key, rule: Rule | Callable[..., Any]) -> Entry:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of a value used several times."""
+    """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of a value used several times.
+
+    ``fixed``: registered rules do not enter, and an op in no list takes ``generic`` without a word (the roll-up is such a set).
+    """
 
     name: str
     entries: tuple[Entry, ...]
     generic: Rule
     fan_out: FanOut | None = None
+    fixed: bool = False
 
     def with_rule(self, key: Key, rule: Rule | Callable[..., Any]) -> RuleSet:
         """A new rule set in which ``rule`` is consulted first for ``key``.
@@ -79,7 +83,7 @@ class RuleSet:
     @property
     def consulted(self) -> tuple[Entry, ...]:
         """The entries in the order they are consulted: those of ``register_rule`` first."""
-        return (*registered(), *self.entries)
+        return self.entries if self.fixed else (*registered(), *self.entries)
 
     def for_op(self, op: Any) -> Rule | None:
         """The first rule about operator ``op``, or ``None``."""

@@ -195,9 +195,13 @@ def _t(node: fx.Node) -> fx.Node:
     return emit(node, aten.permute.default, node.args[0], dims)
 
 
+def _last_two(node: fx.Node) -> fx.Node:
+    return emit(node, aten.transpose.int, node.args[0], -2, -1)
+
+
 TABLE: dict[str, Any] = {
     "einsum": lower_einsum, "addmm": _addmm, "baddbmm": _baddbmm,
-    "add": _add, "sub": _add, "t": _t, "numpy_T": _t,
+    "add": _add, "sub": _add, "t": _t, "numpy_T": _t, "mT": _last_two, "adjoint": _last_two, "mH": _last_two,
     "split": _pieces, "split_with_sizes": _pieces, "chunk": _pieces, "unbind": _pieces,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -35,6 +36,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if devices:
             stack.enter_context(torch.autocast("cuda", enabled=False))
         stack.enter_context(evaluating(model))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap runs an op without a batching rule sample by sample
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.explain import explain
+from relprop.api.explain import explain
 
 
 def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:

@@ -22,8 +22,8 @@ from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.run import Request, explain_target, start_run
-from relprop.session import Session, check_devices, open_session, usable_model
+from relprop.api.run import Request, explain_target, start_run
+from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.targets import class_output, resolve
 from relprop.targets.index import Context
 from relprop.tracer.binding import Inputs, bind

@@ -17,7 +17,7 @@ from relprop.interpreter.ledger import Account, Ledger
 from relprop.methods import Method, SiteValues, chosen_layers
 from relprop.plan import Plan
 from relprop.rollup import Stream
-from relprop.session import Session
+from relprop.api.session import Session
 from relprop.targets import Start, class_output, resolve
 from relprop.targets.index import Context
 from relprop.tracer.axes import is_token

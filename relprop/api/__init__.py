@@ -1,0 +1,1 @@
+"""The calls of the public door, and the one place where adapter, plan, interpreter and method meet."""

@@ -1,0 +1,98 @@
+"""The repository itself: imports point down, exports are sorted and complete, and the examples in the docs run."""
+
+import ast
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import relprop
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "relprop"
+FLOORS = {
+    "errors": 0, "numerics": 0, "tracer": 1, "rules": 1, "plan": 2, "adapters": 2, "interpreter": 3, "rollup": 3, "methods": 4, "targets": 4,
+    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "demo": 6, "cli": 7, "__main__": 8, "__init__": 9,
+}
+MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms a file imports when it is itself imported (not inside functions, not for type checking only)."""
+    found = set()
+
+    def visit(body: list[ast.stmt]) -> None:
+        for statement in body:
+            if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.split(".")[0] == "relprop":
+                parts = statement.module.split(".")
+                found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in statement.names])
+            elif isinstance(statement, (ast.Try, ast.With)) or (isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.unparse(statement.test)):
+                visit(statement.body)
+
+    visit(ast.parse(path.read_text()).body)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    mine = room(path)
+    above = {other for other in imported_rooms(path) - {mine} if FLOORS[other] >= FLOORS[mine]}
+    assert not above, f"{path.name} on floor {FLOORS[mine]} imports {sorted(above)}"
+
+
+def test_every_room_has_a_floor():
+    assert {room(p) for p in MODULES} == set(FLOORS)
+
+
+def test_exports_are_sorted_and_exist():
+    assert sorted(relprop.__all__, key=lambda n: (n[0].islower(), n)) == list(relprop.__all__)
+    for name in relprop.__all__:
+        assert getattr(relprop, name).__doc__ or name == "rules", name
+
+
+def test_public_functions_are_documented():
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{path} has no docstring"
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path.name}:{node.lineno} {node.name} has no docstring"
+
+
+DOCTESTED = [p for p in MODULES if ">>>" in p.read_text()]
+
+
+@pytest.mark.parametrize("path", DOCTESTED, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_docstring_examples_run(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted and not result.failed
+
+
+def test_the_rule_guide_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/write-a-rule.md").read_text(), re.S)
+    example = next(b for b in blocks if "gated_norm" in b and "class Classifier" in b)
+    torch.manual_seed(0)
+    exec(compile(example, "write-a-rule.md", "exec"), {"__name__": "guide"})
+    printed = capsys.readouterr().out
+    assert "no relevance rule for mylib.gated_norm.default" in printed and "torch.Size([4, 6]) True" in printed
+
+
+def test_nothing_names_a_machine():
+    """No absolute path of anybody's machine is committed."""
+    for path in [*MODULES, *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+        if path != Path(__file__):
+            assert not re.search(r"/root/|/home/\w|/work/", path.read_text()), path
+
+
+def test_files_stay_small():
+    """A file is one idea, seldom above 300 lines."""
+    long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 330}
+    assert not long, long
