@@ -1,6 +1,6 @@
 """What only the authors' published code does, so that ``reference`` and ``reference_lrp`` reproduce its numbers.
 
-Facts about that code, written anew: their stabiliser stands on index and fan-out too, pools take the generic z-rule, a
+Facts about that code, written anew: their stabiliser stands on index, cat and fan-out too, pools take the generic z-rule, a
 three-channel convolution is taken to be the image's and gets the z^B rule.
 """
 
@@ -30,6 +30,12 @@ def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
 def indexed(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """Selection of a token: x · R/(x + 1e-9) at the selected place."""
     return moves.select.function(call.output * AuthorsStabiliser()(relevance, call.output), call)
+
+
+@rule(family="move", name="cat, authors'")
+def joined(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """Concatenation: x · R/(x + 1e-9), cut where it was joined."""
+    return moves.cat.function(call.output * AuthorsStabiliser()(relevance, call.output), call)
 
 
 @dataclass(frozen=True)
