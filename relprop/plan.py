@@ -95,7 +95,7 @@ def make_plan(
 ) -> Plan:
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
-    ``on_unknown="error"`` refuses an op without a rule, naming op, module path and source line; so does an op of which PyTorch
+    ``on_unknown="error"`` refuses an op without a rule anywhere between input and target, naming op, module path and source line; so does an op of which PyTorch
     cannot take a derivative, always. ``"collect"`` refuses nothing and lists these among the findings: for a report, not for a run.
     """
     flow = flowing(program, rules)
@@ -104,6 +104,8 @@ def make_plan(
     sites = tuple(s for s in program.sites if s.contraction in flow.members and s.contraction not in inner and s.contraction not in outputs)
     wanted = frozenset(w for w in wanted if w in flow.members and w not in inner)
     needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
+    if on_unknown == "error":
+        _refuse_unknown(flow, starts, inner | set(outputs), rules)
     steps: list[Step] = []
     for node in reversed(flow.nodes):
         if not any(flow.reaches(node, s) for s in starts) or node in inner or node not in needed:
@@ -120,6 +122,14 @@ def make_plan(
             uses[operand] = uses.get(operand, 0) + is_needed
     joined = frozenset(n for n, k in uses.items() if k > 1) if rules.fan_out is not None else frozenset()
     return Plan(program, rules, starts, tuple(steps), wanted, _kept(steps) | joined, joined, tuple(findings), sites)
+
+
+def _refuse_unknown(flow: Flow, starts: tuple[fx.Node, ...], treated: set[fx.Node], rules: RuleSet) -> None:
+    """Every op between the inputs and the target must have a rule, also where no relevance is asked for."""
+    for node in reversed(flow.nodes):
+        called = node.op == "call_function" and name_of(node) != "getitem" and node not in treated and flow.inputs[node]
+        if called and rules.for_op(node.target) is None and any(flow.reaches(node, s) for s in starts):
+            _unknown(node, rules, "error", [])
 
 
 def _kept(steps: list[Step]) -> frozenset[fx.Node]:

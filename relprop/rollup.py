@@ -17,7 +17,7 @@ from relprop.errors import RollUpError, message
 from relprop.plan import Plan, Step, flowing, make_plan
 from relprop.rules import operations as ops
 from relprop.rules.presets import PAPER
-from relprop.rules.rollup import ROLLUP, number
+from relprop.rules.rollup import ROLLUP, mixed, number, weighed
 from relprop.tracer.axes import is_token, token_count
 from relprop.tracer.composites import find_composites
 from relprop.tracer.editing import argument, name_of, tensor_inputs, val
@@ -81,9 +81,9 @@ def rollup_plan(program: Program, model: nn.Module | None, starts: tuple[fx.Node
     found = streams(program, flow, starts, sites)
     notes = rollup_notes(program, flow, sites)
     plan = make_plan(program, model, ROLLUP, starts, frozenset(s.node for s in found), notes=notes, regions=False)
-    plan = replace(plan, steps=_reached(plan, starts, sites))
+    plan = _with_constants(replace(plan, steps=_reached(plan, starts, sites)))
     for step in plan.steps:
-        if packet(step.node) in ops.MATMUL and not any(s.contraction is step.node for s in sites):
+        if packet(step.node) in ops.MATMUL and not any(s.contraction is step.node for s in sites) and step.rule is not mixed:
             raise RollUpError(message("the roll-up cannot pass a product of activations that is no attention site", at=describe(step.node)))
         if step.rule is ROLLUP.generic and any(n and val(o).shape != val(step.node).shape for o, n in zip(step.operands, step.needed, strict=True)):
             raise RollUpError(message(
@@ -92,11 +92,23 @@ def rollup_plan(program: Program, model: nn.Module | None, starts: tuple[fx.Node
     return plan, found
 
 
+def _with_constants(plan: Plan) -> Plan:
+    """Pooling by a mask and mixing by a constant matrix read those constants, so they are kept."""
+    steps, keep = [], set(plan.keep)
+    for step in plan.steps:
+        mixes = packet(step.node) in ops.MATMUL and step.roles in (("constant", "activation"), ("parameter", "activation"))
+        rule = weighed if "weighed" in step.notes else mixed if mixes else None
+        if rule is not None:
+            keep |= {o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"}
+        steps.append(step if rule is None else replace(step, rule=rule))
+    return replace(plan, steps=tuple(steps), keep=frozenset(keep))
+
+
 def rollup_plan_through(program: Program, starts: tuple[fx.Node, ...]) -> Plan:
     """The roll-up of a graph without attention (a target callable's), from ``starts`` to its leaves."""
     flow = flowing(program, PAPER)
     plan = make_plan(program, None, ROLLUP, starts, frozenset(program.leaves.values()), notes=rollup_notes(program, flow, ()), regions=False)
-    return replace(plan, steps=_reached(plan, starts, ()))
+    return _with_constants(replace(plan, steps=_reached(plan, starts, ())))
 
 
 def _reached(plan: Plan, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Step, ...]:
@@ -133,6 +145,9 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
         if name_of(node) in ("conv2d", "avg_pool2d"):
             note.update(_window(node))
         notes[node] = note
+    for node in flow.nodes:
+        if notes[node].get("pooled", 1) > 1 and (masked := _masked(node, flow)) is not None:
+            notes[masked[0]]["weighed"] = masked[1]
     for site in sites:
         if site.contraction in notes:
             notes[site.contraction]["transposed"] = site.transposed
@@ -253,6 +268,18 @@ def _pooled_tokens(node: fx.Node, axes: Any) -> int:
     dims = argument(node, 1, "dim")
     reduced = range(len(axes)) if dims is None or dims == [] else [d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)]
     return math.prod(token_count(axes[i]) for i in reduced)
+
+
+def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None:
+    """The product with a constant (or the fill by one) that ``pool`` sums or averages, and over which axes."""
+    node = flow.inputs[pool][0]
+    while name_of(node) in ("to", "type_as") and len(flow.inputs[node]) == 1:
+        node = flow.inputs[node][0]
+    alone = len(flow.inputs[node]) == 1 and len(tensor_inputs(node)) > 1 and sum(u in flow.members for u in node.users) == 1
+    if not alone or packet(node) not in (*ops.PRODUCT, *ops.packets("masked_fill where")):
+        return None
+    rank, dims = val(node).dim(), argument(pool, 1, "dim")
+    return node, tuple(range(rank)) if dims is None or dims == [] else tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims))
 
 
 def _window(node: fx.Node) -> Mapping[str, Any]:

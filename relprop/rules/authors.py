@@ -16,8 +16,8 @@ from relprop.numerics import AuthorsStabiliser, Divide, negative, positive, tota
 from relprop.rules import moves
 from relprop.rules.call import Call, Split
 from relprop.rules.closed import Conv2d
-from relprop.rules.families import GENERIC, Share, split_vjp
-from relprop.rules.rule import rule
+from relprop.rules.families import GENERIC, STABILISER, Share, split_vjp
+from relprop.rules.rule import Rule, rule
 
 
 def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
@@ -26,16 +26,22 @@ def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
     return value * sum((divide(r, value) for r in relevances[1:]), divide(relevances[0], value))
 
 
+def stabilised_move(inverse: Rule, relevance: Tensor, call: Call) -> Split:
+    """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to it."""
+    kept = call.output * AuthorsStabiliser()(relevance, call.output)
+    return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
+
+
 @rule(family="move", name="select, authors'")
-def indexed(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def indexed(relevance: Tensor, call: Call) -> Split:
     """Selection of a token: x · R/(x + 1e-9) at the selected place."""
-    return moves.select.function(call.output * AuthorsStabiliser()(relevance, call.output), call)
+    return stabilised_move(moves.select, relevance, call)
 
 
 @rule(family="move", name="cat, authors'")
-def joined(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def joined(relevance: Tensor, call: Call) -> Split:
     """Concatenation: x · R/(x + 1e-9), cut where it was joined."""
-    return moves.cat.function(call.output * AuthorsStabiliser()(relevance, call.output), call)
+    return stabilised_move(moves.cat, relevance, call)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class InputConv2d:
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x, weight = call.inputs[0], call.inputs[1]
-        if call.activations != (0,) or x.shape[1] != 3:
+        if call.activations != (0,) or x.dim() != 4 or x.shape[1] != 3:
             return Conv2d(self.divide)(relevance, call)
         options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]
         low = torch.zeros_like(x) + x.amin((1, 2, 3), keepdim=True)

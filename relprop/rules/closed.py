@@ -48,7 +48,7 @@ class Conv2d:
     divide: Divide = safe_divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if call.activations != (0,) or isinstance(call.argument(4, "padding", 0), str):
+        if call.activations != (0,) or call.inputs[0].dim() != 4 or isinstance(call.argument(4, "padding", 0), str):
             return Share(self.divide)(relevance, call)
         x, weight = call.inputs[0], call.inputs[1]
         options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]

@@ -53,9 +53,10 @@ def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 
 @rule(family="move", reads="")
 def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-    """cat: cut where it was joined."""
+    """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors of any shape."""
     dim = call.argument(1, "dim", 0)
-    return tuple(relevance.split([x.shape[dim] for x in call.inputs], dim))
+    lengths = [x.shape[dim] if x.dim() == relevance.dim() else 0 for x in call.inputs]
+    return tuple(part.reshape(x.shape) for part, x in zip(relevance.split(lengths, dim), call.inputs, strict=True))
 
 
 def _single(share: Tensor, call: Call) -> tuple[Tensor | None, ...]:

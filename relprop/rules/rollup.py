@@ -131,6 +131,32 @@ def pooled(field: Field, call: Call) -> Fields:
     return (spread(numbers / call.notes.get("pooled", 1), present, shape),)
 
 
+@rule(family="rollup", reads="", name="field: weighted pooling")
+def weighed(field: Field, call: Call) -> Fields:
+    """A product with a mask, or a fill by one, that is then summed over tokens: each token gets its share of the weights, a masked one nothing."""
+    at = call.activations[0]
+    ones, zeros = (call.apply(*(f(x) if i == at else x for i, x in enumerate(call.inputs))) for f in (torch.ones_like, torch.zeros_like))
+    weights = (ones - zeros).abs().to(field.dtype)
+    mean = weights.mean(call.notes["weighed"], keepdim=True)
+    share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
+    field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
+    return tuple(unbroadcast(field, _operand_shape(call, i), call.notes["token_axes"]) if i == at else None for i in range(len(call.operands)))
+
+
+@rule(family="rollup", reads="", name="field: constant mixing")
+def mixed(field: Field, call: Call) -> Fields:
+    """A constant matrix times the tokens: token k gets |w_qk|/Σ_k|w_qk| of what q carries."""
+    numbers, present = number(field, (-1,))
+    weights = call.inputs[0].abs().to(field.dtype)
+    total = weights.sum(-1, keepdim=True)
+    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
+    received = share.mT @ numbers
+    there = (share.mT @ present > 0).to(field.dtype)
+    shape = _operand_shape(call, 1)
+    wide = (*received.shape[1:-1], shape[-1])
+    return (None, unbroadcast(spread(received, there, wide), shape, ()))
+
+
 @rule(family="rollup", reads="", name="field: receptive field")
 def convolved(field: Field, call: Call) -> Fields:
     """conv2d and pooling: the k positions under a window get 1/k each."""

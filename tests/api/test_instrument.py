@@ -1,0 +1,86 @@
+"""The hook interface: values, gradients and relevances by name, and hooks that observe or replace relevance as it flows."""
+
+import pytest
+import torch
+
+import relprop
+from relprop.demo.model import digit_scene_model
+
+X = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return digit_scene_model().double()
+
+
+def test_relevance_and_gradient_equal_the_kept_blocks(model):
+    blocks = relprop.explain(model, X, 3, keep="blocks").blocks
+    with relprop.instrument(model, X, target=3) as probe:
+        relevance, gradient = probe.relevance("blocks.*.attn:softmax"), probe.gradient("blocks.*.attn:softmax")
+        value = probe.value("blocks.*.attn:softmax")
+    for i, block in enumerate(blocks):
+        for mine, theirs in ((relevance, block.relevance), (gradient, block.gradient), (value, block.attention)):
+            torch.testing.assert_close(mine[f"blocks.{i}.attn:softmax"], theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
+
+
+def test_values_are_what_forward_hooks_see(model):
+    seen = {}
+    handle = model.blocks[1].mlp.register_forward_hook(lambda module, args, output: seen.update(output=output.detach()))
+    with torch.no_grad():
+        model(X)
+    handle.remove()
+    with relprop.instrument(model, X, target=3) as probe:
+        torch.testing.assert_close(probe.value("blocks.1.mlp")["blocks.1.mlp"], seen["output"])
+
+
+def test_gradients_are_autograds(model):
+    kept = []
+    handle = model.blocks[1].register_forward_hook(lambda module, args, output: (output.retain_grad(), kept.append(output)) and None)
+    model(X.clone().requires_grad_())[:, 5].sum().backward()
+    handle.remove()
+    model.zero_grad(set_to_none=True)
+    with relprop.instrument(model, X, target=5) as probe:
+        torch.testing.assert_close(probe.gradient("blocks.1")["blocks.1"], kept[0].grad)
+
+
+def test_relevance_sums_to_one_along_the_residual_stream(model):
+    with relprop.instrument(model, X, target=3) as probe:
+        for name, relevance in probe.relevance("blocks.?").items():
+            assert torch.allclose(relevance.flatten(1).sum(1), torch.ones(3, dtype=torch.float64)), name
+        assert probe.ledger().balanced(1e-10)
+
+
+def test_observing_changes_nothing_and_sees_the_batch(model):
+    shapes = []
+    with relprop.instrument(model, X, target=3) as probe:
+        before = probe.explanation().scores
+        probe.hook("blocks.2.attn:softmax", lambda r: shapes.append(tuple(r.shape)))
+        assert torch.equal(probe.explanation().scores, before)
+    assert shapes == [(3, 4, 65, 65)]
+
+
+def test_silencing_a_head_changes_the_relevance_below(model):
+    keep = torch.tensor([0.0, 1, 1, 1]).view(1, 4, 1, 1)
+    with relprop.instrument(model, X, target=3) as probe:
+        before = probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"]
+        handle = probe.hook("blocks.2.attn:softmax", lambda r: r * keep)
+        assert probe.relevance("blocks.2.attn:softmax")["blocks.2.attn:softmax"][:, 0].abs().max() == 0
+        after = probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"]
+        assert (after - before).abs().max() > 1e-3 * before.abs().max()
+        handle.remove()
+        assert torch.equal(probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"], before)
+
+
+def test_a_hook_of_the_wrong_shape_is_refused(model):
+    with relprop.instrument(model, X, target=3) as probe:
+        probe.hook("blocks.2.attn:softmax", lambda r: r[:, :1])
+        with pytest.raises(relprop.RelpropError, match=r"returned \[3, 1, 65, 65\]; the relevance there is \[3, 4, 65, 65\]"):
+            probe.relevance("blocks.1.mlp")
+
+
+def test_unknown_names_and_closed_instruments_are_refused(model):
+    with relprop.instrument(model, X, target=3) as probe, pytest.raises(relprop.errors.OptionError, match="no node is called 'blocks.9'"):
+        probe.value("blocks.9")
+    with pytest.raises(relprop.RelpropError, match="closed"):
+        probe.value("blocks.1")
