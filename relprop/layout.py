@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.rules import operations as ops
 from relprop.rollup import Stream
+from relprop.rules import operations as ops
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
@@ -37,28 +37,28 @@ class Layout:
 def lay_out(program: Program, stream: Stream, flow: Flow) -> Layout:
     """The layout of one stream. Where the ops on the way are not understood, tokens are numbered as they come."""
     tokens = math.prod(stream.sizes)
-    origin = _origin(program, stream, flow)
-    labels = _push(origin, stream, flow, program) if origin is not None else None
-    if labels is None:
-        return Layout(torch.arange(tokens))
-    axes = [i for i, axis in enumerate(program.axes[origin]) if is_token(axis)]
-    sizes = [val(origin).shape[i] for i in axes]
-    pixels = val(stream.leaf).shape
-    if len(sizes) == 2 and len(pixels) == 4:
-        return Layout(labels, (sizes[0], sizes[1]), (pixels[-2], pixels[-1]))
-    return Layout(labels)
+    for origin in _origins(program, stream, flow):
+        labels = _push(origin, stream, flow, program)
+        if labels is None:
+            continue
+        sizes = [val(origin).shape[i] for i, axis in enumerate(program.axes[origin]) if is_token(axis)]
+        pixels = val(stream.leaf).shape
+        if len(sizes) == 2 and len(pixels) == 4:
+            return Layout(labels, (sizes[0], sizes[1]), (pixels[-2], pixels[-1]))
+        return Layout(labels)
+    return Layout(torch.arange(tokens))
 
 
-def _origin(program: Program, stream: Stream, flow: Flow) -> fx.Node | None:
-    """Where positions are counted: the nearest tensor above the token tensor with a grid (two token axes), else the leaf itself."""
-    chain = [n for n in reversed(flow.nodes) if flow.reaches(stream.leaf, n) and flow.reaches(n, stream.node)]
+def _origins(program: Program, stream: Stream, flow: Flow) -> list[fx.Node]:
+    """Where positions may be counted: the tensors above the token tensor whose grid (two token axes) has the last grid's size, first the
+    one nearest the pixels (later ones may be transposed); without an image the leaf itself."""
+    chain = [n for n in flow.nodes if flow.reaches(stream.leaf, n) and flow.reaches(n, stream.node)]
     through = [n for n in chain if flow.common_dominator([n, stream.node]) is n]
-    image = val(stream.leaf).dim() == 4
-    for node in through:
-        tokens = sum(is_token(axis) for axis in program.axes.get(node, ()))
-        if tokens == 2 if image else node is stream.leaf and tokens == 1:
-            return node
-    return None
+    if val(stream.leaf).dim() != 4:
+        return [n for n in through if n is stream.leaf and sum(map(is_token, program.axes.get(n, ()))) == 1]
+    sizes = {n: [s for s, axis in zip(val(n).shape, program.axes.get(n, ()), strict=False) if is_token(axis)] for n in through}
+    grids = [n for n in through if len(sizes[n]) == 2]
+    return [n for n in grids if math.prod(sizes[n]) == math.prod(sizes[grids[-1]])]
 
 
 def _push(origin: fx.Node, stream: Stream, flow: Flow, program: Program) -> Tensor | None:
