@@ -8,12 +8,12 @@ torch.Size([1, 65])
 
 from relprop import errors, rules
 from relprop.api.check import check
-from relprop.errors import RelpropError, RelpropWarning
 from relprop.api.explain import explain, explain_many, trace
-from relprop.explanation import Explanation
 from relprop.api.instrument import instrument
-from relprop.rules import Rule, RuleSet, register_rule
 from relprop.api.stability import stability
+from relprop.errors import RelpropError, RelpropWarning
+from relprop.explanation import Explanation
+from relprop.rules import Rule, RuleSet, register_rule
 from relprop.storage import load
 
 __version__ = "0.1.0"

@@ -231,7 +231,7 @@ class Merges:
     def identity_of(self, contraction: fx.Node) -> fx.Node | None:
         """The first merge at which the branch of a site meets an operand that is transparent: its skip connection."""
         for merge in self.merges:
-            x, transparent, has_site = self.known[merge]
+            x, transparent, _ = self.known[merge]
             if x is None or not self.flow.reaches(contraction, merge):
                 continue
             branch = [o for o in transparent if self.flow.reaches(contraction, o)]
@@ -243,9 +243,9 @@ class Merges:
         """The first node after all the sites that every path to ``starts`` passes through and that still has the stream's token positions."""
         for node in self.flow.nodes:
             found = tuple(val(node).shape[i] for i, axis in enumerate(axes.get(node, ())) if is_token(axis))
-            if found == sizes and all(self.flow.reaches(c, node) for c in contractions):
-                if all(self.flow.common_dominator([node, s]) is node for s in starts):
-                    return node
+            behind = found == sizes and all(self.flow.reaches(c, node) for c in contractions)
+            if behind and all(self.flow.common_dominator([node, s]) is node for s in starts):
+                return node
         return None
 
     def _joins_features(self, node: fx.Node) -> bool:

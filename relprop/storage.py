@@ -46,7 +46,7 @@ def load(path: str | Path) -> Explanation:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise InputError(f"{path} is no saved explanation: its format is {metadata.get('format')!r}, not {FORMAT!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
@@ -80,8 +80,8 @@ def _ledger_header(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Any]
 def _read_ledger(header: dict[str, Any], tensors: dict[str, Tensor]) -> Ledger:
     accounts = tuple(
         Account(
-            node, path, op, rule, *(tensors[f"ledger.{i}.{name}"] for name in AMOUNTS),
-            {k: tensors[f"ledger.{i}.absorbed.{j}"] for j, k in enumerate(absorbed)}, {k: tensors[f"ledger.{i}.lost.{j}"] for j, k in enumerate(lost)},
+            node, path, op, rule, **{name: tensors[f"ledger.{i}.{name}"] for name in AMOUNTS},
+            absorbed={k: tensors[f"ledger.{i}.absorbed.{j}"] for j, k in enumerate(absorbed)}, lost={k: tensors[f"ledger.{i}.lost.{j}"] for j, k in enumerate(lost)},
         )
         for i, (node, path, op, rule, absorbed, lost) in enumerate(header["rows"])
     )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.errors import CaptureError, RelpropError
 from relprop.plan import Plan
 from relprop.rules import RuleSet
-from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.tracer.binding import bind
 from relprop.tracer.editing import name_of
 from relprop.tracer.program import describe, is_floating, place

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from relprop.adapters import adapter_for
+from relprop.api.run import KEEP, Request, explain_target, start_run
+from relprop.api.session import check_devices, open_session, usable_model
 from relprop.errors import OptionError
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.api.run import KEEP, Request, explain_target, start_run
-from relprop.api.session import check_devices, open_session, usable_model
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import undisturbed

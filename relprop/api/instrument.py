@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.api.run import Request, explain_target, start_run
+from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
 from relprop.interpreter.backward import propagate
@@ -22,8 +24,6 @@ from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.api.run import Request, explain_target, start_run
-from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.targets import class_output, resolve
 from relprop.targets.index import Context
 from relprop.tracer.binding import Inputs, bind
@@ -149,7 +149,8 @@ class Instrument:
             starts = tuple({n: None for term in start.terms for n in term.seeds})
             plan = self.session.plan(starts, frozenset(program.leaves.values()) | frozenset(self._labels.values()))
             values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
-            self._relevance, accounts, ended = {}, [], {}
+            self._relevance, accounts = {}, []
+            ended: dict[fx.Node, Any] = {}
             with undisturbed(self.session.model), torch.no_grad():
                 for term in start.terms:
                     walk = propagate(plan, values, term.seeds, hooks=self._hooks_by_node())

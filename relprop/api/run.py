@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.api.session import Session
 from relprop.errors import InputError, NoAttentionError, OptionError, RelpropError, RollUpError, message
 from relprop.explanation import Block, Explanation
 from relprop.interpreter.backward import Hook, Walk, propagate
@@ -17,7 +18,6 @@ from relprop.interpreter.ledger import Account, Ledger
 from relprop.methods import Method, SiteValues, chosen_layers
 from relprop.plan import Plan
 from relprop.rollup import Stream
-from relprop.api.session import Session
 from relprop.targets import Start, class_output, resolve
 from relprop.targets.index import Context
 from relprop.tracer.axes import is_token

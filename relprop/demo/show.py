@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from relprop.api.explain import explain_many
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import Scenes, make_scenes
 from relprop.errors import OptionError
-from relprop.api.explain import explain_many
 from relprop.explanation import Explanation
 from relprop.views.plot import figure, show_heatmap, show_image
 

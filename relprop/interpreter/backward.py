@@ -79,7 +79,8 @@ def _walk_section(
         arrived: Pending = {}
         for (node, original), part in zip(arrivals, parts, strict=True):
             arrived.setdefault(node, []).append((original[0], part) if isinstance(original, tuple) else part)
-        mine, books = Walk(), []
+        mine = Walk()
+        books: list[tuple[Step, dict[str, Tensor]]] = []
         extra = dict(zip(attached, added, strict=True))
         for node in nodes:
             if node in arrived:
@@ -150,7 +151,7 @@ def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tup
         call = replace(call, output=call.apply(*call.inputs))
     given = _all_outputs(step, relevance, dtype) if isinstance(relevance, dict) else relevance
     try:
-        return step.rule(given, call), given
+        return step.rule(given, call), given  # type: ignore[arg-type]
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {str(error).splitlines()[0] if str(error) else type(error).__name__}", at=describe(step.node))) from error
 

@@ -82,7 +82,7 @@ def _module_region(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow
     members = set(nodes)
     outputs = [n for n in nodes if any(u in flow.members and u not in members for u in n.users) or not any(u in flow.members for u in n.users)]
     if len(outputs) != 1:
-        inner = [n for n in outputs[:-1]]
+        inner = outputs[:-1]
         raise RuleError(message(
             f"the call of {path!r} cannot be one operation: {len(outputs)} of its tensors are used outside it",
             at="; ".join(describe(n) for n in inner[:3]), then=["give a rule to the module that encloses all of their uses, or to the operators inside"],
@@ -120,9 +120,9 @@ def _closure(region: Region, flow: Flow) -> set[fx.Node]:
     """The region's flowing nodes and what only they use (comparisons, casts of masks)."""
     closure = set(region.inner)
     for node in reversed(region.output.graph.nodes):
-        if node.op == "call_function" and node not in flow.members and node.users and all(u in closure for u in node.users):
-            if any(i in closure or i in flow.members for i in tensor_inputs(node)):
-                closure.add(node)
+        aside = node.op == "call_function" and node not in flow.members and node.users and all(u in closure for u in node.users)
+        if aside and any(i in closure or i in flow.members for i in tensor_inputs(node)):
+            closure.add(node)
     return closure
 
 

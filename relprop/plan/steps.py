@@ -29,7 +29,7 @@ class Step:
     inner: frozenset[fx.Node] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def call(self, tensors: tuple[Tensor, ...], output: Tensor, extra: Tensor | None) -> Call:
+    def call(self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None) -> Call:
         """What the rule is told, for one sample's tensors."""
         operands = tuple(
             Operand(t, r, n, node.meta["books"], a)  # type: ignore[arg-type]

@@ -8,7 +8,22 @@ times receives the sum of k relevances.
 from relprop.rules.call import Call, Operand, Split, Total
 from relprop.rules.families import carry, move
 from relprop.rules.presets import (
-    EPSILON, LRP, PAPER, PRESETS, REFERENCE, REFERENCE_LRP, STABLE, add, conv2d, generic, linear, matmul, product, share, stop, subtract,
+    EPSILON,
+    LRP,
+    PAPER,
+    PRESETS,
+    REFERENCE,
+    REFERENCE_LRP,
+    STABLE,
+    add,
+    conv2d,
+    generic,
+    linear,
+    matmul,
+    product,
+    share,
+    stop,
+    subtract,
 )
 from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import RuleSet, register_rule

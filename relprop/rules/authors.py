@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
 from relprop.numerics import AuthorsStabiliser, Divide, negative, positive, total
 from relprop.rules import moves
@@ -100,7 +101,7 @@ class InputConv2d:
         terms = ((x, weight), (-low, positive(weight)), (-high, negative(weight)))
         z = sum((F.conv2d(v, w, None, *options) for v, w in terms[1:]), F.conv2d(*terms[0], None, *options)) + 1e-9
         s = relevance / z
-        back = [v * torch.nn.grad.conv2d_input(x.shape, w, s, *options) for v, w in terms]
+        back = [v * conv2d_input(x.shape, w, s, *options) for v, w in terms]
         share = back[0] + back[1] + back[2]
         return Split(call.only(share), {GENERIC: total(relevance) - total(share)})
 

@@ -28,7 +28,7 @@ class ZPlus:
             return call.apply(*inputs)
 
         x = positive(call.inputs[x_at])
-        z, pull = torch.func.vjp(function, x)
+        z, pull = torch.func.vjp(function, x)  # type: ignore[misc]
         s = self.divide(relevance, z)
         return Split(call.only(x * pull(s)[0], x_at), lost_by_division(relevance, s, z, NO_POSITIVE))
 

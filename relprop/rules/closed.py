@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, negative, positive, safe_divide, total
 from relprop.rules.call import Call, Split, Total
@@ -55,7 +55,7 @@ class Conv2d:
         halves = [(positive(x), positive(weight)), (negative(x), negative(weight))]
         z = sum((F.conv2d(part, w, None, *options) for part, w in halves[1:]), F.conv2d(*halves[0], None, *options))
         s = self.divide(relevance, z)
-        back = [part * torch.nn.grad.conv2d_input(x.shape, w, s, *options) for part, w in halves]
+        back = [part * conv2d_input(x.shape, w, s, *options) for part, w in halves]
         return Split(call.only(back[0] + back[1]), lost_by_division(relevance, s, z, NO_POSITIVE))
 
 

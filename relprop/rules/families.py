@@ -33,7 +33,7 @@ def split_vjp(call: Call, indices: tuple[int, ...]) -> tuple[Tensor, Callable[..
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value
         return call.apply(*inputs)
-    output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))
+    output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))  # type: ignore[misc]
     return output, pull
 
 
@@ -99,7 +99,7 @@ class Share:
                 if weight_at is not None:
                     inputs[weight_at] = part(call.inputs[weight_at])
                 return call.apply(*inputs)
-            output, pull = torch.func.vjp(function, part(call.inputs[x_at]))
+            output, pull = torch.func.vjp(function, part(call.inputs[x_at]))  # type: ignore[misc]
             return output, lambda s: part(call.inputs[x_at]) * pull(s)[0]
 
         halves = [half(positive)] + ([half(negative)] if weight_at is not None else [])

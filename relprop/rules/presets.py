@@ -16,11 +16,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from relprop.numerics import AuthorsStabiliser, Epsilon
-from relprop.rules import moves, operations as ops
+from relprop.rules import moves
+from relprop.rules import operations as ops
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
-from relprop.rules.families import Add, Generic, Halves, Share, Subtract, carry, either, fill, move, route
+from relprop.rules.families import Add, Generic, Share, Subtract, carry, either, fill, move, route
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, RuleSet
 
@@ -68,7 +69,7 @@ STABLE = variant(
 _theirs = AuthorsStabiliser()
 _zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
 _authors_moves = (
-    (ops.SELECT, indexed), (ops.CAT, joined), (ops.PRODUCT, either(carry, Rule(Halves(_theirs), "product, authors'", "balance", BOTH))),
+    (ops.SELECT, indexed), (ops.CAT, joined), (ops.PRODUCT, either(carry, Rule(Product(_theirs), "product, authors'", "balance", BOTH))),
     (ops.MATMUL, either(share, Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH))),
     ((*(op for op in ops.SHARE if "pool" in str(op)), *ops.packets("mean max_pool1d max_pool2d max_pool3d")), _zrule),
     (ops.CONV2D, Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)),

@@ -13,8 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 
-from relprop.rules import moves, operations as ops
+from relprop.rules import moves
+from relprop.rules import operations as ops
 from relprop.rules.call import Call
 from relprop.rules.families import move
 from relprop.rules.presets import stop, table
@@ -161,13 +163,13 @@ def mixed(field: Field, call: Call) -> Fields:
 def convolved(field: Field, call: Call) -> Fields:
     """conv2d and pooling: the k positions under a window get 1/k each."""
     shape = _operand_shape(call, 0)
-    window, options = call.notes["window"]
+    window, (stride, padding, dilation) = call.notes["window"]
     numbers, present = number(field, (1,) if call.notes["mixes_channels"] else ())
     channels = numbers.shape[2]
     kernel = torch.ones(channels, 1, *window, dtype=field.dtype, device=field.device)
-    covered = F.conv2d(torch.ones(1, channels, *shape[2:], dtype=field.dtype, device=field.device), kernel, None, *options, groups=channels)
+    covered = F.conv2d(torch.ones(1, channels, *shape[2:], dtype=field.dtype, device=field.device), kernel, None, stride, padding, dilation, channels)
     flat = torch.cat([numbers / covered, present])[:, 0]
-    back = torch.nn.grad.conv2d_input((flat.shape[0], channels, *shape[2:]), kernel, flat, *options, groups=channels)[:, None]
+    back = conv2d_input((flat.shape[0], channels, *shape[2:]), kernel, flat, stride, padding, dilation, channels)[:, None]
     return (spread(back[:-1], (back[-1:] > 0).to(field.dtype), shape), *(None for _ in call.operands[1:]))
 
 

@@ -79,7 +79,8 @@ def resolve(target: Any, context: Context) -> Start:
     _warn_if_probability(name, node)
     indices = _indices(target, context, name, node)
     seed = torch.zeros(len(indices), *size, dtype=torch.promote_types(context.outputs[node].dtype, torch.float32), device=context.outputs[node].device)
-    seed[(torch.arange(len(indices)), 0, *torch.tensor(indices).unbind(1))] = 1.0
+    where: tuple[Any, ...] = (torch.arange(len(indices)), 0, *torch.tensor(indices).unbind(1))
+    seed[where] = 1.0
     scalars = (context.outputs[node] * seed).flatten(1).sum(1)
     labels = tuple(index[0] if len(index) == 1 else index for index in indices)
     return Start(labels, scalars, (Term(1.0, {node: seed}),), {node: field_of(seed)})

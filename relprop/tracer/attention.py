@@ -28,8 +28,7 @@ def find_sites(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> tuple[tuple[Site, 
                 sites.setdefault(site.contraction, site)
             if not found:
                 without.append((node, reason))
-    ordered = tuple(site for node in graph.nodes if (site := sites.get(node)) is not None)
-    return ordered, tuple(without)
+    return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
 def _descend(softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[list[Site], str]:

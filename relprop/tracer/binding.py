@@ -46,12 +46,14 @@ class Inputs:
 
 def bind(inputs: Any) -> Inputs:
     """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword arguments), batch first."""
+    args: tuple[Any, ...]
+    no_kwargs: dict[str, Any] = {}
     if isinstance(inputs, Tensor):
-        args, kwargs = (inputs,), {}
+        args, kwargs = (inputs,), no_kwargs
     elif isinstance(inputs, (tuple, list)):
-        args, kwargs = tuple(inputs), {}
+        args, kwargs = tuple(inputs), no_kwargs
     elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
-        args, kwargs = (), {str(k): inputs[k] for k in inputs.keys()}
+        args, kwargs = (), {str(k): inputs[k] for k in list(inputs.keys())}
     else:
         raise InputError(message(
             f"inputs is {type(inputs).__name__}",

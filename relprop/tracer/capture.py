@@ -125,7 +125,9 @@ def _concrete(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tens
         module = make_fx(call, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False, record_module_stack=True)(*inputs.tensors)
     names = {id(t): f"model.{n}" for n, t in (*flat.model.named_parameters(), *flat.model.named_buffers())}  # type: ignore[attr-defined]
     graph, constants = import_graph(module, flat, names)
-    decisions = tuple(str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
+    decided = (str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
+    baked = (f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}" for n in graph.nodes if str(n.target) in constants and n.users)
+    decisions = (*decided, *baked)
     return graph, constants, decisions
 
 
@@ -199,13 +201,13 @@ def _meta(value: Any) -> Any:
 
 
 def _place(node: fx.Node) -> Place:
+    """The calls around the node. Second calls of a module are told apart by the stack's keys (``a``, ``a@1``), not by its paths."""
     stack = []
-    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
-        clean = path.removeprefix("L['self'].").removeprefix("_orig_mod.").removeprefix("model.")
-        if path.split("@")[0] not in ("", "L['self']", "_orig_mod") and not (clean == "model"):
-            stack.append((clean, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
-        elif clean == "model":
-            stack.append(("", kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
+    for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
+        clean = path.split("@")[0].removeprefix("L['self']").removeprefix(".").removeprefix("_orig_mod").removeprefix(".")
+        if clean.split(".")[0] == "model":
+            number = f"@{str(key).rpartition('@')[2]}" if "@" in str(key) and clean != "model" else ""
+            stack.append((clean.removeprefix("model").removeprefix(".") + number, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
     return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
 
 

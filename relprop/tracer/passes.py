@@ -27,6 +27,7 @@ def canonicalise(graph: fx.Graph, device: torch.device) -> None:
     drop_checks(graph)
     inline_regions(graph)
     functionalise(graph)
+    bound_slices(graph)
     drop_no_ops(graph)
     graph.eliminate_dead_code()
     rewrite(graph, TABLE | {"scaled_dot_product_attention": partial(split_attention, device=device)})
@@ -97,7 +98,20 @@ def functionalise(graph: fx.Graph) -> None:
                 raise CaptureError(message(f"no functional form of {node.target}", at=str(node.meta["place"])))
             node.target = functional
         later = {user for user in base.users if user is not node and node < user}  # type: ignore[union-attr]
-        base.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)  # type: ignore[union-attr]
+        base.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)  # type: ignore[union-attr]
+
+
+def bound_slices(graph: fx.Graph) -> None:
+    """Slices up to "the largest integer" say where they end: ``vmap`` of ``slice_scatter`` refuses that number."""
+    for node in graph.nodes:
+        tensors = {"slice": 1, "slice_scatter": 2}.get(name_of(node))
+        if tensors is None:
+            continue
+        dim = argument(node, tensors, "dim", 0)
+        start, end, step = (argument(node, tensors + i, name, default) for i, name, default in ((1, "start", None), (2, "end", None), (3, "step", 1)))
+        if not any(isinstance(bound, fx.Node) for bound in (start, end, step)):
+            node.args = (*node.args[:tensors], dim, *slice(start, end, step).indices(val(node.args[0]).shape[dim]))
+            node.kwargs = {}
 
 
 def drop_no_ops(graph: fx.Graph) -> None:

@@ -84,7 +84,7 @@ def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...]
     """A ``Program`` from a canonical graph whose placeholders are ``names``: roles, leaves, axes and sites worked out."""
     graph = raw.graph
     live = depends_on_inputs(graph)
-    placeholders = {name: node for name, node in zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True)}
+    placeholders = dict(zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     leaves = _leaves(placeholders, token_inputs)
     below: set[fx.Node] = set()
     for node in graph.nodes:
@@ -113,8 +113,9 @@ def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] |
         value = val(node)
         if value.is_floating_point():
             leaves[name] = node
-        elif not value.dtype == torch.bool and (embedding := _embedding_of(node)) is not None:
-            if token_inputs is not None or not any(not val(placeholders[n]).is_floating_point() for n in leaves):
+        elif value.dtype != torch.bool and (embedding := _embedding_of(node)) is not None:
+            another = any(not val(placeholders[n]).is_floating_point() for n in leaves)
+            if token_inputs is not None or not another:
                 leaves[name] = embedding
     return leaves
 
