@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relprop.numerics import Divide, negative, positive, safe_divide, sign, total
+from relprop.numerics import Divide, negative, positive, safe_divide, sign, smallest, total
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Rule, rule
 
@@ -157,9 +157,14 @@ class Add:
         parts = self.eq6(relevance, u, v)
         shares = tuple(part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True))
         if not self.normalise:
-            left = total(relevance) - total(shares[0]) - total(shares[1])
-            return Split(shares, {CANCEL if self.divide is None else STABILISER: left})
+            return Split(shares, self.lost(relevance, *parts))
         return lemma2(total(relevance), shares, CANCEL, self.divide or safe_divide)
+
+    def lost(self, relevance: Tensor, ru: Tensor, rv: Tensor) -> dict[str, Tensor]:
+        """What un-normalised shares leave behind: all of R where they are both 0; elsewhere what the stabiliser, if there is one, takes."""
+        left, nothing = relevance - ru - rv, (ru == 0) & (rv == 0)
+        lost = {CANCEL: total(torch.where(nothing, left, 0.0))}
+        return lost if self.divide is None else {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
 
     def eq6(self, relevance: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """R·u/(u+v) and R·v/(u+v). The ratio comes first: it is at most 2/eps, so nothing overflows."""
@@ -193,8 +198,8 @@ def lemma2(arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divi
     """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0, everything is lost to ``cause``."""
     sums = [total(share) for share in shares]
     scale = sum((s.abs() for s in sums[1:]), sums[0].abs())
-    nothing = scale == 0
-    factor = divide(arrived, scale)
+    nothing = scale < smallest(shares[0].dtype)
+    factor = torch.where(nothing, 0.0, divide(arrived, scale))
     scaled = tuple(share * (torch.where(s < 0, -factor, factor)).to(share.dtype) for share, s in zip(shares, sums, strict=True))
     return Split(scaled, {cause: torch.where(nothing, arrived, 0.0), STABILISER: torch.where(nothing, 0.0, arrived - factor * scale)})
 
