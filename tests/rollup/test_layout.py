@@ -12,12 +12,12 @@ SIZE, PATCH = (32, 48), 8
 GRID = (SIZE[0] // PATCH, SIZE[1] // PATCH)
 PATCHES = GRID[0] * GRID[1]
 MODELS = {
-    "class token": (dict(), 1),
-    "no class token, mean": (dict(global_pool="avg", class_token=False), 0),
-    "class token, mean": (dict(global_pool="avg"), 1),
-    "registers": (dict(reg_tokens=2), 3),
-    "registers, no position for the prefix": (dict(reg_tokens=2, no_embed_class=True), 3),
-    "norm before": (dict(pre_norm=True), 1),
+    "class token": ({}, 1),
+    "no class token, mean": ({"global_pool": "avg", "class_token": False}, 0),
+    "class token, mean": ({"global_pool": "avg"}, 1),
+    "registers": ({"reg_tokens": 2}, 3),
+    "registers, no position for the prefix": ({"reg_tokens": 2, "no_embed_class": True}, 3),
+    "norm before": ({"pre_norm": True}, 1),
 }
 
 
