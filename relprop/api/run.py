@@ -135,7 +135,8 @@ def explain_target(run: Run, target: Any, *, again: bool) -> Explanation:
     with torch.enable_grad():
         start = resolve(target, context)
     nodes = [s.attention for s in run.chosen]
-    gradients = run.forward.gradients(start.scalars, nodes, again=again) if "gradient" in run.request.method.needs or "blocks" in run.request.keep else {}
+    reads_gradient = "gradient" in run.request.method.needs and run.request.options.get("use_gradient", True)
+    gradients = run.forward.gradients(start.scalars, nodes, again=again) if reads_gradient or "blocks" in run.request.keep else {}
     with torch.no_grad():
         walk, ledger = _relevance(run, start)
         return _roll_up(run, start, gradients, walk, ledger)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.errors import RelpropError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.program import Program
 from relprop.tracer.run import Values, execute
@@ -30,7 +31,15 @@ class Forward:
         tensors = [self.watched[n] for n in wanted]
         if not tensors or not scalars.requires_grad:
             return {n: torch.zeros_like(t) for n, t in zip(wanted, tensors, strict=True)}
-        found = torch.autograd.grad(scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True)
+        try:
+            found = torch.autograd.grad(scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise RelpropError(message(
+                f"the gradient at the attention maps cannot be taken: {str(error).splitlines()[0]}",
+                then=["give the operator a derivative (torch.library.register_autograd)", "or do without: use_gradient=False, method='rollout'"],
+            )) from error
         return {n: torch.zeros_like(t) if g is None else g for n, t, g in zip(wanted, tensors, found, strict=True)}
 
 

@@ -135,14 +135,14 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     """The generic rule, reported; or the refusal that says how to write a rule."""
     if rules.fixed:
         return rules.generic
-    derivative = _has_derivative(node)
+    lacks = _lacks(node)
     op = str(node.target)
-    refused = on_unknown == "error" or not derivative or isinstance(val(node), (tuple, list))
+    refused = on_unknown == "error" or bool(lacks) or isinstance(val(node), (tuple, list))
     if refused and on_unknown == "collect":
-        findings.append(Finding("unknown", node, f"{op} has no rule" + ("" if derivative else " and no derivative")))
+        findings.append(Finding("unknown", node, f"{op} has no rule" + (f", and {lacks}" if lacks else "")))
         return rules.generic
     if refused:
-        why = "" if derivative else ", and PyTorch has no derivative of it"
+        why = f", and {lacks}" if lacks else ""
         raise UnknownOperation(message(
             f"no relevance rule for {op}{why}", at=f"{describe(node)}, feeds {len(node.users)} operations",
             then=[
@@ -155,15 +155,16 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     return rules.generic
 
 
-def _has_derivative(node: fx.Node) -> bool:
-    """Whether autograd accepts the op: its own registration says so (ATen ops do; a custom op may have none)."""
+def _lacks(node: fx.Node) -> str:
+    """Why Eq. 2 cannot be taken of the op, or "": no derivative, or one that ``torch.func`` cannot enter (ops made by ``torch.library``)."""
     operator = node.target
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
-        return True
+        return ""
     definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name) if hasattr(torch._library, "custom_ops") else None
-    if definition is not None:
-        return definition._backward_fn is not None
-    name = operator.name()
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd") or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    if definition is not None and definition._backward_fn is not None:
+        return "torch.func cannot enter its derivative"
+    keys = ("Autograd", "CompositeImplicitAutograd")
+    known = definition is None and any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
+    return "" if known else "PyTorch has no derivative of it"
 
 

@@ -41,8 +41,8 @@ def find_regions(
         assert model is not None
         for path, nodes in _module_calls(program, flow).items():
             module = model.get_submodule(path.split("@")[0]) if _is_module(model, path.split("@")[0]) else None
-            names = {path, path.split("@")[0]} | {a + path[len(path.split("@")[0]):] for a in program.aliases.get(path.split("@")[0], ())}
-            names |= set(program.aliases.get(path.split("@")[0], ()))
+            plain, number = path.split("@")[0], path[len(path.split("@")[0]):]
+            names = {name + suffix for name in (plain, *program.aliases.get(plain, ())) for suffix in ("", number)}
             if not entry.matches_module(module, names) or any(n in inner or n in outputs for n in nodes):
                 continue
             region = _module_region(path, nodes, entry.rule, type(module), flow)

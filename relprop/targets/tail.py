@@ -51,6 +51,11 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
     detached = {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()}
     found = propagate(plan, detached, {scalar: ones}, account=False).found
     seeds = {nodes[leaf]: relevance for leaf, relevance in found.items()}
+    if not any(bool(relevance.any()) for relevance in seeds.values()):
+        raise TargetError(message(
+            "the target callable is of no use as a start: none of its relevance arrives at the model's outputs",
+            then=["a sum gives relevance to its positive terms only (Eq. 5): turn the sign of the terms, not of the sum"],
+        ))
     rollup = rollup_plan_through(tail, (scalar,))
     fields = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
     return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: f for leaf, f in fields.items()})

@@ -17,6 +17,7 @@ from relprop.errors import CaptureError, message
 from relprop.tracer.capture import is_inplace
 from relprop.tracer.editing import argument, aten, depends_on_inputs, emit, is_tensor, name_of, rewrite, swap, val
 from relprop.tracer.einsum import lower_einsum
+from relprop.tracer.spellings import SPELLINGS
 
 CHECKS = ("_assert", "sym_constrain", "_set_grad_enabled")
 NO_OPS = frozenset("dropout dropout_ feature_dropout alpha_dropout alias lift_fresh lift_fresh_copy clone contiguous positive".split())
@@ -30,6 +31,7 @@ def canonicalise(graph: fx.Graph, device: torch.device) -> None:
     bound_slices(graph)
     drop_no_ops(graph)
     graph.eliminate_dead_code()
+    rewrite(graph, SPELLINGS)
     rewrite(graph, TABLE | {"scaled_dot_product_attention": partial(split_attention, device=device)})
     project_parameters(graph)
     join_bias(graph)
@@ -209,13 +211,9 @@ def _t(node: fx.Node) -> fx.Node:
     return emit(node, aten.permute.default, node.args[0], dims)
 
 
-def _last_two(node: fx.Node) -> fx.Node:
-    return emit(node, aten.transpose.int, node.args[0], -2, -1)
-
-
 TABLE: dict[str, Any] = {
     "einsum": lower_einsum, "addmm": _addmm, "baddbmm": _baddbmm,
-    "add": _add, "sub": _add, "t": _t, "numpy_T": _t, "mT": _last_two, "adjoint": _last_two, "mH": _last_two,
+    "add": _add, "sub": _add, "t": _t, "numpy_T": _t,
     "split": _pieces, "split_with_sizes": _pieces, "chunk": _pieces, "unbind": _pieces,
 }
 

@@ -96,11 +96,10 @@ def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...]
         node.meta["books"] = _books(node)
     axes = follow(graph, leaves)
     sites, without = find_sites(graph, axes)
-    aliases: dict[str, tuple[str, ...]] = {}
-    first: dict[int, str] = {}
+    by_module: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
-        canonical = first.setdefault(id(module), path)
-        aliases[canonical] = (*aliases.get(canonical, ()), path)
+        by_module.setdefault(id(module), []).append(path)
+    aliases = {path: tuple(paths) for paths in by_module.values() for path in paths}
     return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
 
 

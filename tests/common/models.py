@@ -110,8 +110,7 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(VOCABULARY, recipe.width) if recipe.ids else nn.Linear(FEATURES, recipe.width, bias=recipe.bias)
         self.position = nn.Parameter(torch.empty(1, recipe.tokens, recipe.width))
         self.cls = nn.Parameter(torch.empty(1, 1, recipe.width)) if recipe.pool == "class" else None
-        block = Block(recipe)
-        self.blocks = nn.ModuleList([block] * recipe.depth if recipe.shared else [block, *(Block(recipe) for _ in range(recipe.depth - 1))])
+        self.blocks = nn.ModuleList(Block(recipe) for _ in range(1 if recipe.shared else recipe.depth))
         self.norm = nn.LayerNorm(recipe.width)
         self.head = nn.Linear(recipe.width, recipe.outputs, bias=recipe.bias)
         if recipe.tied:
@@ -124,7 +123,8 @@ class Transformer(nn.Module):
             x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
         x = x + self.position
         for block in self.blocks:
-            x = block(x)
+            for _ in range(self.recipe.depth if self.recipe.shared else 1):
+                x = block(x)
         x = self.norm(x)
         return self.head({"class": lambda: x[:, 0], "mean": lambda: x.mean(1), "last": lambda: x[:, -1]}[self.recipe.pool]())
 
