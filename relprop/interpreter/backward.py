@@ -194,7 +194,7 @@ def _all_outputs(step: Step, given: dict[int, Tensor], dtype: torch.dtype) -> tu
 def _books(step: Step, relevance: Any, split: Split) -> dict[str, Tensor]:
     """This step's sums, for one sample, under keys that ``_account`` takes apart."""
     arrived = relevance if isinstance(relevance, tuple) else (relevance,)
-    books = {"arrived": sum((total(r) for r in arrived[1:]), total(arrived[0])), "absolute": sum((total(r.abs()) for r in arrived[1:]), total(arrived[0].abs()))}
+    books = {"arrived": sum((total(r) for r in arrived[1:]), total(arrived[0])), "absolute": _magnitude(arrived, split)}
 
     def add(key: str, amount: Tensor) -> None:
         books[key] = books[key] + amount if key in books else amount
@@ -210,6 +210,13 @@ def _books(step: Step, relevance: Any, split: Split) -> dict[str, Tensor]:
     for cause, amount in split.lost.items():
         add(f"lost:{cause}", amount)
     return books
+
+
+def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:
+    """Σ|R| of what arrived or of what was handed on, whichever is larger: what rounding of this node's sums is proportional to."""
+    came = sum((total(r.abs()) for r in arrived[1:]), total(arrived[0].abs()))
+    handed = [total(share.abs()) for share in split.shares if isinstance(share, Tensor)]
+    return torch.maximum(came, sum(handed[1:], handed[0])) if handed else came
 
 
 def _account(step: Step, books: dict[str, Tensor]) -> Account:

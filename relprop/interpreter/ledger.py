@@ -15,7 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Account:
-    """One node's books; every tensor is (batch,), float64 where the device has it. ``absolute`` is Σ|R|, the scale of rounding."""
+    """One node's books; every tensor is (batch,), float64 where the device has it. ``absolute`` is Σ|R|
+    (of what arrived or of what was handed on, whichever is larger), to which rounding is proportional."""
 
     node: str
     path: str
