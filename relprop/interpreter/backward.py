@@ -13,7 +13,7 @@ from relprop.errors import RelpropError, RuleError, message
 from relprop.interpreter.ledger import Account
 from relprop.numerics import at_least_float32, total
 from relprop.plan import Plan, Step
-from relprop.rules.call import Call, Split, Total
+from relprop.rules.call import Split, Total
 from relprop.tracer.editing import name_of, val
 from relprop.tracer.program import describe, place
 from relprop.tracer.run import Values
@@ -151,22 +151,12 @@ def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tup
         call = replace(call, output=call.apply(*call.inputs))
     given = _all_outputs(step, relevance, dtype) if isinstance(relevance, dict) else relevance
     try:
-        split = step.rule(given, call)  # type: ignore[arg-type]
-        _check_shapes(step, split, call, given)
+        return step.rule(given, call), given  # type: ignore[arg-type]
     except RelpropError as error:
         raise type(error)(message(str(error), at=describe(step.node))) from error
     except Exception as error:  # a user's rule may raise anything
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))) from error
-    return split, given
-
-
-def _check_shapes(step: Step, split: Split, call: Call, given: Any) -> None:
-    """A share has its operand's shape, after the axes that a field has before the value's own."""
-    channels = 0 if isinstance(given, tuple) else given.dim() - val(step.node).dim()
-    for share, operand in zip(split.shares, call.operands, strict=True):
-        if isinstance(share, Tensor) and (share.dim() != operand.value.dim() + channels or share.shape[channels:] != operand.value.shape):
-            raise RuleError(f"rule {step.rule.name!r} returned a share of shape {list(share.shape)} for an operand of shape {list(operand.value.shape)}")
 
 
 def _rounded(step: Step, output: Any, dtype: torch.dtype) -> bool:

@@ -3,6 +3,7 @@
 The custom operator is a gated norm from ``torch.library``: unknown at first, refused with the message that says how, then three lines.
 """
 
+import functools
 import re
 
 import pytest
@@ -23,8 +24,14 @@ def halved(relevance, call):
     return relevance / 2
 
 
+@functools.cache
+def plain_model():
+    """One model for every test that does not change it: captured once."""
+    return build()
+
+
 def explain(rules="paper", model=None, **options):
-    return relprop.explain(build() if model is None else model, sample(), 1, rules=rules, keep=KEEP, **options)
+    return relprop.explain(plain_model() if model is None else model, sample(), 1, rules=rules, keep=KEEP, **options)
 
 
 def rules_at(e, path):
