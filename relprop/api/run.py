@@ -199,15 +199,15 @@ def _roll_up(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor], walk: 
     scales = _row_scales(run, matrices) if request.options["normalize_rows"] else {}
     values = {n: v for n, v in run.forward.values.items() if n in plan.keep}
     both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
-    field = {node: torch.cat([f[:, :1], f], 1) for node, f in start.field.items()}
-    row, identity = stream.read(propagate(plan, values, field, extras={**both, **scales}, account=False).found[stream.node]).unbind(1)
-    if not torch.isfinite(row).all():
-        raise RelpropError(f"the scores of {int((~torch.isfinite(row)).any(1).sum())} samples are not finite: relevance overflowed; precision='float64' may help")
+    field = {node: torch.cat([torch.zeros_like(f[:, :1]), f], 1) for node, f in start.field.items()}
+    scores, identity = stream.read(propagate(plan, values, field, extras={**both, **scales}, account=False).found[stream.node]).unbind(1)
+    if not torch.isfinite(scores).all():
+        raise RelpropError(f"the scores of {int((~torch.isfinite(scores)).any(1).sum())} samples are not finite: relevance overflowed; precision='float64' may help")
     layout = session.layout(stream)
     content, tokens = _content(run, stream, layout.source)
     matrix = _matrix(run, start, stream, matrices, scales) if "matrix" in request.keep else None
     return Explanation(
-        scores=row - identity, row=row, identity=identity, content=content, source=layout.source, target=start.label, output=start.scalars.detach(),
+        scores=scores, row=scores + identity, identity=identity, content=content, source=layout.source, target=start.label, output=start.scalars.detach(),
         method=request.method.name, rules=session.rules.name, stream=stream.name, ledger=ledger, tokens=tokens, grid=layout.grid, image=layout.image,
         blocks=tuple(_block(v) for v in at) if "blocks" in request.keep else None, matrix=matrix,
         input=walk.found[stream.leaf][:, 0] if "input" in request.keep else None, facts=run.facts,

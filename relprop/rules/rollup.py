@@ -190,6 +190,8 @@ def attended(field: Field, call: Call) -> Fields:
     if call.extra is None:
         received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
     else:
+        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:  # scores and identity apart, so that none is lost beside the other: scores take from both
+            numbers = numbers.sum(0, keepdim=True)
         received = numbers @ call.extra.mT if right else call.extra.mT @ numbers
     wide = list(keys_shape)
     wide[feature] = shape[feature]

@@ -29,7 +29,7 @@ def test_shapes(explanation):
 
 
 def test_scores_are_what_attention_carried(explanation):
-    assert torch.equal(explanation.scores, explanation.row - explanation.identity)
+    assert torch.equal(explanation.row, explanation.scores + explanation.identity)
     assert torch.equal(explanation.identity, torch.eye(65)[:1].expand(3, -1))
 
 

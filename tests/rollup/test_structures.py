@@ -196,6 +196,18 @@ def test_without_gradient_attention_takes_its_place():
     agree(e.row, READ @ ((i + second) @ (i + first)))
 
 
+def test_scores_are_not_lost_beside_the_identity_in_float32():
+    """Scores of 1e-9 beside an identity of 1/5, of which float32 keeps 1e-8: they are carried apart, never as a difference."""
+    join = ONE_SITE["sequential pre-norm"]
+    model, x = Stack(Block(join), Block(join), pool=lambda x: x.mean(1)), inputs().float()
+    with torch.no_grad():
+        model.head.weight.mul_(1e-6)
+    single, double = (relprop.explain(model, x, target=1, precision=p) for p in ("float32", "float64"))
+    assert 0 < double.scores.abs().max() < 1e-8
+    assert (single.scores - double.scores).abs().max() <= 1e-2 * double.scores.abs().max()
+    assert (single.row == single.scores + single.identity).all()
+
+
 MASK = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 1, 0, 0]])
 MASKED_POOLS = {
     "product, sum, divide": lambda x, mask: (x * (w := mask.unsqueeze(-1).to(x.dtype))).sum(1) / w.sum(1),
