@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ STABILISER = "stabiliser"
 
 
 def split_vjp(call: Call, indices: tuple[int, ...]) -> tuple[Tensor, Callable[..., tuple[Tensor, ...]]]:
-    """The op's output as a function of the operands ``indices`` alone, and its vector–Jacobian product."""
-    def function(*replaced: Tensor) -> Tensor:
+    """The op's output (of several: the floating ones) as a function of the operands ``indices`` alone, and its vector–Jacobian product."""
+    def function(*replaced: Tensor) -> Any:
         inputs = list(call.inputs)
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value
-        return call.apply(*inputs)
+        result = call.apply(*inputs)
+        return result if isinstance(result, Tensor) else tuple(r for r in result if r.is_floating_point())
     output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))  # type: ignore[misc]
     return output, pull
 

@@ -151,5 +151,7 @@ def _call(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         raise InputError(message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))) from error
