@@ -178,6 +178,9 @@ def attended(field: Field, call: Call) -> Fields:
     """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes.
 
     The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the identity).
+
+    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small score is not lost beside
+    the identity in float32: scores take from both.
     """
     right = call.notes["transposed"]
     v_at = 0 if right else 1
@@ -190,7 +193,7 @@ def attended(field: Field, call: Call) -> Fields:
     if call.extra is None:
         received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
     else:
-        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:  # scores and identity apart, so that none is lost beside the other: scores take from both
+        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:
             numbers = numbers.sum(0, keepdim=True)
         received = numbers @ call.extra.mT if right else call.extra.mT @ numbers
     wide = list(keys_shape)
