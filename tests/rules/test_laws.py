@@ -5,7 +5,7 @@ A wrong rule can conserve: these stand beside the oracles (``test_oracles``), ne
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relprop.rules import PRESETS
@@ -17,6 +17,7 @@ every_subject = pytest.mark.parametrize("name", SUBJECTS)
 LINEAR_IN_R = [name for name, subject in SUBJECTS.items() if subject.linear]
 ALL = tuple(PRESETS)
 THEIRS = ("reference", "reference_lrp")  # their stabiliser b + 1e-9 divides by what may be near 0
+half = settings(max_examples=settings.default.max_examples // 2)  # of the profile's: each law runs over every subject and preset
 OURS = tuple(preset for preset in ALL if preset not in THEIRS)
 
 
@@ -45,6 +46,7 @@ def residual(relevance, split):
 
 
 @every_subject
+@half
 @given(data=st.data())
 def test_the_ledger_balances(name, data):
     call, relevance = drawn(data, name)
@@ -54,6 +56,7 @@ def test_the_ledger_balances(name, data):
 
 
 @every_subject
+@half
 @given(data=st.data())
 def test_the_ledger_balances_in_float32(name, data):
     call, relevance = drawn(data, name, dtype=torch.float32)
@@ -63,6 +66,7 @@ def test_the_ledger_balances_in_float32(name, data):
 
 
 @every_subject
+@half
 @given(data=st.data(), kind=st.sampled_from(["huge", "tiny"]), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_huge_values_and_denormals_leave_everything_finite(name, data, kind, dtype):
     call, _ = drawn(data, name, (kind,), dtype)
@@ -73,6 +77,7 @@ def test_huge_values_and_denormals_leave_everything_finite(name, data, kind, dty
 
 
 @every_subject
+@half
 @given(data=st.data())
 def test_a_batch_is_its_samples_one_by_one(name, data):
     spec = data.draw(SUBJECTS[name].specs)
@@ -98,6 +103,7 @@ def one_sample(spec, preset):
 
 
 @pytest.mark.parametrize("name", LINEAR_IN_R)
+@half
 @given(data=st.data())
 def test_shares_are_linear_in_relevance(name, data):
     call, first = drawn(data, name)
@@ -111,6 +117,7 @@ def test_shares_are_linear_in_relevance(name, data):
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "generic"])
+@half
 @given(data=st.data())
 def test_shares_are_homogeneous_in_relevance(name, data):
     call, relevance = drawn(data, name)
@@ -123,6 +130,7 @@ def test_shares_are_homogeneous_in_relevance(name, data):
 
 
 @every_subject
+@half
 @given(data=st.data())
 def test_no_relevance_gives_none(name, data):
     call, relevance = drawn(data, name)
