@@ -45,7 +45,7 @@ class Rule:
         if len(split.shares) != len(call.operands):
             raise RuleError(f"rule {self.name!r} returned {len(split.shares)} shares for {len(call.operands)} operands of {call.op}")
         for i, (share, x) in enumerate(zip(split.shares, call.inputs, strict=True) if self.family != "rollup" else ()):
-            if isinstance(share, Tensor) and share.shape != x.shape:
+            if isinstance(share, Tensor) and isinstance(x, Tensor) and share.shape != x.shape:
                 raise RuleError(f"rule {self.name!r} returned a share of shape {list(share.shape)} for operand {i} of {call.op}, which has shape {list(x.shape)}")
         return split
 

@@ -16,7 +16,7 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
 from relprop.tracer.editing import depends_on_inputs, name_of, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
-from relprop.tracer.program import Program, describe
+from relprop.tracer.program import Program, Site, describe
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
@@ -86,6 +86,20 @@ def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...]
     live = depends_on_inputs(graph)
     placeholders = dict(zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     leaves = _leaves(placeholders, token_inputs)
+    axes, sites, without = _structure_from(graph, leaves, live)
+    mixed = {name: leaf for name, leaf in leaves.items() if _is_mixed(leaf, sites)}
+    if token_inputs is None and mixed and len(mixed) < len(leaves):  # the others are masks or side information: constants to relevance
+        leaves = mixed
+        axes, sites, without = _structure_from(graph, leaves, live)
+    by_module: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
+        by_module.setdefault(id(module), []).append(path)
+    aliases = {path: tuple(paths) for paths in by_module.values() for path in paths}
+    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
+
+
+def _structure_from(graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx.Node]) -> tuple[Any, tuple[Site, ...], Any]:
+    """Every node's role as seen from ``leaves``; the axes and the attention sites that follow."""
     below: set[fx.Node] = set()
     for node in graph.nodes:
         if node in leaves.values() or any(i in below for i in tensor_inputs(node)):
@@ -94,13 +108,18 @@ def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...]
         node.meta["role"] = "activation" if node in below else "parameter" if weights and node not in live else "constant"
         node.meta["batched"] = node in live
         node.meta["books"] = _books(node)
-    axes = follow(graph, leaves)
-    sites, without = find_sites(graph, axes)
-    by_module: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
-        by_module.setdefault(id(module), []).append(path)
-    aliases = {path: tuple(paths) for paths in by_module.values() for path in paths}
-    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
+    axes = follow(graph, dict(leaves))
+    return axes, *find_sites(graph, axes)
+
+
+def _is_mixed(leaf: fx.Node, sites: tuple[Site, ...]) -> bool:
+    """Whether attention mixes positions of this input: some site's values come from it other than through attention maps."""
+    maps = {s.attention for s in sites}
+    reached = {leaf}
+    for node in leaf.graph.nodes:
+        if node not in maps and any(i in reached for i in tensor_inputs(node)):
+            reached.add(node)
+    return any(s.values in reached for s in sites)
 
 
 def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None) -> dict[str, fx.Node]:
