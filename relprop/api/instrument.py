@@ -24,8 +24,7 @@ from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.targets import class_output, resolve
-from relprop.targets.index import Context
+from relprop.targets import Context, class_output, resolve
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.editing import name_of
 from relprop.tracer.program import Program, is_floating, place

@@ -18,8 +18,7 @@ from relprop.interpreter.ledger import Account, Ledger
 from relprop.methods import Method, SiteValues, chosen_layers
 from relprop.plan import Plan
 from relprop.rollup import Stream
-from relprop.targets import Start, class_output, resolve
-from relprop.targets.index import Context
+from relprop.targets import Context, Start, class_output, resolve
 from relprop.tracer.axes import is_token
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val

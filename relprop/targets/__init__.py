@@ -1,5 +1,6 @@
 """What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts at it."""
 
-from relprop.targets.index import Start, Term, class_output, resolve
+from relprop.targets.index import Context, Start, Term, class_output
+from relprop.targets.resolve import resolve
 
-__all__ = ["Start", "Term", "class_output", "resolve"]
+__all__ = ["Context", "Start", "Term", "class_output", "resolve"]

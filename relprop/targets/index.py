@@ -66,12 +66,8 @@ def _listed(program: Program) -> str:
     return ", ".join(f"{n} {list(shape(node))}" for n, node in zip(program.outputs.names, program.output_nodes, strict=True))
 
 
-def resolve(target: Any, context: Context) -> Start:
-    """The start of one target. Raises ``TargetError`` naming what was given and what the output has."""
-    if callable(target) and not isinstance(target, Tensor):
-        from relprop.targets.tail import resolve_callable
-
-        return resolve_callable(target, context)
+def resolve_index(target: Any, context: Context) -> Start:
+    """The start of a target that names one element of the output. Raises ``TargetError`` naming what was given and what the output has."""
     name, node = class_output(context.program)
     size = shape(node)
     if size[:1] != (1,):

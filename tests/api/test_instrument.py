@@ -36,7 +36,12 @@ def test_values_are_what_forward_hooks_see(model):
 
 def test_gradients_are_autograds(model):
     kept = []
-    handle = model.blocks[1].register_forward_hook(lambda module, args, output: (output.retain_grad(), kept.append(output)) and None)
+
+    def keep(module, args, output):
+        output.retain_grad()
+        kept.append(output)
+
+    handle = model.blocks[1].register_forward_hook(keep)
     model(X.clone().requires_grad_())[:, 5].sum().backward()
     handle.remove()
     model.zero_grad(set_to_none=True)
@@ -80,7 +85,7 @@ def test_a_hook_of_the_wrong_shape_is_refused(model):
 
 
 def test_unknown_names_and_closed_instruments_are_refused(model):
-    with relprop.instrument(model, X, target=3) as probe, pytest.raises(relprop.errors.OptionError, match="no node is called 'blocks.9'"):
+    with relprop.instrument(model, X, target=3) as probe, pytest.raises(relprop.errors.OptionError, match=r"no node is called 'blocks\.9'"):
         probe.value("blocks.9")
     with pytest.raises(relprop.RelpropError, match="closed"):
         probe.value("blocks.1")
