@@ -5,13 +5,15 @@
 
 Everything is a ratio taken in one run on one machine. FLOPs are exact counts of matrix products and convolutions
 (``torch.utils.flop_counter``); capture and the once-per-plan check are not in them, and are reported apart. Peak memory on CPU is
-the growth of the process's resident set, each variant in a process of its own; on CUDA it is the allocator's peak.
+the growth of the process's resident set, each variant in a process of its own whose allocator returns what is freed (glibc keeps
+most of it otherwise, and one would measure that); on CUDA it is the allocator's peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -74,7 +76,8 @@ def variants(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], 
 def memory(name: str, device: str, batch: int, variant: str) -> float:
     """Peak memory of one variant in MiB above the idle model, measured in a process of its own."""
     command = [sys.executable, __file__, "--model", name, "--device", device, "--batches", str(batch), "--measure-memory", variant]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=returning).stdout.splitlines()[-1])
 
 
 def measure_memory(name: str, device: str, batch: int, variant: str) -> float:
@@ -124,16 +127,18 @@ def main() -> None:
     print(f"{options.model}, {options.device}, {options.threads} thread(s), torch {torch.__version__}, seeded random weights; all figures × one forward pass")
     for batch in options.batches:
         x = torch.rand(batch, 3, 224, 224, device=options.device)
+        model = build(options.model, options.device)  # a fresh one: capture is not yet cached
         calls = variants(model, x)
         calls["forward"]()
-        capture = seconds(lambda x=x: relprop.trace(model, x), 1, options.device)
+        capture = seconds(lambda x=x, model=model: relprop.trace(model, x), 1, options.device)
         calls["transformer_attribution"]()
         base_flops, base_seconds = flops(calls["forward"]), seconds(calls["forward"], options.repeats, options.device)
         base_memory = 0.0 if options.skip_memory else memory(options.model, options.device, batch, "forward + input gradient")
         print(f"\nbatch {batch}: forward {base_seconds:.3f} s, {base_flops / 1e9:.1f} GFLOP; capture and check once: {capture / base_seconds:.1f} forwards")
         print(f"  {'':<36}{'FLOPs':>8}{'time':>8}{'peak memory (× forward + input gradient)':>44}")
         for name, call in calls.items():
-            used = "" if options.skip_memory else f"{memory(options.model, options.device, batch, name) / max(base_memory, 1e-9):.2f}"
+            measured = not options.skip_memory and name in ("forward", "transformer_attribution")
+            used = f"{memory(options.model, options.device, batch, name) / max(base_memory, 1e-9):.2f}" if measured else ""
             print(f"  {name:<36}{flops(call) / base_flops:>8.2f}{seconds(call, options.repeats, options.device) / base_seconds:>8.2f}{used:>44}", flush=True)
 
 

@@ -64,8 +64,9 @@ def negative(x: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of all elements, accumulated in double where the device has it (Apple's ``mps`` does not)."""
-    return x.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
+    """The sum of all elements: along the last axis in the values' own type, the rest in double where the device has it (Apple's ``mps`` does not)."""
+    partial = x.sum(-1) if x.dim() else x
+    return partial.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

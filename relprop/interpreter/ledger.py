@@ -91,8 +91,8 @@ def join_ledgers(parts: list[Ledger]) -> Ledger:
 
     def join_accounts(key: tuple[str, str, str, str]) -> Account:
         same = [accounts.get(key, Account(*key, zero, zero, zero, zero)) for accounts, zero in zip(keyed, zeros, strict=True)]
-        sums = [torch.cat([getattr(a, name) for a in same]) for name in ("arrived", "absolute", "to_inputs", "unread")]
-        return Account(*key, *sums, cat_maps([a.absorbed for a in same]), cat_maps([a.lost for a in same]))
+        arrived, absolute, to_inputs, unread = (torch.cat([getattr(a, name) for a in same]) for name in ("arrived", "absolute", "to_inputs", "unread"))
+        return Account(*key, arrived, absolute, to_inputs, unread, cat_maps([a.absorbed for a in same]), cat_maps([a.lost for a in same]))
 
     accounts = tuple(join_accounts(key) for key in dict.fromkeys(k for accounts in keyed for k in accounts))
     return Ledger(accounts, torch.cat([p.started for p in parts]), cat_maps([p.reached for p in parts]))
