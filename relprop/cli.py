@@ -18,7 +18,7 @@ def _root() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
-    seed: Annotated[int, typer.Option(help="Which held-out scene is explained.")] = 4,
+    seed: Annotated[int, typer.Option(help="Which held-out scene is explained.")] = 8,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
     from relprop.demo.show import run_demo

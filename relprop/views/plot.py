@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation
 
 
-def figure(columns: int, width: float = 3.2, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+def figure(columns: int, width: float = 3.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
     """A figure with a row of axes, without touching pyplot's global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise OptionError('plots need matplotlib: pip install "relprop[plot]"') from None
-    fig = Figure(figsize=(width * columns, height), layout="constrained")
+    fig = Figure(figsize=(width * columns, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.1))
     FigureCanvasAgg(fig)
     return fig, list(fig.subplots(1, columns, squeeze=False)[0])
 
