@@ -85,6 +85,19 @@ def test_the_rule_guide_runs(capsys):
     assert "no relevance rule for mylib.gated_norm.default" in printed and "torch.Size([4, 6]) True" in printed
 
 
+def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
+    import transformers
+
+    tour = next(b for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S) if "relprop.check(" in b)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50, "num_labels": 10}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    inputs = {"input_ids": torch.randint(5, 50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    monkeypatch.chdir(tmp_path)
+    scope = {"relprop": relprop, "model": model, "inputs": inputs, "explanation": relprop.explain(model, inputs), "MyLayer": torch.nn.GELU}
+    exec(compile(tour, "README.md", "exec"), scope)
+    assert "check: ok" in capsys.readouterr().out and (tmp_path / "one.safetensors").exists()
+
+
 def test_nothing_names_a_machine():
     """No absolute path of anybody's machine is committed."""
     for path in [*MODULES, *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:

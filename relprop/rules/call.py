@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -108,8 +108,9 @@ class Call:
         """The same call with its floating tensors in ``dtype``: relevance is never computed in half precision."""
         def wide(x: Any) -> Any:
             return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype else x
-        from dataclasses import replace
-
+        tensors = [t for t in (*self.inputs, self.output) if isinstance(t, Tensor) and t.is_floating_point()]
+        if all(t.dtype == dtype for t in tensors):
+            return self
         operands = tuple(replace(operand, value=wide(operand.value)) for operand in self.operands)
         output = wide(self.output) if isinstance(self.output, Tensor) else self.output
         return replace(self, operands=operands, output=output)

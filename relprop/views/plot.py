@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
@@ -64,10 +63,10 @@ def plot_explanation(explanation: Explanation, image: Tensor | None, *, sample: 
         fig, (axes,) = figure(1, 4, 4)
         fig.colorbar(show_heatmap(axes, explanation.heatmap()[sample], title, image), ax=axes, shrink=0.8)
         return fig
-    scores = explanation.scores[sample].detach().float().cpu()
+    scores = explanation.scores[sample].tolist()
     labels = explanation.tokens[sample] if explanation.tokens else [str(i) for i in range(len(scores))]
     fig, (axes,) = figure(1, max(4.0, 0.32 * len(scores)), 3)
     axes.bar(range(len(scores)), scores, color=["tab:red" if c else "lightgrey" for c in explanation.content[sample].tolist()])
-    axes.set_xticks(torch.arange(len(scores)).tolist(), labels, rotation=90)
+    axes.set_xticks(list(range(len(scores))), labels, rotation=90)
     axes.set_title(title)
     return fig
