@@ -69,7 +69,7 @@ def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tu
         if not tokens:
             raise RollUpError(message(
                 f"the roll-up of input {name!r} does not arrive: the tensor all attention descends from has no axis known to hold tokens", at=describe(node),
-                then=["use method='lrp'-style input relevance: keep=('input',)"],
+                then=["relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer without a roll-up"],
             ))
         found.append(Stream(name, leaf, node, tokens))
     return tuple(found)
