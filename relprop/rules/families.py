@@ -197,12 +197,17 @@ class Subtract(Add):
 
 
 def lemma2(arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divide = safe_divide) -> Split:
-    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0, everything is lost to ``cause``."""
+    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0, everything is lost to ``cause``.
+
+    A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors' stabiliser it becomes 0, as in their code.
+    """
     sums = [total(share) for share in shares]
     scale = sum((s.abs() for s in sums[1:]), sums[0].abs())
     nothing = scale < smallest(shares[0].dtype)
     factor = torch.where(nothing, 0.0, divide(arrived, scale))
-    scaled = tuple(share * (torch.where(s < 0, -factor, factor)).to(share.dtype) for share, s in zip(shares, sums, strict=True))
+    even = factor.abs() if divide is safe_divide else torch.zeros_like(factor)
+    factors = [torch.where(s == 0, even, s.sign() * factor) for s in sums]
+    scaled = tuple(share * f.to(share.dtype) for share, f in zip(shares, factors, strict=True))
     return Split(scaled, {cause: torch.where(nothing, arrived, 0.0), STABILISER: torch.where(nothing, 0.0, arrived - factor * scale)})
 
 

@@ -213,11 +213,12 @@ def add(relevance, u, v, *, sign=1, relative=0.0, epsilon=0.0, normalised=True):
 
 
 def lemma2(relevance, summands, shapes):
-    """R̄^u = R^u · |ΣR^u|/(|ΣR^u| + |ΣR^v|) · ΣR/ΣR^u, likewise R̄^v; if both sums are 0, all is lost."""
+    """R̄^u = R^u · |ΣR^u|/(|ΣR^u| + |ΣR^v|) · ΣR/ΣR^u, likewise R̄^v; if both sums are 0, all is lost. A branch whose own sum is 0 keeps its signs."""
     sums = [math.fsum(v for values in part.values() for v in values) for part in summands]
     gross = math.fsum(abs(v) for part in summands for values in part.values() for v in values)
     scale, arrived = math.fsum(abs(s) for s in sums), math.fsum(relevance.flat)
-    factors = [math.copysign(1, s) * arrived / scale if scale > 0 else 0.0 for s in sums]
+    signs = [math.copysign(1, s) if s else math.copysign(1, arrived) for s in sums]
+    factors = [sign * arrived / scale if scale > 0 else 0.0 for sign in signs]
     scaled = [{j: [f * v for v in values] for j, values in part.items()} for f, part in zip(factors, summands, strict=True)]
     shares = [gathered(shape, part) for shape, part in zip(shapes, scaled, strict=True)]
     noise = 1e-9 * gross
