@@ -1,6 +1,6 @@
 """Train the small Vision Transformer that ``relprop demo`` explains, on two cores, and write its weights.
 
-    python examples/train_digit_scenes.py --steps 12000 --out relprop/demo/digit_scenes.safetensors
+    python examples/train_digit_scenes.py --steps 14000 --out relprop/demo/digit_scenes.safetensors
 
 The digits used for the accuracy it prints are never seen in training.
 """
@@ -57,7 +57,7 @@ def train(steps: int, batch: int, peak_rate: float, seed: int, out: Path, thread
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--steps", type=int, default=14_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -171,7 +171,7 @@ def _within(node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flo
     """Inside a norm written out, the field goes straight to its input: the way over statistics carries nothing."""
     operands = tensor_inputs(node)
     chain = [o for o in operands if o in flow.members]
-    first = next((o for o in chain if o is source), next((o for o in chain if _pointwise_to(o, source, inner, flow)), chain[0] if chain else None))
+    first = next((o for o in chain if o is source), next((o for o in chain if _pointwise_to(o, source, flow)), chain[0] if chain else None))
     taken = False
     weights = []
     for o in operands:
@@ -180,7 +180,7 @@ def _within(node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flo
     return tuple(weights)
 
 
-def _pointwise_to(node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flow) -> bool:
+def _pointwise_to(node: fx.Node, source: fx.Node, flow: Flow) -> bool:
     return val(node).shape == val(source).shape and flow.reaches(source, node)
 
 

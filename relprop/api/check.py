@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from relprop.api.session import Session, check_devices, open_session, usable_model
 from relprop.errors import CaptureError, RelpropError
-from relprop.plan import Plan
+from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind
 from relprop.tracer.editing import name_of
@@ -88,8 +88,6 @@ def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", prec
             return Report(str(rules), capture_error=str(error))
         starts = _starts(session)
         wanted = frozenset(s.attention for s in session.program.sites) | frozenset(session.program.leaves.values())
-        from relprop.plan import make_plan
-
         plan = make_plan(session.program, model, session.rules, starts, wanted, on_unknown="collect")
         return _report(session, plan, starts)
 

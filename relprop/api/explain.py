@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from relprop.adapters import adapter_for
 from relprop.api.run import KEEP, Request, explain_target, start_run
 from relprop.api.session import check_devices, open_session, usable_model
-from relprop.errors import OptionError
+from relprop.errors import OptionError, TargetError
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
 from relprop.rules import RuleSet
@@ -114,8 +115,6 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
 
 def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
     """For each target a function that cuts out the entries of some samples; a wrong length is refused before anything runs."""
-    from relprop.errors import TargetError
-
     def cutter(target: Any) -> Any:
         if hasattr(target, "__array__") and not isinstance(target, (torch.Tensor, int, float)):
             target = torch.as_tensor(target)
@@ -129,8 +128,6 @@ def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
 
 def _raw_part(request: Request, first: int, count: int, batch: int) -> Request:
     """The tokenizer's output, which labels tokens, only where it is of this part."""
-    from dataclasses import replace
-
     encodings = getattr(request.raw, "encodings", None)
     if not encodings:
         return replace(request, raw=None)
