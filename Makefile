@@ -2,7 +2,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint docs bench sweep clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -28,6 +28,12 @@ docs: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(PY) benchmarks/cost.py
+
+# Every model of timm and Hugging Face, built small and explained: writes docs/supported-models.md and .json. An interrupted sweep goes on where it stopped.
+sweep: $(VENV)/.ready
+	$(PY) -m relprop sweep all --jobs 2 --out build/sweep --exclusions tests/sweep/exclusions.json --check docs/supported-models.json
+	cp build/sweep/supported-models.md build/sweep/supported-models.json docs/
+	rm -r build/sweep
 
 clean:
 	rm -rf $(VENV) docs/api demo.png build *.egg-info

@@ -6,10 +6,12 @@
 torch.Size([1, 65])
 """
 
-from relprop import errors, rules
+from relprop import errors, rules, targets
 from relprop.api.check import check
 from relprop.api.explain import explain, explain_many, trace
+from relprop.api.generation import Generation, explain_generation
 from relprop.api.instrument import instrument
+from relprop.api.opening import open_model
 from relprop.api.stability import stability
 from relprop.errors import RelpropError, RelpropWarning
 from relprop.explanation import Explanation
@@ -19,6 +21,6 @@ from relprop.storage import load
 __version__ = "0.1.0"
 
 __all__ = [
-    "Explanation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "errors", "explain", "explain_many", "instrument", "load",
-    "register_rule", "rules", "stability", "trace",
+    "Explanation", "Generation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "errors", "explain", "explain_generation", "explain_many",
+    "instrument", "load", "open_model", "register_rule", "rules", "stability", "targets", "trace",
 ]

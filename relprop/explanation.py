@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from relprop.errors import OptionError, RelpropError
+from relprop.adapters import Original
+from relprop.errors import OptionError, RelpropError, message
 from relprop.interpreter.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -29,56 +30,194 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
-    """What the model looked at, for every sample of a batch.
+class TokenScores:
+    """The scores of one input's tokens, for every sample of a batch.
 
     ``scores`` (batch, tokens): one per input token in input order, prefix and special tokens included: what attention carried,
     ``row`` − ``identity``. ``row`` is the row of C (Eq. 14) that the head reads, ``identity`` what skip connections alone leave.
-    ``content`` (batch, tokens), bool: which are patches or words, not class tokens, separators or padding. ``source`` (tokens,): the
-    input position each token came from (−1: none). ``tokens``: labels, for text; ``grid`` (h, w) and ``image`` (H, W), for images.
-    ``target`` names what was explained in each sample, ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books
-    (``None`` for a method without relevance). ``blocks``, ``matrix`` (C, (batch, s, s)) and ``input`` (relevance at the embedding or
-    pixels) are there if ``keep=`` named them. ``facts`` says how it was made: front end, generic ops, options.
+    ``content`` (batch, tokens), bool: which are patches or words, not class tokens, separators or padding. ``source`` (tokens,): each
+    token's place (−1: none): its position in a sequence, its patch of ``grid`` counted row by row. ``tokens``: labels, for text; ``grid``
+    (h, w) patches and ``image`` (H, W) pixels, for images; (t, h, w) and (T, H, W) for videos, (time, mel) for spectrograms.
+    ``matrix`` (C, (batch, s, s)) and ``input`` (relevance at the embedding or pixels) are there if ``keep=`` named them.
+
+    ``spans`` (tokens, axes, 2): along each of the input's axes of positions, the first one and the one after the last that a token was made from
+    before any attention (0 and 0 for the model's own); beyond the input where the model pads it. ``extent``: how long those axes are.
+    ``clock``: which of them is time, and the seconds a step of it takes. ``words``: for each sample its words, each with the tokens it is made
+    of. ``originals``: the picture each sample was made from.
     """
 
+    name: str
     scores: Tensor
     row: Tensor
     identity: Tensor
     content: Tensor
     source: Tensor
+    tokens: list[list[str]] | None = None
+    grid: tuple[int, ...] | None = None
+    image: tuple[int, ...] | None = None
+    matrix: Tensor | None = None
+    input: Tensor | None = None
+    spans: Tensor | None = None
+    extent: tuple[int, ...] = ()
+    words: list[list[tuple[str, list[int]]]] | None = None
+    clock: tuple[int, float] | None = None
+    originals: tuple[Original, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name!r}: {'×'.join(map(str, self.grid)) + ' patches' if self.grid else f'{self.scores.shape[1]} tokens'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What the model looked at, for every sample of a batch.
+
+    ``streams``: the scores of each explained input, by the model's own name of it. With one input its fields (``scores``, ``row``, ``identity``,
+    ``content``, ``source``, ``tokens``, ``grid``, ``image``, ``matrix``, ``input``, ``spans``: see ``TokenScores``) are this object's, too; with several,
+    ``explanation["input_ids"]`` is the explanation restricted to one, and plain ``scores`` raises an ``OptionError`` that names them.
+    ``target`` names what was explained in each sample, ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books
+    (``None`` for a method without relevance). ``blocks`` are there if ``keep=`` named them. ``facts`` says how it was made: front end,
+    generic ops, options.
+
+    >>> import torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> e = relprop.explain(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3)
+    >>> list(e.streams), torch.equal(e["input_0"].scores, e.scores)
+    (['input_0'], True)
+    """
+
+    streams: Mapping[str, TokenScores]
     target: tuple[Any, ...]
     output: Tensor
     method: str
     rules: str
-    stream: str
     ledger: Ledger | None = None
-    tokens: list[list[str]] | None = None
-    grid: tuple[int, int] | None = None
-    image: tuple[int, int] | None = None
     blocks: tuple[Block, ...] | None = None
-    matrix: Tensor | None = None
-    input: Tensor | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.scores)
+        return len(self.target)
 
-    def heatmap(self, size: tuple[int, int] | int | None = None) -> Tensor:
-        """The patches' scores as an image, (batch, H, W), bilinear (``align_corners=False``); ``size`` defaults to the input image's.
+    def __getitem__(self, name: str) -> Explanation:
+        """The explanation of one input. Raises ``OptionError`` naming the inputs there are."""
+        if name not in self.streams:
+            raise OptionError(f"explanation[{name!r}]: the explained inputs are {', '.join(map(repr, self.streams))}")
+        return replace(self, streams={name: self.streams[name]})
 
-        Raises ``OptionError`` for an explanation that is not of an image.
+    def _only(self, what: str) -> TokenScores:
+        """The one explained input, or an error that says how to choose."""
+        if len(self.streams) == 1:
+            return next(iter(self.streams.values()))
+        raise OptionError(message(
+            f"{len(self.streams)} inputs are explained: {', '.join(map(repr, self.streams))}; {what} belongs to one of them",
+            then=[f"explanation[{name!r}].{what}" for name in self.streams],
+        ))
+
+    @property
+    def stream(self) -> str:
+        """The name of the explained input."""
+        return self._only("stream").name
+
+    @property
+    def scores(self) -> Tensor:
+        """(batch, tokens): see ``TokenScores``."""
+        return self._only("scores").scores
+
+    @property
+    def row(self) -> Tensor:
+        """(batch, tokens): the row of C that the head reads."""
+        return self._only("row").row
+
+    @property
+    def identity(self) -> Tensor:
+        """(batch, tokens): what skip connections alone leave of ``row``."""
+        return self._only("identity").identity
+
+    @property
+    def content(self) -> Tensor:
+        """(batch, tokens), bool: patches and words."""
+        return self._only("content").content
+
+    @property
+    def source(self) -> Tensor:
+        """(tokens,): the input position each token came from; −1: none."""
+        return self._only("source").source
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        """Labels of each sample's tokens, for text."""
+        return self._only("tokens").tokens
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """(h, w) of the patches of an image; (t, h, w) of a video's."""
+        return self._only("grid").grid
+
+    @property
+    def image(self) -> tuple[int, ...] | None:
+        """(H, W) of an image in pixels; (T, H, W) of a video."""
+        return self._only("image").image
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """C, (batch, s, s), if kept."""
+        return self._only("matrix").matrix
+
+    @property
+    def input(self) -> Tensor | None:
+        """Relevance at the embedding or pixels, if kept."""
+        return self._only("input").input
+
+    @property
+    def spans(self) -> Tensor | None:
+        """(tokens, axes, 2): from which positions of the input each token was made."""
+        return self._only("spans").spans
+
+    def heatmap(self, size: tuple[int, ...] | int | None = None) -> Tensor:
+        """The patches' scores as an image, (batch, H, W), bilinear between the patches' middles; ``size`` defaults to the input image's.
+
+        Of a video (batch, T, H, W), of a spectrogram (batch, time, mel). Raises ``OptionError`` for an explanation that is not of an image.
         """
-        if self.grid is None:
-            raise OptionError("heatmap() is for images: this explanation has no patch grid; use scores and tokens")
-        if size is None:
-            size = self.image
-        elif isinstance(size, int):
-            size = (size, size)
-        patches = self.source >= 0
-        maps = self.scores.new_zeros(len(self), self.grid[0] * self.grid[1])
-        maps[:, self.source[patches]] = self.scores[:, patches]
-        maps = maps.unflatten(1, self.grid)
-        return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+        from relprop.views.heat import heatmap
+
+        return heatmap(self._only("heatmap()"), size)
+
+    def original_heatmap(self, sample: int = 0) -> Tensor:
+        """One sample's heat map in the pixels of the picture it was made from, (H, W); 0 where processing cut the picture off.
+
+        Raises ``OptionError`` if the picture is not known: ``explain`` knows pictures that it was given with ``processor=``.
+        """
+        from relprop.views.heat import original_heatmap
+
+        return original_heatmap(self._only("original_heatmap()"), sample)
+
+    def words(self, sample: int = 0) -> list[tuple[str, float]]:
+        """The words of one sample, in order, each with the sum of its tokens' scores; special tokens and padding are no words.
+
+        Raises ``OptionError`` where the words are not known: they come with ``inputs=tokenizer(...)`` of a fast tokenizer, and with
+        ``processor=tokenizer``.
+        """
+        mine = self._only("words()")
+        if mine.words is None:
+            raise OptionError(message("words() needs to know the tokenizer", then=["relprop.explain(model, inputs, processor=tokenizer)"]))
+        scores = mine.scores[sample].tolist()
+        return [(word, sum(scores[i] for i in tokens)) for word, tokens in mine.words[sample]]
+
+    def seconds(self, rate: float | None = None) -> Tensor:
+        """(tokens, 2): from when to when in the recording each token was made, before any attention; neighbours overlap where convolutions do.
+
+        ``rate``: how many steps of the input there are per second (a waveform's samples, a spectrogram's frames); needed unless ``explain``
+        was given the feature extractor as ``processor=``. NaN for the model's own tokens. Raises ``OptionError`` if the rate is not known.
+        """
+        mine = self._only("seconds()")
+        if mine.spans is None or (rate is None and mine.clock is None):
+            raise OptionError(message(
+                "seconds() needs to know how long a step of the input is", then=["explanation.seconds(rate=16000)", "relprop.explain(model, inputs, processor=feature_extractor)"],
+            ))
+        if rate is not None and not rate > 0:
+            raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
+        axis, step = mine.clock or (0, 0.0)
+        times = mine.spans[:, axis].clamp(0, mine.extent[axis]) * (step if rate is None else 1 / rate)
+        return torch.where((mine.source < 0)[:, None], math.nan, times)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it back."""
@@ -93,8 +232,8 @@ class Explanation:
         return plot_explanation(self, image, sample=sample)
 
     def __repr__(self) -> str:
-        shape = "×".join(map(str, self.grid)) + " patches" if self.grid else f"{self.scores.shape[1]} tokens"
-        return f"Explanation({len(self)} samples, {shape}, target {self.target[0]!r}{', ...' if len(self.target) > 1 else ''}, method {self.method!r}, rules {self.rules!r})"
+        several = f"{len(self)} samples, {'; '.join(map(repr, self.streams.values()))}"
+        return f"Explanation({several}, target {self.target[0]!r}{', ...' if len(self.target) > 1 else ''}, method {self.method!r}, rules {self.rules!r})"
 
 
 def join(parts: list[Explanation]) -> Explanation:
@@ -104,24 +243,25 @@ def join(parts: list[Explanation]) -> Explanation:
     first = parts[0]
     if len(parts) == 1:
         return first
-    kinds = {(p.scores.shape[1:], tuple(b.path for b in p.blocks or ())) for p in parts}
-    if len(kinds) > 1:
-        raise RelpropError(f"samples took branches of the model with different tokens or attention sites ({len(kinds)} kinds): explain them one by one")
-
-    def cat(name: str) -> Any:
-        return None if getattr(first, name) is None else torch.cat([getattr(p, name) for p in parts])
-
+    kinds = {(*((n, s.scores.shape[1:]) for n, s in p.streams.items()), *(b.path for b in p.blocks or ())) for p in parts}
+    same = all(torch.equal(s.source, first.streams[n].source) for p in parts for n, s in p.streams.items() if n in first.streams)
+    if len(kinds) > 1 or not same:
+        raise RelpropError("samples took branches of the model with different tokens or attention sites: explain them one by one")
     blocks = None if first.blocks is None else tuple(_join_block(same) for same in zip(*(p.blocks or () for p in parts), strict=True))
     ledger = None if first.ledger is None else join_ledgers([p.ledger for p in parts if p.ledger is not None])
-    return Explanation(
-        cat("scores"), cat("row"), cat("identity"), cat("content"), first.source, tuple(t for p in parts for t in p.target), cat("output"),
-        first.method, first.rules, first.stream, ledger, None if first.tokens is None else [t for p in parts for t in p.tokens or ()],
-        first.grid, first.image, blocks, cat("matrix"), cat("input"), first.facts,
-    )
+    streams = {name: _join_stream([p.streams[name] for p in parts]) for name in first.streams}
+    return replace(first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks)
+
+
+def _join_stream(same: list[TokenScores]) -> TokenScores:
+    joined = {n: _cat([getattr(s, n) for s in same]) for n in ("scores", "row", "identity", "content", "matrix", "input")}
+    lists: dict[str, Any] = {n: None if getattr(same[0], n) is None else [t for s in same for t in getattr(s, n) or ()] for n in ("tokens", "words", "originals")}
+    return replace(same[0], **joined, **lists | {"originals": lists["originals"] and tuple(lists["originals"])})
 
 
 def _join_block(same: tuple[Block, ...]) -> Block:
-    def cat(name: str) -> Any:
-        return None if getattr(same[0], name) is None else torch.cat([getattr(b, name) for b in same])
+    return Block(same[0].path, *(_cat([getattr(b, n) for b in same]) for n in ("attention", "gradient", "relevance")))
 
-    return Block(same[0].path, cat("attention"), cat("gradient"), cat("relevance"))
+
+def _cat(tensors: list[Any]) -> Any:
+    return None if tensors[0] is None else torch.cat(tensors)

@@ -10,22 +10,29 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from relprop.adapters import Original
 from relprop.errors import InputError
 from relprop.interpreter.ledger import Account, Ledger
 
 if TYPE_CHECKING:
-    from relprop.explanation import Explanation
+    from relprop.explanation import Explanation, TokenScores
 
-FORMAT = "relprop-explanation-1"
-TENSORS = ("scores", "row", "identity", "content", "source", "output", "matrix", "input")
-PLAIN = ("method", "rules", "stream", "tokens", "grid", "image", "facts")
+FORMAT = "relprop-explanation-2"
+TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "spans")
+STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
+PLAIN = ("method", "rules", "facts")
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``."""
-    tensors = {name: value for name in TENSORS if (value := getattr(explanation, name)) is not None}
+    given = {f"streams.{i}.{n}": getattr(s, n) for i, s in enumerate(explanation.streams.values()) for n in TENSORS}
+    tensors = {name: value for name, value in given.items() if value is not None} | {"output": explanation.output}
     header: dict[str, Any] = {name: getattr(explanation, name) for name in PLAIN} | {"target": [_plain(t) for t in explanation.target]}
+    header["streams"] = [
+        {"name": name} | {n: getattr(s, n) for n in STREAM} | {"originals": s.originals and [[o.size, o.frame] for o in s.originals]}
+        for name, s in explanation.streams.items()
+    ]
     for i, block in enumerate(explanation.blocks or ()):
         parts = {"attention": block.attention, "gradient": block.gradient, "relevance": block.relevance}
         tensors |= {f"blocks.{i}.{name}": t for name, t in parts.items() if t is not None}
@@ -58,10 +65,23 @@ def load(path: str | Path) -> Explanation:
     kept = None if blocks is None else tuple(
         Block(p, tensors[f"blocks.{i}.attention"], tensors.get(f"blocks.{i}.gradient"), tensors.get(f"blocks.{i}.relevance")) for i, p in enumerate(blocks)
     )
-    plain = {name: header[name] for name in PLAIN} | {n: tuple(header[n]) if header[n] else None for n in ("grid", "image")}
+    streams = [_read_stream(s, {n: tensors.get(f"streams.{i}.{n}") for n in TENSORS}) for i, s in enumerate(header["streams"])]
     ledger = _read_ledger(header["ledger"], tensors) if "ledger" in header else None
     return Explanation(
-        **{name: tensors.get(name) for name in TENSORS}, **plain, target=tuple(_tuple(t) for t in header["target"]), ledger=ledger, blocks=kept,  # type: ignore[arg-type]
+        {s.name: s for s in streams}, output=tensors["output"], **{name: header[name] for name in PLAIN},
+        target=tuple(_tuple(t) for t in header["target"]), ledger=ledger, blocks=kept,
+    )
+
+
+def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor | None]) -> TokenScores:
+    from relprop.explanation import TokenScores
+
+    words, originals = header.get("words"), header.get("originals")
+    return TokenScores(
+        name=header["name"], tokens=header["tokens"], extent=tuple(header.get("extent", ())),
+        words=words and [[(text, tokens) for text, tokens in row] for row in words],
+        originals=originals and tuple(Original(tuple(size), tuple(frame)) for size, frame in originals),
+        **{n: tuple(header[n]) if header.get(n) else None for n in ("grid", "image", "clock")}, **tensors,  # type: ignore[arg-type]
     )
 
 

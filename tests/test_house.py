@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "relprop"
 FLOORS = {
     "errors": 0, "numerics": 0, "tracer": 1, "rules": 1, "plan": 2, "adapters": 2, "interpreter": 3, "rollup": 3, "methods": 4, "targets": 4,
-    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "demo": 6, "cli": 7, "__main__": 8, "__init__": 9,
+    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "demo": 6, "sweep": 6, "cli": 7, "__main__": 8, "__init__": 9,
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
@@ -92,8 +92,13 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50, "num_labels": 10}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
     inputs = {"input_ids": torch.randint(5, 50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    clip = transformers.CLIPModel(transformers.CLIPConfig(
+        text_config={**small, "vocab_size": 50, "eos_token_id": 49}, vision_config={**small, "image_size": 16, "patch_size": 8}, projection_dim=8,
+    ))
+    llm = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2))
     monkeypatch.chdir(tmp_path)
-    scope = {"relprop": relprop, "model": model, "inputs": inputs, "explanation": relprop.explain(model, inputs), "MyLayer": torch.nn.GELU}
+    scope = {"relprop": relprop, "clip": clip, "llm": llm, "pair": {**inputs, "pixel_values": torch.randn(2, 3, 16, 16)}, "model": model, "inputs": inputs, "explanation": relprop.explain(model, inputs), "MyLayer": torch.nn.GELU}
     exec(compile(tour, "README.md", "exec"), scope)
     assert "check: ok" in capsys.readouterr().out and (tmp_path / "one.safetensors").exists()
 

@@ -1,11 +1,18 @@
-"""What tokens are: Hugging Face's objects know their special tokens and labels; everything else is read off the graph."""
+"""What tokens are: timm's and Hugging Face's objects know their labels, special tokens and pictures; everything else is read off the graph."""
+
+from typing import TypeVar
 
 from torch import nn
 
-from relprop.adapters.base import Adapter
+from relprop.adapters.base import Adapter, Given, Prepared
+from relprop.adapters.describing import describe
 from relprop.adapters.huggingface import HuggingFace
+from relprop.adapters.pictures import Original
+from relprop.adapters.timm import Timm
+from relprop.errors import OptionError
 
-ADAPTERS: list[type[Adapter]] = [HuggingFace, Adapter]
+ADAPTERS: list[type[Adapter]] = [HuggingFace, Timm, Adapter]
+Kind = TypeVar("Kind", bound=type[Adapter])
 
 
 def adapter_for(model: nn.Module) -> Adapter:
@@ -13,4 +20,19 @@ def adapter_for(model: nn.Module) -> Adapter:
     return next(kind for kind in ADAPTERS if kind.fits(model))()
 
 
-__all__ = ["ADAPTERS", "Adapter", "HuggingFace", "adapter_for"]
+def register(adapter: Kind) -> Kind:
+    """Ask ``adapter`` first from now on; returns it, so that it can stand above a class as a decorator. ``remove`` undoes it."""
+    if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
+        raise OptionError(f"register takes a subclass of relprop.adapters.Adapter, not {adapter!r}")
+    remove(adapter)
+    ADAPTERS.insert(0, adapter)
+    return adapter
+
+
+def remove(adapter: type[Adapter]) -> None:
+    """No longer ask ``adapter``."""
+    if adapter in ADAPTERS[:-1]:
+        ADAPTERS.remove(adapter)
+
+
+__all__ = ["ADAPTERS", "Adapter", "Given", "HuggingFace", "Original", "Prepared", "Timm", "adapter_for", "describe", "register", "remove"]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relprop.api.session import Session, check_devices, open_session, usable_model
+from relprop.api.opening import open_model
+from relprop.api.session import Session, check_devices, open_session
 from relprop.errors import CaptureError, RelpropError
+from relprop.methods import INPUT_LEVEL, METHODS
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind
@@ -31,7 +33,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op, the roll-up arrives. A generic op is a warning."""
+    """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op, the roll-up arrives. A generic op is a warning.
+
+    A model without token attention is not ``ok``, since the default method does not apply to it, but it can be explained at its input: see ``methods``.
+    """
 
     rules: str
     rows: tuple[Row, ...] = ()
@@ -52,16 +57,26 @@ class Report:
         """Whether the default method can be used as it is."""
         return not (self.capture_error or self.unknown or self.rollup_error)
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that apply: over attention only if the roll-up arrives, with relevance only if no op is unknown."""
+        if self.capture_error or not self.rows:
+            return ()
+        excluded = ("attention",) if self.rollup_error else ()
+        return tuple(m.name for m in METHODS.values() if m.level not in excluded and not (self.unknown and "relevance" in m.needs))
+
     def __str__(self) -> str:
         if self.capture_error:
             return f"check: NOT OK\n{self.capture_error}"
         width = max([len(r.operation) for r in self.rows], default=9)
         wide = max([len(r.rule) for r in self.rows], default=4)
-        lines = [f"check: {'ok' if self.ok else 'NOT OK'}; rules {self.rules!r}; captured by {self.front_end}, equal to the model", ""]
+        verdict = "ok" if self.ok else "NOT OK for the default method" if self.methods else "NOT OK"
+        lines = [f"check: {verdict}; rules {self.rules!r}; captured by {self.front_end}, equal to the model", ""]
         lines += [f"  {'operation':<{width}}  {'nodes':>5}  {'family':<8}  rule", f"  {'-' * width}  {'-' * 5}  {'-' * 8}  {'-' * wide}"]
         lines += [f"  {r.operation:<{width}}  {r.nodes:>5}  {r.family:<8}  {r.rule}" for r in self.rows]
         lines += ["", f"  attention sites      {len(self.sites)}" + (f": {', '.join(self.sites[:4])}{', ...' if len(self.sites) > 4 else ''}" if self.sites else "")]
         lines.append(f"  roll-up arrives at   {', '.join(self.rollup) if self.rollup else 'nothing'}")
+        lines.append(f"  methods that apply   {', '.join(self.methods)}")
         for title, entries in (
             ("no site", self.softmaxes_without_site), ("generic rule", self.generic), ("UNKNOWN", self.unknown), ("hidden site", self.hidden_sites),
             ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
@@ -78,7 +93,7 @@ def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", prec
     >>> relprop.check(digit_scene_model(), torch.rand(1, 1, 32, 32)).ok
     True
     """
-    model = usable_model(model)
+    model, inputs = open_model(model, inputs)
     with undisturbed(model):
         bound = bind(inputs)
         check_devices(model, bound)
@@ -86,7 +101,7 @@ def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", prec
             session = open_session(model, bound, rules=rules, precision=precision, on_unknown="generic")
         except CaptureError as error:
             return Report(str(rules), capture_error=str(error))
-        starts = _starts(session)
+        starts = tuple(s for s in _starts(session) if s in session.flow.members)
         wanted = frozenset(s.attention for s in session.program.sites) | frozenset(session.program.leaves.values())
         plan = make_plan(session.program, model, session.rules, starts, wanted, on_unknown="collect")
         return _report(session, plan, starts)
@@ -125,8 +140,11 @@ def _found(plan: Plan, kind: str) -> tuple[str, ...]:
 
 def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple[tuple[str, ...], str]:
     """The inputs whose tokens the roll-up reaches, or why it reaches none."""
+    if not plan.steps:
+        return (), "no output that a target could read depends on an explained input"
     if not plan.sites:
-        return (), "the roll-up has no attention site to pass: the default method does not apply to this model"
+        usable = ", ".join(f"method={name!r}" for name in INPUT_LEVEL)
+        return (), f"the roll-up has no attention site to pass: the default method does not apply to this model; use {usable}"
     try:
         _, streams = session.rollup(starts, plan.sites)
     except RelpropError as error:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.api.opening import open_model
 from relprop.api.run import Request, explain_target, start_run
-from relprop.api.session import Session, check_devices, open_session, usable_model
+from relprop.api.session import Session, check_devices, open_session
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
 from relprop.interpreter.backward import propagate
@@ -24,7 +25,7 @@ from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.targets import Context, class_output, resolve
+from relprop.targets import Context, possible_starts, resolve
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.editing import name_of
 from relprop.tracer.program import Program, is_floating, place
@@ -221,12 +222,12 @@ def instrument(
     >>> relevance.shape
     torch.Size([2, 65, 96])
     """
-    model = usable_model(model)
+    model, inputs = open_model(model, inputs)
     with undisturbed(model), torch.no_grad():
         bound = bind(inputs)
         check_devices(model, bound)
         session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
         if session.program.input_specialised and bound.batch > 1:
             raise OptionError(f"the model branches on values ({session.program.decisions[0]}): instrument one sample at a time, not {bound.batch}")
-        class_output(session.program) if not callable(target) else None
+        possible_starts(session.program, [target])
         return Instrument(session, bound, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,20 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.adapters import Given, Prepared, describe
 from relprop.api.session import Session
 from relprop.errors import InputError, NoAttentionError, OptionError, RelpropError, RollUpError, message
-from relprop.explanation import Block, Explanation
+from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Account, Ledger
-from relprop.methods import Method, SiteValues, chosen_layers
+from relprop.layout import Layout, lay_out, placing
+from relprop.methods import INPUT_LEVEL, Method, SiteValues, chosen_layers
 from relprop.plan import Plan
 from relprop.rollup import Stream
-from relprop.targets import Context, Start, class_output, resolve
+from relprop.targets import Context, Start, possible_starts, resolve
 from relprop.tracer.axes import is_token
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
-from relprop.tracer.program import Program, Site, is_floating, place
+from relprop.tracer.program import Program, Site, place
 
 KEEP = frozenset({"blocks", "matrix", "input"})
 MATRIX_ROWS = 64
@@ -57,6 +60,13 @@ class Run:
         """The captured model."""
         return self.session.program
 
+    def layout(self, stream: Stream) -> Layout:
+        """Where the stream's tokens came from."""
+        places = placing(stream, self.session.flow)
+        if not places:
+            return self.session.layout(stream)
+        return lay_out(self.program, stream, self.session.flow, {n: self.forward.values[n].cpu() for n in places if n in self.forward.values})
+
     def outputs(self) -> dict[fx.Node, Tensor]:
         """The model's outputs, batch first, attached to autograd."""
         return {n: self.forward.values[n] for n in self.program.output_nodes}
@@ -75,10 +85,10 @@ def start_run(session: Session, inputs: Inputs, targets: list[Any], request: Req
         visible = {s.contraction for s in plan.sites}
         sites, chosen = tuple(s for s in sites if s.contraction in visible), tuple(s for s in chosen if s.contraction in visible)
         _need_sites(session, sites)
-    rollup, _ = session.rollup(starts, sites)
-    keep = set(program.output_nodes) | rollup.keep | (plan.keep if plan is not None else set())
+    rollup, streams = session.rollup(starts, sites)
+    keep = set(program.output_nodes) | rollup.keep | (plan.keep if plan is not None else set()) | {n for s in streams for n in placing(s, session.flow)}
     done = forward(program, session.model, inputs, keep, [s.attention for s in chosen])
-    _refuse_nonfinite(session, done)
+    refuse_nonfinite(session, done)
     facts = {
         "front_end": program.front_end, "decisions": list(program.decisions), "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in request.options.items()}, "attention_sites": [s.path for s in sites],
@@ -87,9 +97,7 @@ def start_run(session: Session, inputs: Inputs, targets: list[Any], request: Req
 
 
 def _possible_starts(program: Program, targets: list[Any]) -> tuple[fx.Node, ...]:
-    if any(callable(t) and not isinstance(t, Tensor) for t in targets):
-        return tuple(dict.fromkeys(n for n in program.output_nodes if is_floating(n)))
-    return (class_output(program)[1],)
+    return possible_starts(program, targets)
 
 
 def _sites(session: Session, starts: tuple[fx.Node, ...]) -> tuple[Site, ...]:
@@ -110,11 +118,15 @@ def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:
     hidden = " (its attention is inside a module that a rule of yours treats as one operation)" if session.program.sites else ""
     raise NoAttentionError(message(
         f"the model has no softmax attention over tokens between input and target{hidden}: {reasons}",
-        then=["relprop.check(model, inputs) lists what was found", "relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer of any model"],
+        then=[
+            f"method={INPUT_LEVEL[0]!r} explains any model at its input, and so do {', '.join(map(repr, INPUT_LEVEL[1:]))}",
+            "relprop.check(model, inputs) lists what was found", "relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer of any model",
+        ],
     ))
 
 
-def _refuse_nonfinite(session: Session, done: Forward) -> None:
+def refuse_nonfinite(session: Session, done: Forward) -> None:
+    """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a parameter is."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
         value = done.values[node]
         if value.is_floating_point() and not torch.isfinite(value).all() and _is_explainable(session, node):
@@ -137,11 +149,11 @@ def explain_target(run: Run, target: Any, *, again: bool) -> Explanation:
     reads_gradient = "gradient" in run.request.method.needs and run.request.options.get("use_gradient", True)
     gradients = run.forward.gradients(start.scalars, nodes, again=again) if reads_gradient or "blocks" in run.request.keep else {}
     with torch.no_grad():
-        walk, ledger = _relevance(run, start)
+        walk, ledger = relevance_of(run, start)
         return _roll_up(run, start, gradients, walk, ledger)
 
 
-def _relevance(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
+def relevance_of(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
     """The relevance pass of every term, combined linearly."""
     if run.plan is None:
         return Walk(), None
@@ -194,23 +206,31 @@ def _roll_up(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor], walk: 
     options = {k: v for k, v in request.options.items() if k not in ("layers", "normalize_rows")}
     matrices = dict(request.method.function(at, **options))
     plan, streams = session.rollup(tuple(start.field), run.sites)
-    stream = _only(streams)
+    if not streams:
+        raise RollUpError("the roll-up does not arrive: no explained input feeds the attention sites")
     scales = _row_scales(run, matrices) if request.options["normalize_rows"] else {}
     values = {n: v for n, v in run.forward.values.items() if n in plan.keep}
     both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
     field = {node: torch.cat([torch.zeros_like(f[:, :1]), f], 1) for node, f in start.field.items()}
-    scores, identity = stream.read(propagate(plan, values, field, extras={**both, **scales}, account=False).found[stream.node]).unbind(1)
-    if not torch.isfinite(scores).all():
-        raise RelpropError(f"the scores of {int((~torch.isfinite(scores)).any(1).sum())} samples are not finite: relevance overflowed; precision='float64' may help")
-    layout = session.layout(stream)
-    content, tokens = _content(run, stream, layout.source)
-    matrix = _matrix(run, start, stream, matrices, scales) if "matrix" in request.keep else None
+    found = propagate(plan, values, field, extras={**both, **scales}, account=False).found
+    matrix = _matrix(run, start, _alone(streams), matrices, scales) if "matrix" in request.keep else None
     return Explanation(
-        scores=scores, row=scores + identity, identity=identity, content=content, source=layout.source, target=start.label, output=start.scalars.detach(),
-        method=request.method.name, rules=session.rules.name, stream=stream.name, ledger=ledger, tokens=tokens, grid=layout.grid, image=layout.image,
-        blocks=tuple(_block(v) for v in at) if "blocks" in request.keep else None, matrix=matrix,
-        input=walk.found[stream.leaf][:, 0] if "input" in request.keep else None, facts=run.facts,
+        streams={s.name: _token_scores(run, s, found.get(s.node), walk, matrix) for s in streams}, target=start.label, output=start.scalars.detach(),
+        method=request.method.name, rules=session.rules.name, ledger=ledger, blocks=tuple(_block(v) for v in at) if "blocks" in request.keep else None, facts=run.facts,
     )
+
+
+def _token_scores(run: Run, stream: Stream, field: Tensor | None, walk: Walk, matrix: Tensor | None) -> TokenScores:
+    """One input's scores; zeros where no field arrives (what it feeds are queries and keys alone)."""
+    if field is None:
+        scores = identity = torch.zeros(run.inputs.batch, math.prod(stream.sizes), device=run.inputs.tensors[0].device)
+    else:
+        scores, identity = stream.read(field).unbind(1)
+    if not torch.isfinite(scores).all():
+        bad = int((~torch.isfinite(scores)).any(1).sum())
+        raise RelpropError(f"the scores of {bad} samples are not finite: relevance overflowed; precision='float64' may help")
+    relevance = walk.found[stream.leaf][:, 0] if "input" in run.request.keep and stream.leaf in walk.found else None
+    return TokenScores(stream.name, scores, scores + identity, identity, **described(run, stream.name, run.layout(stream)), matrix=matrix, input=relevance)
 
 
 def _found(walk: Walk, run: Run, site: Site) -> Tensor | None:
@@ -220,25 +240,18 @@ def _found(walk: Walk, run: Run, site: Site) -> Tensor | None:
     return walk.found.get(site.attention, torch.zeros_like(run.forward.watched[site.attention]))
 
 
-def _only(streams: tuple[Stream, ...]) -> Stream:
-    if len(streams) == 1:
-        return streams[0]
-    if not streams:
-        raise RollUpError("the roll-up does not arrive: no explained input feeds the attention sites")
-    raise RollUpError(f"the target depends on {len(streams)} explained inputs ({', '.join(s.name for s in streams)}); explanations of several inputs are not supported yet")
+def _alone(streams: tuple[Stream, ...]) -> Stream:
+    if len(streams) > 1:
+        raise OptionError(f"keep='matrix' is for one explained input; the target depends on {len(streams)}: {', '.join(s.name for s in streams)}")
+    return streams[0]
 
 
-def _content(run: Run, stream: Stream, source: Tensor) -> tuple[Tensor, list[list[str]] | None]:
-    """Content tokens, (batch, tokens), and the tokens' labels."""
-    adapter, model = run.session.adapter, run.session.model
-    known = adapter.content(model, run.request.raw, run.inputs, stream.name)
-    positions = (source >= 0).expand(run.inputs.batch, -1)
-    labels = adapter.tokens(model, run.request.raw, run.inputs, stream.name)
-    if known is not None and known.shape[1] > int(source.max()):
-        positions = positions & known[:, source.clamp(min=0)]
-    if labels is not None:
-        labels = [[row[i] if 0 <= i < len(row) else "" for i in source.tolist()] for row in labels]
-    return positions.clone(), labels
+def described(run: Run, name: str, layout: Layout) -> dict[str, Any]:
+    """What the tokens of input ``name`` are, as ``TokenScores`` has it: from where in the input by the graph, the rest by the adapter."""
+    raw = run.request.raw
+    given = Given(name, dict(zip(run.inputs.names, run.inputs.tensors, strict=True)), run.inputs.batch, raw if isinstance(raw, Prepared) else Prepared(None))
+    places = {"source": layout.source, "grid": layout.grid, "image": layout.image, "spans": layout.spans, "extent": layout.extent}
+    return places | describe(run.session.adapter, run.session.model, given, layout)
 
 
 def _block(values: SiteValues) -> Block:

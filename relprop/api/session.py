@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from relprop.adapters import Adapter, adapter_for
+from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
 from relprop.errors import InputError, OptionError, RelpropWarning, message
 from relprop.layout import Layout, lay_out
 from relprop.plan import Plan, flowing, make_plan
@@ -68,7 +70,7 @@ class Session:
         """What the operands of merges carry."""
         def make() -> Merges:
             inside = {n for c in find_composites(self.flow) for n in c.inner}
-            return Merges(self.flow, self.program.sites, inside)
+            return Merges(self.flow, self.program.sites, inside, self.program.axes)
         return self._kept(("merges",), make)  # type: ignore[no-any-return]
 
     def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -82,7 +84,7 @@ def open_session(model: nn.Module, inputs: Inputs, *, rules: RuleSet | str, prec
     """Everything about a call that does not depend on its target: checked, captured, and ready to plan."""
     if on_unknown not in ("generic", "error"):
         raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
-    adapter = adapter_for(model)
+    adapter = adapter_for(speaker(model))
     program = trace_program(model, inputs, adapter.token_inputs(model, inputs))
     dtype = _dtype(precision)
     if dtype is not None:
@@ -100,21 +102,44 @@ def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def usable_model(model: Any) -> nn.Module:
-    """The module to explain: a compiled one is looked into; a scripted one, or no module at all, is refused."""
-    model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is {type(model).__name__}, not a torch.nn.Module")
-    if isinstance(model, torch.jit.ScriptModule) or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
-        raise InputError(message("the model is a TorchScript module, which cannot be traced to a graph", then=["explain the Python model it was made from"]))
-    return model
+    """The module to explain: looked for inside what is wrapped around it; what no graph can hold, or no module at all, is refused."""
+    inner = unwrapped(model)
+    if not isinstance(inner, nn.Module):
+        kind = type(model).__name__
+        then = {
+            "str": ["from relprop.api.opening import open_model; model, inputs = open_model(name, inputs)   # loads it and prepares its inputs"],
+            "function": ["explain the module it calls, or an nn.Module that holds that module and whose forward is this function"],
+        }
+        raise InputError(message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, [])))
+    refuse_opaque(inner)
+    return inner
 
 
 def check_devices(model: nn.Module, inputs: Inputs) -> None:
     """Inputs and parameters must be on one device, and hold values."""
-    for name, parameter in model.named_parameters():
+    first = None
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise InputError(message(f"parameter {name!r} has no shape yet", then=["call the model once on such inputs, which decides it"]))
+        if hasattr(parameter, "device_mesh"):
+            raise InputError(message(f"parameter {name!r} is sharded ({type(parameter).__name__})", then=["explain the whole model: load its full state dict into one on one device"]))
         if parameter.device.type == "meta":
-            raise InputError(f"parameter {name!r} is on the meta device: the model has no weights yet")
-        for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
-            if tensor.device != parameter.device:
-                raise InputError(f"input {given!r} is on {tensor.device}, the model's parameter {name!r} on {parameter.device}: move one of them")
-        return
+            raise InputError(_without_values(model, name))
+        if first is None:
+            first = name, parameter.device
+        if parameter.device != first[1]:
+            raise InputError(message(
+                f"the model is on several devices: {first[0]!r} on {first[1]}, {name!r} on {parameter.device}",
+                then=[f"put it on one: model.to({str(first[1])!r}), or load it with device_map={{'': {str(first[1])!r}}}"],
+            ))
+    for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
+        if first is not None and tensor.device != first[1]:
+            raise InputError(f"input {given!r} is on {tensor.device}, the model's parameter {first[0]!r} on {first[1]}: move one of them")
+
+
+def _without_values(model: nn.Module, name: str) -> str:
+    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between calls."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if getattr(getattr(owner, "_hf_hook", None), "offload", False):
+        return message(f"parameter {name!r} is offloaded: its weights are there only while its module runs", then=["load the model with device_map={'': device}, without offloading"])
+    return message(f"parameter {name!r} is on the meta device: the model has no weights yet", then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"])

@@ -16,7 +16,7 @@ from relprop.plan import Plan, Step
 from relprop.rules.call import Split, Total
 from relprop.tracer.editing import name_of, val
 from relprop.tracer.program import describe, place
-from relprop.tracer.run import Values
+from relprop.tracer.run import Values, per_sample
 
 Hook = Callable[[Tensor], Tensor | None]
 Pending = dict[fx.Node, list[Any]]
@@ -94,7 +94,7 @@ def _walk_section(
     tensors = [part[1] if isinstance(part, tuple) else part for _, part in arrivals]
     if not tensors:
         return {}
-    found, ended, left, sums = torch.func.vmap(section)(tensors, [values[n] for n in batched], [extras[n] for n in attached])
+    found, ended, left, sums = per_sample(section, tensors, [values[n] for n in batched], [extras[n] for n in attached])
     walk.found.update(zip(out["found"], found, strict=True))
     walk.ended.update(zip(out["ended"], ended, strict=True))
     walk.accounts += [_account(step, dict(zip(keys, amounts, strict=True))) for (step, keys), amounts in zip(out["books"], sums, strict=True)]

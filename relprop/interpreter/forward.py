@@ -37,7 +37,7 @@ class Forward:
             raise
         except RuntimeError as error:
             raise RelpropError(message(
-                f"the gradient at the attention maps cannot be taken: {str(error).splitlines()[0]}",
+                f"the gradient cannot be taken: {str(error).splitlines()[0]}",
                 then=["give the operator a derivative (torch.library.register_autograd)", "or do without: use_gradient=False, method='rollout'"],
             )) from error
         return {n: torch.zeros_like(t) if g is None else g for n, t, g in zip(wanted, tensors, found, strict=True)}

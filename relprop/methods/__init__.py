@@ -1,4 +1,5 @@
-"""The methods by name. A method gives Eq. 13's matrix at every attention site; the roll-up (Eq. 14) is the same for all."""
+"""The methods by name. At the attention level one gives Eq. 13's matrix at every attention site, and the roll-up (Eq. 14) is the same for
+all; at the input level one gives a number per pixel or per feature of an embedding, of any model."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError
-from relprop.methods.base import Method, SiteValues, chosen_layers
+from relprop.errors import OptionError, message
+from relprop.methods.base import InputValues, Level, Method, SiteValues, chosen_layers
+from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
+from relprop.methods.positions import positions
 
 
 def transformer_attribution(sites: Sequence[SiteValues], *, use_gradient: bool = True) -> Mapping[fx.Node, Tensor]:
@@ -26,17 +29,32 @@ def rollout(sites: Sequence[SiteValues]) -> Mapping[fx.Node, Tensor]:
     return {values.site.contraction: values.attention for values in sites}
 
 
+GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
+
 METHODS = {
-    "transformer_attribution": Method("transformer_attribution", transformer_attribution, frozenset({"gradient", "relevance"}), True),
+    "transformer_attribution": Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, True),
     "rollout": Method("rollout", rollout, frozenset(), False),
+    "lrp": Method("lrp", lrp, RELEVANCE, True, "input", rules="lrp"),
+    "input_gradient": Method("input_gradient", input_gradient, GRADIENT, True, "input"),
+    "gradient_x_input": Method("gradient_x_input", gradient_x_input, GRADIENT, True, "input"),
+    "integrated_gradients": Method("integrated_gradients", integrated_gradients, frozenset(), True, "input"),
 }
 
+#: What to use for a model without token attention.
+INPUT_LEVEL = tuple(name for name, method in METHODS.items() if method.level == "input")
 
-def method_named(name: str) -> Method:
-    """A method by its name; an unknown one is answered with the list."""
+
+def method_named(name: str, level: Level | None = "attention") -> Method:
+    """A method by its name; an unknown one is answered with the list, and one of another level than ``level`` (``None``: any) is refused."""
     if name not in METHODS:
         raise OptionError(f"method={name!r} is no method; there are {', '.join(sorted(METHODS))}")
+    if level is not None and METHODS[name].level != level:
+        raise OptionError(message(
+            f"method {name!r} works at the {METHODS[name].level}; here a method at the {level} is wanted: "
+            f"{', '.join(n for n, m in sorted(METHODS.items()) if m.level == level)}",
+            then=[f"relprop.explain(model, inputs, target, method={name!r})"],
+        ))
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "SiteValues", "chosen_layers", "method_named"]
+__all__ = ["INPUT_LEVEL", "METHODS", "InputValues", "Method", "SiteValues", "chosen_layers", "method_named", "positions"]

@@ -1,18 +1,20 @@
-"""A Method: a named way to turn one run (attention, its gradient, its relevance) into Eq. 13's matrices, which the roll-up multiplies."""
+"""A Method: a named way to turn one run into what is shown. At the attention level it gives Eq. 13's matrices, which the roll-up multiplies;
+at the input level it gives one number per element of every explained input, and there is nothing to roll up."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from relprop.errors import OptionError
 from relprop.tracer.program import Site
 
 Layers = slice | Sequence[int] | None
+Level = Literal["attention", "input"]
 
 
 @dataclass(frozen=True)
@@ -26,25 +28,47 @@ class SiteValues:
 
 
 @dataclass(frozen=True)
+class InputValues:
+    """What a run found at the explained inputs, by name, each (batch, *one sample's shape): at pixels, features, or the embeddings of ids.
+
+    ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
+    values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
+    """
+
+    values: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    relevances: Mapping[str, Tensor]
+    forward: Callable[..., Tensor]
+    embed: Callable[[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Method:
-    """``function(sites, **options)`` returns a matrix per contraction node; ``needs`` says what must be computed for it."""
+    """``function(sites, **options)`` returns a matrix per contraction node; at the input level, ``function(at, **options)`` an attribution per input.
+
+    ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``. ``rules`` is the rule set it takes by default.
+    """
 
     name: str
-    function: Callable[..., Mapping[fx.Node, Tensor]]
+    function: Callable[..., Mapping[Any, Tensor]]
     needs: frozenset[str]
     class_specific: bool
+    level: Level = "attention"
+    rules: str = "paper"
 
     def options(self) -> dict[str, Any]:
         """The options it takes, with their defaults."""
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
-        return {p.name: p.default for p in parameters} | {"normalize_rows": False, "layers": None}
+        shared = {"normalize_rows": False, "layers": None} if self.level == "attention" else {}
+        return {p.name: p.default for p in parameters} | shared
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values; an unknown one is refused, with the list."""
         known = self.options()
         for name in given:
             if name not in known:
-                raise OptionError(f"method {self.name!r} has no option {name!r}; it has {', '.join(sorted(known))}")
+                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
         return {**known, **given}
 
 

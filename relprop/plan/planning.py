@@ -80,7 +80,7 @@ def make_plan(
         step = region_step(program, region, flow, needed) if region else _op_step(program, node, rules, flow, needed, on_unknown, findings, notes or {})
         if any(step.needed):
             steps.append(step)
-    uses: dict[fx.Node, int] = {}
+    uses: dict[fx.Node, int] = dict.fromkeys(starts, 1)
     for step in steps:
         for operand, is_needed in zip(step.operands, step.needed, strict=True):
             uses[operand] = uses.get(operand, 0) + is_needed

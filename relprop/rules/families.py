@@ -23,6 +23,7 @@ ZERO = "zero denominator"
 NO_POSITIVE = "no positive term"
 CANCEL = "operands cancel"
 GENERIC = "not conserved: generic"
+POSITIONS = "positions that are read"
 FILLED = "constant in its place"
 STABILISER = "stabiliser"
 
@@ -88,11 +89,12 @@ class Share:
     """
 
     divide: Divide = safe_divide
+    weighted: bool = True
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x_at = call.activations[0]
         floating = [i for i in _floating(call) if i != x_at]
-        weight_at = next((i for i in floating if call.operands[i].argument != "bias"), None)
+        weight_at = next((i for i in floating if call.operands[i].argument != "bias"), None) if self.weighted else None
 
         def half(part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
             def function(x: Tensor) -> Tensor:
@@ -109,6 +111,23 @@ class Share:
         s = self.divide(relevance, z)
         share = sum((pull(s) for _, pull in halves[1:]), halves[0][1](s))
         return Split(call.only(share, x_at), lost_by_division(relevance, s, z, NO_POSITIVE))
+
+
+@dataclass(frozen=True)
+class Sample(Share):
+    """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the interpolation's weights; positions receive nothing."""
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        if not call.operands[0].flows:
+            return Split((None,) * len(call.operands), {POSITIONS: total(relevance)})
+
+        def read(x: Tensor) -> Tensor:
+            return call.apply(x, *call.inputs[1:])  # type: ignore[no-any-return]
+
+        x = positive(call.inputs[0])
+        z, pull = torch.func.vjp(read, x)  # type: ignore[misc]
+        s = self.divide(relevance, z)
+        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, NO_POSITIVE))
 
 
 def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:

@@ -32,10 +32,19 @@ SUBTRACT = packets("sub")
 #: Sums of many inputs with weights or with w ≥ 0.
 LINEAR = packets("linear")
 CONV2D = packets("conv2d")
+CONV = packets("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 SHARE = packets(
-    "conv1d conv3d conv_transpose1d conv_transpose2d mean sum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d col2im upsample_bilinear2d upsample_nearest2d upsample_linear1d upsample_nearest1d"
+    "conv1d conv3d conv_transpose1d conv_transpose2d conv_transpose3d mean sum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d adaptive_avg_pool3d col2im upsample_bilinear2d upsample_nearest2d upsample_linear1d upsample_nearest1d "
+    "upsample_bicubic2d upsample_trilinear3d upsample_nearest3d upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa"
 )
+#: Several numbers become one, whatever the formula (to the roll-up alone).
+REDUCE = packets("mean sum prod std var norm linalg_vector_norm logsumexp nansum")
+#: Sums of what an index brings to one place, onto zeros.
+GATHERED_SUM = packets("index_add scatter_add")
+#: Values read between positions: weights that come from the second operand, which receives nothing.
+SAMPLE = packets("grid_sampler grid_sampler_2d grid_sampler_3d")
 #: Values only change place.
 RESHAPE = packets("reshape view _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as")
 PERMUTE = packets("permute")
@@ -58,5 +67,10 @@ STOP = packets(
     "new_full new_empty arange zeros ones full eye floor_divide remainder histc bernoulli multinomial embedding one_hot item "
     "_local_scalar_dense is_nonzero sym_size scalar_tensor bucketize searchsorted unique_dim _unique2 count_nonzero"
 )
+
+#: Positions picked by an index, element by element (a move, too).
+GATHER = packets("gather")
+#: Features become tokens (a move, too).
+SHUFFLE = packets("pixel_shuffle")
 
 MOVES = (*RESHAPE, *PERMUTE, *TRANSPOSE, *EXPAND, *SELECT, *SLICE, *CAT, *MOVE)

@@ -21,7 +21,7 @@ from relprop.rules import operations as ops
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
-from relprop.rules.families import Add, Generic, Share, Subtract, carry, either, fill, move, route
+from relprop.rules.families import Add, Generic, Sample, Share, Subtract, carry, either, fill, move, route
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, RuleSet
 
@@ -32,6 +32,8 @@ stop = Rule(lambda relevance, call: (None,) * len(call.operands), "stop", "stop"
 linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS)
 conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
+gathered_sum = Rule(Share(weighted=False), "sum by index: Eq. 5", "share", INPUTS)
+sample = Rule(Sample(), "sample: Eq. 5", "balance", INPUTS)
 matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH))
 product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH))
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
@@ -51,7 +53,7 @@ MOVE_LINES = (
 
 PAPER = RuleSet("paper", table((
     (ops.STOP, stop), (ops.CARRY, carry), (ops.PRODUCT, product), (ops.MATMUL, matmul), (ops.ADD, add), (ops.SUBTRACT, subtract),
-    (ops.LINEAR, linear), (ops.CONV2D, conv2d), (ops.SHARE, share), *MOVE_LINES,
+    (ops.LINEAR, linear), (ops.CONV2D, conv2d), (ops.SHARE, share), *MOVE_LINES, (ops.GATHERED_SUM, gathered_sum), (ops.SAMPLE, sample),
 )), generic)
 
 

@@ -1,214 +1,54 @@
-"""Eq. 13–14 as a rule set: how one number per token position walks from the target to the input tokens.
-
-A *field* has the shape of a value, with channels first: every channel but the last is a sum, the last is the count of what carries
-it; the number at a place is sum/count. *move* ops move both; over feature and head axes the number is Σsum/Σcount (so the mean
-over heads E_h falls out of the value projection); over token axes fields sum; where uses of one value meet, numbers add.
-``call.extra`` is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are tokens and what each operand carries.
-"""
+"""The rule set of the roll-up: Eq. 13–14 as rules on fields, one line per list of operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
 
 from relprop.rules import moves
 from relprop.rules import operations as ops
 from relprop.rules.call import Call
 from relprop.rules.families import move
+from relprop.rules.fields import Field, Fields, attended, expanded, meet, merge, moved, number, pooled, projected
+from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
 from relprop.rules.presets import stop, table
-from relprop.rules.rule import Rule, rule
+from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
-
-Field = Tensor
-Fields = tuple[Field | None, ...]
-
-
-def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything carries it."""
-    axes = tuple(d + 1 if d >= 0 else d for d in dims)
-    summed = field.sum(axes, keepdim=True) if axes else field
-    count = summed[-1:]
-    present = count > 0
-    return torch.where(present, summed[:-1] / torch.where(present, count, 1.0), 0.0), present.to(field.dtype)
-
-
-def spread(numbers: Tensor, present: Tensor, shape: tuple[int, ...]) -> Field:
-    """A field that has ``numbers`` wherever something is present, broadcast to a value's shape."""
-    return torch.cat([numbers * present, present]).expand(numbers.shape[0] + 1, *shape)
-
-
-def unbroadcast(field: Field, shape: tuple[int, ...], token_axes: tuple[bool, ...]) -> Field:
-    """The field of an operand that was broadcast to the output: sums over token axes, means over the others."""
-    extra = field.dim() - 1 - len(shape)
-    repeated = [i for i in range(field.dim() - 1) if i < extra or (shape[i - extra] == 1 and field.shape[i + 1] != 1)]
-    for i in repeated:
-        field = _sum_axis(field, i + 1, len(token_axes) > i and token_axes[i])
-    return field.reshape(field.shape[0], *shape)
-
-
-def _sum_axis(field: Field, axis: int, tokens: bool) -> Field:
-    if not tokens:
-        return field.sum(axis, keepdim=True)
-    numbers, present = field[:-1], field[-1:]
-    numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(axis, keepdim=True)
-    here = (present > 0).any(axis, keepdim=True).to(field.dtype)
-    return torch.cat([numbers, here])
-
-
-def _operand_shape(call: Call, index: int) -> tuple[int, ...]:
-    return tuple(call.inputs[index].shape)
-
-
-def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
-    """Uses of one value meet: their numbers add."""
-    numbers = torch.zeros_like(fields[0][:-1])
-    anywhere = torch.zeros_like(fields[0][-1:])
-    for field in fields:
-        count = field[-1:]
-        numbers = numbers + torch.where(count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0)
-        anywhere = torch.maximum(anywhere, (count > 0).to(field.dtype))
-    return torch.cat([numbers, anywhere])
-
-
-@rule(family="rollup", reads="", name="field: merge")
-def merge(field: Field, call: Call) -> Fields:
-    """add, product, elementwise, norms: each operand that is an activation carries its weight of the field."""
-    weights = call.notes.get("carries", (1.0,) * len(call.operands))
-    if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
-        field = torch.cat([field[:-1] * call.extra, field[-1:]])
-    return tuple(
-        unbroadcast(_weighted(field, w), _operand_shape(call, i), call.notes.get("token_axes", ())) if call.operands[i].flows and w else None
-        for i, w in enumerate(weights)
-    )
-
-
-def _weighted(field: Field, weight: float) -> Field:
-    return field if weight == 1 else torch.cat([field[:-1] * weight, field[-1:]])
-
-
-@rule(family="rollup", reads="", name="field: move")
-def moved(field: Field, call: Call) -> Fields:
-    """Moves take sums and counts to where the values came from, channel by channel."""
-    inverse = call.notes.get("inverse", move)
-    weights = call.notes.get("carries", (1.0,) * len(call.operands))
-    shares = iter(_by_channel(lambda channel: [s for s in inverse.function(channel, call) if s is not None], field))
-    placed = [next(shares) if call.inputs[i].is_floating_point() else None for i in range(len(call.operands))]
-    return tuple(None if s is None or not w else _weighted(s, w) for s, w in zip(placed, weights, strict=True))
-
-
-def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> list[Field]:
-    """``function`` on every channel; a few are faster one by one, many in a vmap."""
-    if len(field) > 8:
-        return list(torch.func.vmap(lambda c: tuple(function(c)))(field))
-    return [torch.stack(same) for same in zip(*(function(c) for c in field), strict=True)]
-
-
-@rule(family="rollup", reads="", name="field: expand")
-def expanded(field: Field, call: Call) -> Fields:
-    """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
-    return (unbroadcast(field, _operand_shape(call, 0), call.notes.get("token_axes", ())), *(None for _ in call.operands[1:]))
-
-
-@rule(family="rollup", reads="", name="field: mean over features")
-def projected(field: Field, call: Call) -> Fields:
-    """linear: the number of a position is the mean over the features that carry one; k tokens folded into the input get 1/k each."""
-    numbers, present = number(field, (-1,))
-    folded = call.notes.get("folded", 1)
-    return (spread(numbers / folded, present, _operand_shape(call, 0)), *(None for _ in call.operands[1:]))
-
-
-@rule(family="rollup", reads="", name="field: mean over what is pooled")
-def pooled(field: Field, call: Call) -> Fields:
-    """mean, sum: each of n pooled tokens gets 1/n; pooled features get it whole."""
-    shape = _operand_shape(call, 0)
-    dims = call.argument(1, "dim")
-    reduced = range(len(shape)) if dims is None or dims == [] else {d % len(shape) for d in ([dims] if isinstance(dims, int) else dims)}
-    keep = [1 if i in reduced else s for i, s in enumerate(shape)]
-    field = field.reshape(field.shape[0], *keep)
-    numbers, present = number(field, ())
-    return (spread(numbers / call.notes.get("pooled", 1), present, shape),)
-
-
-@rule(family="rollup", reads="", name="field: weighted pooling")
-def weighed(field: Field, call: Call) -> Fields:
-    """A product with a mask, or a fill by one, that is then summed over tokens: each token gets its share of the weights, a masked one nothing."""
-    at = call.activations[0]
-    ones, zeros = (call.apply(*(f(x) if i == at else x for i, x in enumerate(call.inputs))) for f in (torch.ones_like, torch.zeros_like))
-    weights = (ones - zeros).abs().to(field.dtype)
-    mean = weights.mean(call.notes["weighed"], keepdim=True)
-    share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
-    field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
-    return tuple(unbroadcast(field, _operand_shape(call, i), call.notes["token_axes"]) if i == at else None for i in range(len(call.operands)))
-
-
-@rule(family="rollup", reads="", name="field: constant mixing")
-def mixed(field: Field, call: Call) -> Fields:
-    """A constant matrix times the tokens: token k gets |w_qk|/Σ_k|w_qk| of what q carries."""
-    numbers, present = number(field, (-1,))
-    weights = call.inputs[0].abs().to(field.dtype)
-    total = weights.sum(-1, keepdim=True)
-    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    received = share.mT @ numbers
-    there = (share.mT @ present > 0).to(field.dtype)
-    shape = _operand_shape(call, 1)
-    wide = (*received.shape[1:-1], shape[-1])
-    return (None, unbroadcast(spread(received, there, wide), shape, ()))
-
-
-@rule(family="rollup", reads="", name="field: receptive field")
-def convolved(field: Field, call: Call) -> Fields:
-    """conv2d and pooling: the k positions under a window get 1/k each."""
-    shape = _operand_shape(call, 0)
-    window, (stride, padding, dilation) = call.notes["window"]
-    numbers, present = number(field, (1,) if call.notes["mixes_channels"] else ())
-    channels = numbers.shape[2]
-    kernel = torch.ones(channels, 1, *window, dtype=field.dtype, device=field.device)
-    covered = F.conv2d(torch.ones(1, channels, *shape[2:], dtype=field.dtype, device=field.device), kernel, None, stride, padding, dilation, channels)
-    flat = torch.cat([numbers / covered, present])[:, 0]
-    back = conv2d_input((flat.shape[0], channels, *shape[2:]), kernel, flat, stride, padding, dilation, channels)[:, None]
-    return (spread(back[:-1], (back[-1:] > 0).to(field.dtype), shape), *(None for _ in call.operands[1:]))
-
-
-@rule(family="rollup", reads="", name="field: attention site")
-def attended(field: Field, call: Call) -> Fields:
-    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes.
-
-    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the identity).
-
-    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small score is not lost beside
-    the identity in float32: scores take from both.
-    """
-    right = call.notes["transposed"]
-    v_at = 0 if right else 1
-    shape = _operand_shape(call, v_at)
-    feature, query = (-2, -1) if right else (-1, -2)
-    numbers, present = number(field, (feature,))
-    keys_shape = list(numbers.shape[1:])
-    keys_shape[query] = shape[query]
-    there = present.amax(query, keepdim=True).expand(1, *keys_shape)
-    if call.extra is None:
-        received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
-    else:
-        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:
-            numbers = numbers.sum(0, keepdim=True)
-        received = numbers @ call.extra.mT if right else call.extra.mT @ numbers
-    wide = list(keys_shape)
-    wide[feature] = shape[feature]
-    fields = unbroadcast(spread(received, there, tuple(wide)), shape, ())
-    return tuple(fields if i == v_at else None for i in range(2))
 
 
 def _inverse(rule_of_move: Rule) -> Rule:
     def function(field: Field, call: Call) -> Fields:
-        from dataclasses import replace
-
         return moved.function(field, replace(call, notes={**call.notes, "inverse": rule_of_move}))
     return Rule(function, moved.name, "rollup", rule_of_move.reads)
 
+
+def _routed(field: Field, call: Call) -> Fields:
+    """Maxima, and what is picked per feature: to where it was found; over tokens, the features of those that lost are there, too, with nothing."""
+    found = _inverse(move).function(field, call)
+    axes = tuple(i + 1 for i in call.notes.get("routed", ()))
+    if not axes:
+        return found  # type: ignore[return-value]
+    return tuple(f if f is None else torch.cat([f[:-1], (f[-1:] > 0).to(f.dtype).amax(axes, keepdim=True).expand(f[-1:].shape)]) for f in found)
+
+
+def _shuffled(field: Field, call: Call) -> Fields:
+    """pixel_shuffle: one token becomes k² that were folded into its features; their numbers add, as over any tokens."""
+    numbers, present = number(field, ())
+    found = _inverse(move).function(torch.cat([numbers * present, present]), call)[0]  # type: ignore[index]
+    folded = found.shape[-3] // field.shape[-3]
+    parts = found.unflatten(-3, (-1, folded))
+    there = parts[-1:].amax(-3, keepdim=True).expand(parts[-1:].shape)
+    return (torch.cat([parts[:-1] * folded, there]).flatten(-4, -3),)
+
+
+def _product(field: Field, call: Call) -> Fields:
+    return (attended if "transposed" in call.notes else contracted).function(field, call)  # type: ignore[return-value]
+
+
+either_matmul = Rule(_product, "field: attention site or product", "rollup", frozenset())
+
+same_shape = Rule(merge.function, "field: of an unlisted operation that keeps the shape", "rollup", frozenset())
 
 MOVE_LINES = tuple(
     (packets, _inverse(inverse)) for packets, inverse in (
@@ -218,7 +58,9 @@ MOVE_LINES = tuple(
 )
 
 ROLLUP = RuleSet("rollup", table((
-    (ops.STOP, stop), (ops.CARRY + ops.ADD + ops.SUBTRACT + ops.PRODUCT, merge), (ops.EXPAND, expanded), *MOVE_LINES,
-    (ops.MOVE + ops.FILL, _inverse(move)), (ops.ROUTE, Rule(_inverse(move).function, moved.name, "rollup", frozenset({"inputs"}))),
-    (ops.LINEAR, projected), (ops.packets("mean sum"), pooled), (ops.packets("conv2d avg_pool2d"), convolved), (ops.MATMUL, attended),
-)), merge, fan_out=meet, fixed=True)  # type: ignore[arg-type]
+    (ops.STOP, stop), (ops.CARRY + ops.ADD + ops.SUBTRACT + ops.PRODUCT, merge), (ops.EXPAND, expanded),
+    (ops.GATHER, Rule(_routed, moved.name, "rollup", frozenset())), (ops.SHUFFLE, Rule(_shuffled, moved.name, "rollup", frozenset())), *MOVE_LINES,
+    (ops.MOVE + ops.FILL, _inverse(move)), (ops.ROUTE, Rule(_routed, moved.name, "rollup", frozenset({"inputs"}))),
+    (ops.LINEAR, projected), (ops.REDUCE, pooled), (ops.CONV, convolved), (ops.SHARE + ops.GATHERED_SUM, spread_evenly), (ops.SAMPLE, sampled),
+    (ops.MATMUL, either_matmul),
+)), same_shape, fan_out=meet, fixed=True)  # type: ignore[arg-type]

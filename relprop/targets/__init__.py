@@ -1,6 +1,14 @@
-"""What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts at it."""
+"""What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts at it.
 
-from relprop.targets.index import Context, Start, Term, class_output
-from relprop.targets.resolve import resolve
+The public part are the functions that name a target of a real head: ``output``, ``query``, ``region``, ``similarity``, ``span`` and
+``token`` (docs/targets.md).
+"""
 
-__all__ = ["Context", "Start", "Term", "class_output", "resolve"]
+from relprop.targets.index import class_output
+from relprop.targets.resolve import possible_starts, resolve
+from relprop.targets.start import Context, Start, Target, Term
+from relprop.targets.vocabulary import output, query, region, similarity, span, token
+
+__all__ = [
+    "Context", "Start", "Target", "Term", "class_output", "output", "possible_starts", "query", "region", "resolve", "similarity", "span", "token",
+]

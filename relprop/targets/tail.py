@@ -17,10 +17,10 @@ from relprop.errors import RelpropError, TargetError, message
 from relprop.interpreter.backward import propagate
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
-from relprop.targets.index import Context, Start, Term, field_of
+from relprop.targets.start import Context, Start, Term, field_of
 from relprop.tracer.binding import Inputs, OutputTree
 from relprop.tracer.capture import Capture, import_graph
-from relprop.tracer.editing import name_of, tensor_inputs
+from relprop.tracer.editing import name_of, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
@@ -92,9 +92,28 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
             f"the target callable cannot be traced: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             then=["it is called with the output of one sample (batch dimension 1) and must return a scalar by tensor operations, without .item() or branches on values"],
         )) from error
-    graph, constants = import_graph(module, None)
-    canonicalise(graph, sample[0].device)
-    return assemble(Capture(graph, constants, OutputTree(("target",), next), "concrete"), inputs.names)
+    try:
+        graph, constants = import_graph(module, None)
+        canonicalise(graph, sample[0].device)
+        tail = assemble(Capture(graph, constants, OutputTree(("target",), next), "concrete"), inputs.names)
+    except RelpropError:
+        raise
+    except Exception as error:
+        raise TargetError(message(
+            f"the target callable cannot be followed: {type(error).__name__}: {error}", then=["write it with other tensor operations, for example sums of products"],
+        )) from error
+    _refuse_choices(tail)
+    return tail
+
+
+def _refuse_choices(tail: Program) -> None:
+    """How many elements a mask of values picks differs from sample to sample, so that no graph can hold it."""
+    for node in tail.graph.nodes:
+        by_mask = name_of(node) == "index" and any(i.meta["batched"] and val(i).dtype == torch.bool for i in tensor_inputs(node))
+        if by_mask or name_of(node) in ("nonzero", "masked_select"):
+            raise TargetError(message(
+                "the target callable picks elements by their values: how many differs from sample to sample", then=["weigh them: torch.where(mask, values, 0).sum()"],
+            ))
 
 
 def _is_linear(tail: Program) -> bool:

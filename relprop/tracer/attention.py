@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.tracer.axes import Axes
 from relprop.tracer.editing import argument, name_of, val
+from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
 
 SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
@@ -26,16 +27,17 @@ def find_sites(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> tuple[tuple[Site, 
             found, reason = _descend(node, axes)
             for site in found:
                 sites.setdefault(site.contraction, site)
-            if not found:
+            if not found and val(node).shape[argument(node, 1, "dim", -1)] > 1:  # over one element every weight is 1
                 without.append((node, reason))
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
 def _descend(softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[list[Site], str]:
-    """Follow the softmax's axis forward to the contractions over it."""
-    keys = {softmax: argument(softmax, 1, "dim", -1) % val(softmax).dim()}
+    """Follow the softmax's rows forward to the contractions over them: by the axis they lie along, or, where moves shear or cut them, by labels."""
+    keys: dict[fx.Node, int | Tensor] = {softmax: argument(softmax, 1, "dim", -1) % val(softmax).dim()}
     found: list[Site] = []
     reason = "it enters no contraction over its own axis"
+    labels = Labels()
     for node in softmax.graph.nodes:
         sources = [i for i in node.all_input_nodes if i in keys] if node.op == "call_function" else []
         if not sources or node is softmax:
@@ -45,30 +47,58 @@ def _descend(softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[list[Site], s
             if site is not None:
                 found.append(site)
             reason = why or reason
-        elif (axis := _axis_after(node, sources[0], keys[sources[0]])) is not None:
-            keys[node] = axis
+        elif (after := rows_after(node, sources, keys, labels)) is not None:
+            keys[node] = after
     return found, reason
 
 
-def _contraction(node: fx.Node, keys: dict[fx.Node, int], softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[Site | None, str]:
+def rows_after(node: fx.Node, sources: list[fx.Node], keys: dict[fx.Node, int | Tensor], labels: Labels) -> int | Tensor | None:
+    """Where the softmax's rows are after ``node``: their axis, or every element's row; ``None`` where they do not survive."""
+    source = sources[0]
+    at = keys[source]
+    if isinstance(at, int) and len(sources) == 1 and (axis := axis_after(node, source, at)) is not None:
+        return axis
+    if isinstance(at, int) and name_of(node) in KEEPS_AXES:
+        return axis_after(node, source, at)
+    shape = tuple(getattr(val(node), "shape", ()))
+    if not isinstance(at, int) and name_of(node) in KEEPS_AXES - {"slice"} and shape == tuple(at.shape):
+        return at
+    marked = {s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources}
+    return labels.push(node, marked)
+
+
+def _contraction(node: fx.Node, keys: dict[fx.Node, int | Tensor], softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[Site | None, str]:
     left, right = node.args[:2]
     if left in keys and right in keys:
         return None, "both operands of its product descend from it"
     attention, values, transposed = (left, right, False) if left in keys else (right, left, True)
     rank = val(attention).dim()
     over = rank - 2 if transposed else rank - 1
-    if rank < 2 or val(values).dim() < 2 or keys[attention] != over:
+    if rank < 2 or val(values).dim() < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
-    if any(atom.kind == "feature" for atom in key_axis):
+    if key_axis and all(atom.kind == "feature" for atom in key_axis):
         return None, "its keys are channels, not tokens"
     queries = axes[attention][rank - 1 if transposed else rank - 2]
-    for atom in (*key_axis, *axes[attention][over], *(a for a in queries if a.kind != "feature")):
+    for atom in (a for axis in axes[attention][:-2] for a in axis):
+        if atom.kind == "unknown" and atom.group.root().of_leaf:  # series that attend each for itself: positions of the input, too
+            atom.group.root().kind = "token"
+    if not queries:  # each query has keys of its own (values sampled for it): queries are where the batches are
+        queries = tuple(atom for axis in axes[attention][:-2] for atom in axis)
+    for atom in (a for a in (*key_axis, *axes[attention][over], *queries) if a.kind != "feature"):
         atom.group.root().kind = "token"
     return Site(node, attention, values, softmax, transposed), ""
 
 
-def _axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
+def lies_along(where: int | Tensor, axis: int) -> bool:
+    """Whether every row along ``axis`` holds elements of one row of the softmax, or of none."""
+    if isinstance(where, int):
+        return where == axis
+    highest = where.amax(axis, keepdim=True)
+    return bool(((where == highest) | (where == 0)).all()) and bool((where > 0).any())
+
+
+def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     """Where the softmax's axis is after ``node``, or ``None`` where its keys or queries do not survive."""
     name, shape = name_of(node), val(source).shape
     if name in KEEPS_AXES or name in NORMS:

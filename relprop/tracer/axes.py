@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from relprop.tracer.editing import argument, name_of, tensor_inputs, val
+from relprop.tracer.labels import Labels, along
 
 Kind = Literal["unknown", "token", "feature"]
 
@@ -22,8 +23,9 @@ Kind = Literal["unknown", "token", "feature"]
 class Group:
     """Atoms known to be of one kind (a union-find cell)."""
 
-    def __init__(self, kind: Kind = "unknown") -> None:
+    def __init__(self, kind: Kind = "unknown", of_leaf: bool = False) -> None:
         self.kind: Kind = kind
+        self.of_leaf = of_leaf
         self.parent: Group | None = None
 
     def root(self) -> Group:
@@ -36,6 +38,7 @@ class Group:
         if a is not b:
             kinds = {a.kind, b.kind}
             b.parent = a
+            a.of_leaf = a.of_leaf or b.of_leaf
             a.kind = "token" if "token" in kinds else "feature" if "feature" in kinds else "unknown"
 
 
@@ -90,16 +93,15 @@ def _fresh(size: int, kind: Kind = "unknown", like: Axis = ()) -> Axis:
     if size == 1:
         return ()
     atom = Atom(size, Group(kind))
-    for other in like:
+    for other in [a for a in like if a.kind != "feature"] or like:  # of tokens × features (routed to experts, shifted positions): tokens
         other.group.join(atom.group)
     return (atom,)
 
 
 def _leaf(node: fx.Node) -> Axes:
     shape = val(node).shape
-    if name_of(node) == "embedding":
-        return (*(_fresh(s) for s in shape[:-1]), _fresh(shape[-1], "feature"))
-    return tuple(_fresh(s) for s in shape)
+    axes = tuple(() if s == 1 else (Atom(s, Group(of_leaf=True)),) for s in shape)
+    return (*axes[:-1], _fresh(shape[-1], "feature")) if name_of(node) == "embedding" else axes
 
 
 def _step(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes | None:
@@ -125,10 +127,17 @@ def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
             if found is None:
                 found = axes[at]
             elif len(found) == len(axes[at]) and [a.size for a in found] == [a.size for a in axes[at]]:
-                for a, b in zip(found, axes[at], strict=True):
-                    a.group.join(b.group)
+                _relate(found, axes[at])
         result.append(found if found is not None else _fresh(size))
     return tuple(result)
+
+
+def _relate(one: Axis, other: Axis) -> None:
+    """Axes that line up are of one group, unless one is known to be features and the other is not known: relative positions
+    (a projection's output cut to one number per key) say nothing of the keys they are added to."""
+    for a, b in zip(one, other, strict=True):
+        if {a.kind, b.kind} != {"unknown", "feature"}:
+            a.group.join(b.group)
 
 
 def _reshape(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
@@ -139,6 +148,8 @@ def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
     """The atoms of ``axes`` in row-major order, dealt out to axes of ``shape``, split where needed; ``None`` if they do not divide."""
     queue = [atom for axis in axes for atom in axis]
     result: list[Axis] = []
+    if 0 in shape:
+        return None
     for size in shape:
         taken: list[Atom] = []
         need = size
@@ -188,6 +199,41 @@ def _select(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     return axes[:dim] + axes[dim + 1:]
 
 
+def _moved(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+    """Any other move of one tensor: each output axis is like the input atoms whose coordinates change along it."""
+    source, shape = tensor_inputs(node)[0], tuple(val(node).shape)
+    atoms = tuple((atom,) for axis in axes for atom in axis)
+    sizes = tuple(atom.size for (atom,) in atoms)
+    labels = [Labels().push(node, {source: along(sizes, i).reshape(val(source).shape)}) for i in range(len(atoms))]
+    if any(pushed is None for pushed in labels):
+        return _indexed(node, axes) if name_of(node) == "index" else _same_rank(node, axes, known)
+    return tuple(_made_of(o, size, atoms, labels) for o, size in enumerate(shape))
+
+
+def _indexed(node: fx.Node, axes: Axes) -> Axes:
+    """``x[i, j]`` with indices that depend on the input: the picked positions are like the axes they were picked from."""
+    where = [i for i, index in enumerate(node.args[1]) if index is not None]
+    shape = tuple(val(node).shape)
+    picked = len(shape) - (len(axes) - len(where))
+    first = where[0] if where == list(range(where[0], where[-1] + 1)) else 0
+    kept = [axis for i, axis in enumerate(axes) if i not in where]
+    source = tuple(atom for i in where for atom in axes[i])
+    return (*kept[:first], *(_fresh(size, like=source) for size in shape[first:first + picked]), *kept[first:])
+
+
+def _made_of(o: int, size: int, axes: Axes, labels: list[torch.Tensor | None]) -> Axis:
+    """Output axis ``o``: like the one input axis whose coordinate changes along it, or, where several do and take turns, one atom for each."""
+    if size == 1:
+        return ()
+    lines = {i: pushed.movedim(o, -1).reshape(-1, size)[pushed.numel() // size // 2] for i, pushed in enumerate(labels) if pushed is not None}
+    turns = {i: (int((line != line[0]).nonzero()[0]), int(line.unique().numel())) for i, line in lines.items() if bool((line != line[0]).any())}
+    order = sorted(turns, key=lambda i: -turns[i][0])
+    if len(order) > 1 and math.prod(turns[i][1] for i in order) == size:
+        return tuple(_fresh(turns[i][1], like=axes[i])[0] for i in order)
+    changing = [i for i, pushed in enumerate(labels) if pushed is not None and bool((pushed != pushed.narrow(o, 0, 1)).any())]
+    return _fresh(size, like=tuple(atom for i in changing for atom in axes[i]))
+
+
 def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     """slice, roll, flip, pad, index along an axis: a changed axis is new, of the same group."""
     shape = val(node).shape
@@ -213,8 +259,7 @@ def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
     for part in parts[1:]:
         for i, (a, b) in enumerate(zip(parts[0], part, strict=True)):
             if i != dim and [x.size for x in a] == [x.size for x in b]:
-                for first, second in zip(a, b, strict=True):
-                    first.group.join(second.group)
+                _relate(a, b)
     return tuple(_fresh(val(node).shape[dim], like=joined) if i == dim else axis for i, axis in enumerate(parts[0]))
 
 
@@ -234,6 +279,8 @@ def _pool(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 
 def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
+    if val(node.args[0]).dim() < 2 or val(node.args[1]).dim() < 2:
+        return _broadcast(node, {})
     a, b = known.get(node.args[0]), known.get(node.args[1])  # type: ignore[arg-type]
     rows = a[-2] if a is not None and len(a) > 1 else _fresh(shape[-2])
     columns = b[-1] if b is not None else _fresh(shape[-1])
@@ -254,7 +301,8 @@ def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | Non
 _HANDLERS: dict[str, Any] = {
     **dict.fromkeys("reshape flatten unflatten squeeze unsqueeze view".split(), _reshape),
     "permute": _permute, "transpose": _transpose, "expand": _expand, "select": _select,
-    **dict.fromkeys("slice roll flip pad constant_pad_nd index index_select gather narrow".split(), _same_rank),
+    **dict.fromkeys("slice roll flip pad constant_pad_nd index_select gather narrow".split(), _same_rank),
+    **dict.fromkeys("index as_strided unfold im2col repeat repeat_interleave tile diagonal pixel_unshuffle pixel_shuffle".split(), _moved),
     "cat": _cat, "stack": _cat, "linear": _linear, "conv1d": _conv, "conv2d": _conv, "conv3d": _conv,
     "matmul": _matmul, "bmm": _matmul, "mm": _matmul, **dict.fromkeys("mean sum amax amin".split(), _reduce),
     **dict.fromkeys("max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d adaptive_avg_pool1d "

@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
+from relprop.tracer.surroundings import as_python
 
 DECISIONS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "nonzero_numpy", "equal")
 
@@ -38,13 +40,24 @@ class Capture:
 
 
 class _Flat(nn.Module):
-    """The model as a function of a flat list of tensors to a flat tuple of tensors."""
+    """The model as a function of a flat list of tensors to a flat tuple of tensors. ``tensors``: those it has before it runs, by name; ``attributes``: others it holds."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.model = model
         self._rebuild = inputs.rebuild
         self.outputs: OutputTree | None = None
+        self.tensors = {f"model.{name}": t for name, t in _named_tensors(model)}
+        self.attributes = {_memory(t) for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)}
+        self._names: dict[Any, str] = {}
+        for name, t in self.tensors.items():
+            self._names.setdefault(id(t), name)
+            if (memory := _memory(t)) is not None:
+                self._names.setdefault(memory, name)
+
+    def name_of(self, tensor: Tensor, name: str) -> str | None:
+        """What the model calls a tensor that a graph holds as ``name``; ``None``: it is none of the model's."""
+        return name if name in self.tensors else self._names.get(id(tensor)) or self._names.get(_memory(tensor))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._rebuild(tensors)
@@ -52,25 +65,52 @@ class _Flat(nn.Module):
         return tuple(flat)
 
 
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under all their names, and the tensors that a quantised one is made of."""
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        yield name, tensor
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from ((f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Where an ordinary tensor's values are: the same for two that are one, seen twice."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.numel() or not tensor.data_ptr():
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 def capture(model: nn.Module, inputs: Inputs) -> Capture:
-    """Capture ``model`` on ``inputs`` (one sample). Raises ``CaptureError`` when neither front end can."""
+    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when neither front end can."""
     flat = _Flat(model, inputs)
-    with torch.no_grad():
+    with torch.no_grad(), as_python(model), taken_back(model) as take_back:
         eager = run_eager(flat, inputs)
         outputs = flat.outputs
         assert outputs is not None
+        take_back()
         try:
             graph, constants = _export(flat, inputs)
             return Capture(graph, constants, outputs, "export", (), eager)
         except Exception as refused:  # torch.export raises many types, some of them internal
+            take_back()
             try:
-                graph, constants, decisions = _concrete(flat, inputs)
+                graph, constants, decisions = _concrete(flat, inputs, take_back)
             except Exception as failed:
+                then = ["relprop.trace(model, inputs) repeats this; make the part of the model named above free of Python side effects"]
+                if kept := _kept_as_integers(model):
+                    then = [f"{kept}: explain the model before quantisation, or with weights that are tensors to PyTorch (torchao, weights only)"]
                 raise CaptureError(message(
-                    f"the model could not be captured: torch.export said {_first_line(refused)}; the concrete trace said {_first_line(failed)}",
-                    then=["relprop.trace(model, inputs) repeats this; make the part of the model named above free of Python side effects"],
+                    f"the model could not be captured: torch.export said {_first_line(refused)}; the concrete trace said {_first_line(failed)}", then=then,
                 )) from failed
             return Capture(graph, constants, outputs, "concrete", decisions, eager)
+
+
+def _kept_as_integers(model: nn.Module) -> str:
+    """The first module whose parameter holds integers: weights that its library alone can read."""
+    return next((
+        f"module {path!r} ({type(m).__name__}) keeps its weights as {type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
+        for path, m in model.named_modules() for p in m._parameters.values() if p is not None and not p.is_floating_point()
+    ), "")
 
 
 def run_eager(flat: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -107,43 +147,37 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _export(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
+def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
     with _quiet():
         exported = torch.export.export(flat, inputs.tensors, strict=False)
-        if _writes_through_views(exported.graph):
-            exported = exported.run_decompositions({})
+        if any(isinstance(n.target, torch._ops.HigherOrderOperator) and not n.target.name().startswith("wrap_with") for n in exported.graph.nodes):
+            exported = exported.run_decompositions({})  # functions called as a whole (flat_apply) become their operations
         module = exported.module(check_guards=False)
+    for node in module.graph.nodes:
+        base = node.args[0] if node.op == "call_function" and is_inplace(node) else None
+        if isinstance(base, fx.Node) and base.op == "get_attr" and flat.name_of(_attribute(module, str(base.target)), str(base.target)) is None:
+            raise CaptureError(f"the model writes into {str(base.target).removeprefix('model.')!r}, which is no parameter or buffer")
     return import_graph(module, flat)
 
 
-def _concrete(flat: nn.Module, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
+def _concrete(flat: _Flat, inputs: Inputs, take_back: Callable[[], None]) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         return flat(*tensors)
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
     with _quiet(), torch.random.fork_rng([]):
         module = make_fx(call, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False, record_module_stack=True)(*inputs.tensors)
-    names = {id(t): f"model.{n}" for n, t in (*flat.model.named_parameters(), *flat.model.named_buffers())}  # type: ignore[attr-defined]
-    graph, constants = import_graph(module, flat, names)
+    take_back()  # before the values of what the graph holds are copied
+    graph, constants = import_graph(module, flat)
     decided = (str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
-    baked = (f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}" for n in graph.nodes if str(n.target) in constants and n.users)
+    unknown = {name for name in constants if _memory(_attribute(module, name)) not in flat.attributes}
+    baked = (f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}" for n in graph.nodes if str(n.target) in unknown and n.users)
     decisions = (*decided, *baked)
     return graph, constants, decisions
 
 
 def _packet_name(node: fx.Node) -> str:
     return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-
-
-def _writes_through_views(graph: fx.Graph) -> bool:
-    """Whether an in-place op writes into a view, or into something that has been viewed: then export's own functionalisation is needed."""
-    views = {"view", "select", "slice", "transpose", "permute", "reshape", "unsqueeze", "squeeze", "expand", "narrow", "chunk", "split", "unbind", "flatten"}
-    for node in graph.nodes:
-        if node.op == "call_function" and is_inplace(node):
-            base = node.args[0]
-            if _packet_name(base) in views or base.op in ("placeholder", "get_attr") or any(_packet_name(u) in views for u in base.users if u < node):
-                return True
-    return False
 
 
 def is_inplace(node: fx.Node) -> bool:
@@ -153,7 +187,7 @@ def is_inplace(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable and name.endswith("_") and not name.endswith("__") and bool(node.args)
 
 
-def import_graph(module: fx.GraphModule, flat: nn.Module | None, names: dict[int, str] | None = None) -> tuple[fx.Graph, dict[str, Tensor]]:
+def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
     """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by name; the rest as constants."""
     graph, constants = fx.Graph(), {}
     copied: dict[fx.Node, fx.Node] = {}
@@ -161,20 +195,20 @@ def import_graph(module: fx.GraphModule, flat: nn.Module | None, names: dict[int
         if node.op == "call_module":  # the guards function of export
             continue
         new = graph.node_copy(node, lambda n: copied[n])
-        new.meta = {"place": _place(node)}
+        new.meta = {"place": place_of(node)}
         if node.op == "get_attr":
             value = _attribute(module, str(node.target))
             if not isinstance(value, Tensor):
                 new.meta["subgraph"] = value
             else:
-                name = (names or {}).get(id(value), str(node.target))
-                new.target = name
-                if not _holds(flat, name):
-                    constants[name] = value.detach().clone()
-                new.meta["val"] = _meta(value)
+                name = flat.name_of(value, str(node.target)) if flat is not None else None
+                new.target = name or str(node.target)
+                if name is None:
+                    constants[new.target] = value.detach().clone()
+                new.meta["val"] = without_values(value)
         else:
             recorded = node.meta.get("val", node.meta.get("tensor_meta"))
-            new.meta["val"] = torch.utils._pytree.tree_map(_meta, recorded)
+            new.meta["val"] = torch.utils._pytree.tree_map(without_values, recorded)
         copied[node] = new
     return graph, constants
 
@@ -186,21 +220,14 @@ def _attribute(module: nn.Module, target: str) -> Any:
     return value
 
 
-def _holds(flat: nn.Module | None, target: str) -> bool:
-    """Whether ``target`` names a tensor of the user's model (export also names tensors it lifted out of the code)."""
-    try:
-        return flat is not None and target.startswith("model.") and isinstance(_attribute(flat, target), Tensor)
-    except AttributeError:
-        return False
-
-
-def _meta(value: Any) -> Any:
+def without_values(value: Any) -> Any:
+    """A tensor as one that has a shape, a layout and a type only; anything else as it is."""
     if isinstance(value, Tensor):
         return torch.empty_strided([int(s) for s in value.shape], [int(s) for s in value.stride()], dtype=value.dtype, device="meta")
     return value
 
 
-def _place(node: fx.Node) -> Place:
+def place_of(node: fx.Node) -> Place:
     """The calls around the node. Second calls of a module are told apart by the stack's keys (``a``, ``a@1``), not by its paths."""
     stack = []
     for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():

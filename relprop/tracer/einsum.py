@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import math
+import string
 
 from torch import fx
 
 from relprop.tracer.editing import aten, emit, val
 
 
+def _spelled_out(equation: str, ranks: list[int]) -> str:
+    """With letters in place of ``...`` and the implied result (letters that appear once, in order) written down."""
+    terms = equation.split("->")[0].split(",")
+    spare = [c for c in string.ascii_letters if c not in equation]
+    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    dots = "".join(spare[:max([w for w, t in zip(widths, terms, strict=True) if "..." in t], default=0)])
+    terms = [t.replace("...", dots[len(dots) - w:]) for t, w in zip(terms, widths, strict=True)]
+    if "->" in equation:
+        return f"{','.join(terms)}->{equation.split('->')[1].replace('...', dots)}"
+    letters = "".join(terms)
+    return f"{','.join(terms)}->{dots}{''.join(sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1))}"
+
+
 def lower_einsum(node: fx.Node) -> fx.Node | None:
     """The same contraction through ``bmm``; ``None`` (left as it is) for one operand, for more than two, or repeated letters."""
     equation, operands = node.args[0], node.args[1]
-    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:  # type: ignore[arg-type]
+    if not isinstance(equation, str) or len(operands) != 2:  # type: ignore[arg-type]
         return None
+    equation = _spelled_out(equation.replace(" ", ""), [val(o).dim() for o in operands])  # type: ignore[union-attr]
     left, out = equation.replace(" ", "").split("->")
     a, b = left.split(",")
     if any(len(set(term)) != len(term) for term in (a, b, out)) or set(a + b) - set(out) - (set(a) & set(b)):
         return None
     x, y = operands  # type: ignore[misc]
+    if any(val(x).shape[a.index(c)] != val(y).shape[b.index(c)] for c in set(a) & set(b)):  # an axis of length 1 is stretched
+        return None
     size = dict(zip(a, val(x).shape, strict=True)) | dict(zip(b, val(y).shape, strict=True))
     batch = [c for c in out if c in a and c in b]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]

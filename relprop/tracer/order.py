@@ -48,6 +48,16 @@ class Flow:
             nearest = self._meet(nearest, node)
         return nearest
 
+    def dominator(self, node: fx.Node) -> fx.Node | None:
+        """The nearest other node that every path from the leaves to ``node`` passes through, or ``None``."""
+        return self._dominator[node]
+
+    def first(self, node: fx.Node) -> fx.Node:
+        """The farthest node that every path from the leaves to ``node`` passes through: a leaf, or where ways from several leaves first meet."""
+        while (above := self._dominator[node]) is not None:
+            node = above
+        return node
+
     def reaches(self, above: fx.Node, below: fx.Node) -> bool:
         """Whether ``below`` depends on ``above`` (or is it)."""
         return bool(self._above[below] >> self.index[above] & 1)

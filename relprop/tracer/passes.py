@@ -11,13 +11,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from relprop.errors import CaptureError, message
-from relprop.tracer.capture import is_inplace
 from relprop.tracer.editing import argument, aten, depends_on_inputs, emit, is_tensor, name_of, rewrite, swap, val
 from relprop.tracer.einsum import lower_einsum
+from relprop.tracer.mutation import functionalise
+from relprop.tracer.recurrent import CELLS, LAYERS, unroll, unroll_cell
+from relprop.tracer.regions import inline_regions
 from relprop.tracer.spellings import SPELLINGS
+from relprop.tracer.weighted import join_softmax, lower_weighted_sums
 
 CHECKS = ("_assert", "sym_constrain", "_set_grad_enabled")
 NO_OPS = frozenset("dropout dropout_ feature_dropout alpha_dropout alias lift_fresh lift_fresh_copy clone contiguous positive".split())
@@ -25,16 +27,20 @@ NO_OPS = frozenset("dropout dropout_ feature_dropout alpha_dropout alias lift_fr
 
 def canonicalise(graph: fx.Graph, device: torch.device) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``."""
+    inline_regions(graph, device)
     drop_checks(graph)
-    inline_regions(graph)
     functionalise(graph)
     bound_slices(graph)
     drop_no_ops(graph)
     graph.eliminate_dead_code()
+    rewrite(graph, dict.fromkeys(LAYERS, unroll) | dict.fromkeys(CELLS, unroll_cell))
     rewrite(graph, SPELLINGS)
     rewrite(graph, TABLE | {"scaled_dot_product_attention": partial(split_attention, device=device)})
     project_parameters(graph)
+    scale_stored(graph)
     join_bias(graph)
+    join_softmax(graph)
+    lower_weighted_sums(graph)
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -46,61 +52,6 @@ def drop_checks(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def inline_regions(graph: fx.Graph) -> None:
-    """Regions with their own sub-graph: gradient-mode regions are inlined; an inner autocast would change numbers and is refused."""
-    for node in list(graph.nodes):
-        name = name_of(node)
-        if "autocast" in name:
-            raise CaptureError(message(
-                "the model enters an autocast region of its own, whose casts a graph does not record", at=str(node.meta["place"]),
-                then=["explain the model without the inner autocast, for example in float32 throughout"],
-            ))
-        if name == "wrap_with_set_grad_enabled":
-            _inline(node)
-
-
-def _inline(node: fx.Node) -> None:
-    body = node.args[1].meta["subgraph"].graph  # type: ignore[union-attr, index]
-    env = dict(zip([n for n in body.nodes if n.op == "placeholder"], node.args[2:], strict=True))
-    for inner in body.nodes:
-        if inner.op == "call_function":
-            with node.graph.inserting_before(node):
-                new = node.graph.node_copy(inner, lambda n: env[n])
-            new.meta = {"place": node.meta["place"], "val": torch.utils._pytree.tree_map(_to_meta, inner.meta.get("val"))}
-            env[inner] = new
-        elif inner.op == "output":
-            results = [env[n] for n in inner.args[0]]
-    for user in list(node.users):
-        user.replace_all_uses_with(results[user.args[1]])
-        node.graph.erase_node(user)
-    node.graph.erase_node(node)
-
-
-def _to_meta(value: Any) -> Any:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
-
-
-def functionalise(graph: fx.Graph) -> None:
-    """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x`` read the new value."""
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not is_inplace(node):
-            continue
-        name = name_of(node)[:-1]
-        base = node.args[0]
-        if name == "copy":
-            node.target, node.args = aten.expand.default, (node.args[1], list(val(base).shape))
-            if val(node.args[0]).dtype != val(base).dtype:
-                node.args = (emit(node, aten.to.dtype, node.args[0], val(base).dtype), node.args[1])
-        elif name in ("fill", "zero"):
-            value = 0 if name == "zero" else node.args[1]
-            node.target, node.args = aten.full_like.default, (base, value)
-        else:
-            functional = getattr(getattr(aten, name, None), getattr(node.target, "_overloadname", "default"), None)
-            if functional is None:
-                raise CaptureError(message(f"no functional form of {node.target}", at=str(node.meta["place"])))
-            node.target = functional
-        later = {user for user in base.users if user is not node and node < user}  # type: ignore[union-attr]
-        base.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)  # type: ignore[union-attr]
 
 
 def bound_slices(graph: fx.Graph) -> None:
@@ -226,14 +177,37 @@ def project_parameters(graph: fx.Graph) -> None:
             swap(node, emit(node, aten.linear.default, node.args[0], emit(node, aten.transpose.int, node.args[1], 0, 1)))
 
 
+def scale_stored(graph: fx.Graph) -> None:
+    """A product with a matrix stored as integers, then one factor per output → a product with the scaled matrix, which is the one that was meant."""
+    live = depends_on_inputs(graph)
+    for node in list(graph.nodes):
+        product, scale = (*node.args, None, None)[:2] if name_of(node) == "mul" else (None, None)
+        if name_of(product) != "linear" or len(product.args) != 2 or len(product.users) != 1 or product.args[1] in live or not is_tensor(scale) or scale in live:
+            continue
+        if val(scale).shape == val(product).shape[-1:] and _stored_as_integers(product.args[1]):
+            weight = emit(node, aten.mul.Tensor, product.args[1], emit(node, aten.unsqueeze.default, scale, -1))
+            swap(node, emit(node, aten.linear.default, product.args[0], weight))
+
+
+def _stored_as_integers(node: fx.Node) -> bool:
+    """Whether a floating matrix is another spelling of an integer parameter."""
+    while len(node.all_input_nodes) == 1 and node.op == "call_function" and val(node).is_floating_point():
+        node = node.all_input_nodes[0]
+    return not val(node).is_floating_point()
+
+
 def join_bias(graph: fx.Graph) -> None:
-    """A separate last-axis ``+ b`` after a product with a parameter is that linear layer's bias."""
+    """A separate last-axis ``+ b`` after a product with a parameter, reshaped or not, is that linear layer's bias."""
     live = depends_on_inputs(graph)
     for node in list(graph.nodes):
         if name_of(node) != "add" or len(node.args) < 2 or not all(is_tensor(a) for a in node.args[:2]):
             continue
-        for product, bias in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
-            fits = bias not in live and val(bias).dim() == 1 and val(bias).shape == val(node).shape[-1:]
-            if name_of(product) == "linear" and len(product.users) == 1 and len(product.args) == 2 and product in live and fits:
-                swap(node, emit(node, aten.linear.default, *product.args, bias))
+        for top, bias in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+            fits = bias not in live and val(bias).dim() == 1 and val(bias).shape == val(node).shape[-1:] and val(top).shape == val(node).shape
+            product = top
+            while name_of(product) in ("reshape", "flatten", "unflatten") and len(product.users) == 1 and val(product).shape[-1:] == val(product.args[0]).shape[-1:]:
+                product = product.args[0]
+            if fits and name_of(product) == "linear" and len(product.users) == 1 and len(product.args) == 2 and product in live:
+                joined = emit(node, aten.linear.default, *product.args, bias)
+                swap(node, joined if product is top else emit(node, aten.reshape.default, joined, list(val(node).shape)))
                 break

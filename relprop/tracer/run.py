@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from relprop.errors import InputError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe
 from relprop.tracer.surroundings import normal
 
@@ -99,8 +101,17 @@ def _run_section(nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dt
     if not entering:
         results = section()
     else:
-        results = torch.func.vmap(section, randomness="same")(*(values[n] for n in entering))
+        results = per_sample(section, *(values[n] for n in entering))
     values.update(zip(leaving, results, strict=True))
+
+
+def per_sample(function: Callable[..., Any], *batches: Any) -> Any:
+    """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then do what ``vmap`` cannot: outputs whose shape depends on values)."""
+    leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
+    if any(len(t) != 1 for t in leaves):
+        return torch.func.vmap(function, randomness="same")(*batches)
+    out = function(*tree_map_only(Tensor, lambda t: t.squeeze(0), batches))
+    return tree_map_only(Tensor, lambda t: t.unsqueeze(0), out)
 
 
 class _Layered:
@@ -150,7 +161,8 @@ def _call(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
     operands, rebuild = template(node, dtype)
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
+        return made if operands or not isinstance(made, Tensor) else _cast(made, dtype)  # what is created here has the default type
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

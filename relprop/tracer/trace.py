@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, message
 from relprop.tracer.attention import find_sites
@@ -16,7 +18,7 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
 from relprop.tracer.editing import depends_on_inputs, name_of, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
-from relprop.tracer.program import Program, Site, describe
+from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
@@ -40,7 +42,7 @@ def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...
         raw = capture(model, sample)
         canonicalise(raw.graph, sample.tensors[0].device)
         program = assemble(raw, sample.names, token_inputs, model)
-        _verify(program, model, sample, raw)
+        verify(program, model, sample, raw)
     if not program.input_specialised:
         if len(cached) >= _KEPT:
             cached.pop(next(iter(cached)))
@@ -55,28 +57,53 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     for name, module in model.named_modules(remove_duplicate=False):
         settings = tuple((k, _setting(v, seen)) for k, v in vars(module).items() if k != "training" and k not in _OF_EVERY_MODULE)
         tensors = tuple((k, tuple(t.shape), t.dtype, t.device) for k, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
-        hooks = tuple(map(id, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))
+        hooks = tuple((k, _Same(f)) for k, f in (*module._forward_hooks.items(), *module._forward_pre_hooks.items()))
         attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        parts.append((name, id(module), id(type(module)), settings, tensors, hooks, id(vars(module).get("forward")), attention))
-    return tuple(parts)
+        parts.append((name, _Same(module), _Same(type(module)), settings, tensors, hooks, attention))
+    everywhere = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
+    return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
+class _Same:
+    """An object as a part of a key: equal to itself alone, never to another that was given its address when it was gone."""
+
+    __slots__ = ("number", "reference")
+
+    def __init__(self, thing: Any) -> None:
+        self.number = id(thing)
+        try:
+            self.reference: Callable[[], Any] = weakref.ref(thing)
+        except TypeError:  # what cannot be referred to weakly is of a built-in kind
+            self.reference = lambda: None
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.number == other.number and self.reference() is other.reference()
+
+
 def _setting(value: Any, seen: dict[int, Any], depth: int = 3) -> Any:
-    """A setting as something that compares: numbers and text, containers of them, and objects that hold them; nothing of the rest."""
+    """A setting as something that compares: numbers and text, containers of them, and objects that hold them; functions and tensors as themselves."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return value
-    if isinstance(value, (Tensor, nn.Module)) or depth == 0 or callable(value):
+    if isinstance(value, Tensor):  # an attribute that is no buffer is a constant of the graph
+        return _Same(value), 0 if value.is_inference() else value._version
+    if isinstance(value, nn.Module) or depth == 0:
         return type(value).__name__
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return _Same(value)
     if id(value) not in seen:
         seen[id(value)] = "..."
         if isinstance(value, (list, tuple)):
             seen[id(value)] = tuple(_setting(v, seen, depth - 1) for v in value)
         else:
             items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
-            seen[id(value)] = type(value).__name__, tuple((str(k), _setting(v, seen, depth - 1)) for k, v in items.items())
+            kind = _Same(value) if callable(value) else type(value).__name__
+            seen[id(value)] = kind, tuple((str(k), _setting(v, seen, depth - 1)) for k, v in items.items())
     return seen[id(value)]
 
 
@@ -139,14 +166,18 @@ def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] |
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:
-    """The first embedding whose indices come from ``ids``, possibly reshaped, clamped or cast."""
+    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or cast, but never compared or counted (positions are)."""
     seen = {ids}
     for node in ids.graph.nodes:
         if name_of(node) == "embedding" and node.args[1] in seen:
             return node
-        if node.op == "call_function" and node.args and node.args[0] in seen and not getattr(val(node), "is_floating_point", lambda: True)():
+        whole = isinstance(val(node), Tensor) and not val(node).is_floating_point() and val(node).dtype != torch.bool
+        if node.op == "call_function" and whole and name_of(node) not in COUNTED and any(i in seen for i in tensor_inputs(node)):
             seen.add(node)
     return None
+
+
+COUNTED = frozenset("cumsum sum argmax argmin argsort max min any all count_nonzero bucketize searchsorted eq ne lt le gt ge".split())
 
 
 def _books(node: fx.Node) -> str:
@@ -160,18 +191,31 @@ def _books(node: fx.Node) -> str:
     return named[0] if named else ""
 
 
-def _verify(program: Program, model: nn.Module, inputs: Inputs, raw: Capture) -> None:
-    """The canonical graph's outputs against the model's own, on the captured sample; in half precision with half precision's tolerance."""
+def verify(program: Program, model: nn.Module, inputs: Inputs, raw: Capture) -> None:
+    """The canonical graph's outputs against the model's own, on the captured sample; what half precision computed with half precision's tolerance."""
     values = execute(program, model, inputs, keep=set(program.output_nodes))
+    coarsest = max((torch.finfo(val(n).dtype).eps for n in program.graph.nodes if n.op == "call_function" and is_floating(n)), default=0.0)
     for name, node, eager in zip(program.outputs.names, program.output_nodes, raw.eager, strict=True):
         mine = values[node][0] if node.meta["batched"] else values[node]
         error, scale = difference(mine, eager)
-        tolerance = 64 * torch.finfo(eager.dtype).eps ** 0.75 if eager.is_floating_point() else 0.0
+        tolerance = min(0.25, 64 * max(coarsest, torch.finfo(eager.dtype).eps) ** 0.75) if eager.is_floating_point() else 0.0
         if not error <= tolerance * scale:
+            if (rounded := next((n for n in program.graph.nodes if _rounds(n)), None)) is not None:
+                raise CaptureError(message(
+                    f"{rounded.target} rounds activations to small integers: that has no relevance, and no two runs round alike", at=describe(rounded),
+                    then=["explain the model before quantisation", "or quantise weights only, so that activations stay as they are"],
+                ))
             raise CaptureError(message(
                 f"the captured graph differs from the model: output {name!r} by {error:.2e} where its largest value is {scale:.2e}",
                 at=describe(node), then=["report this model: a captured graph must equal the model it came from"],
             ))
+
+
+def _rounds(node: fx.Node) -> bool:
+    """Whether a call turns activations into integers of one byte."""
+    made = [v for v in (val(node) if isinstance(val(node), (tuple, list)) else [val(node)]) if isinstance(v, Tensor)]
+    small = any(v.dtype in (torch.int8, torch.uint8) for v in made)
+    return small and node.op == "call_function" and any(is_floating(i) and i.meta["role"] == "activation" for i in tensor_inputs(node))
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[float, float]:

@@ -55,18 +55,44 @@ def _pixels(image: Tensor) -> Any:
 
 
 def plot_explanation(explanation: Explanation, image: Tensor | None, *, sample: int) -> Figure:
-    """One sample: its heat map (over its image, if given), or its tokens as bars."""
+    """One sample: its heat map (over its image, if given; a column per time of a video), its tokens as bars, or its scores along the recording.
+
+    ``image`` is the model's own, or the picture it was made from, if the explanation knows that one.
+    """
     if not -len(explanation) <= sample < len(explanation):
         raise OptionError(f"sample={sample}: the explanation has {len(explanation)} samples")
     title = f"target {explanation.target[sample]}"
-    if explanation.grid is not None:
-        fig, (axes,) = figure(1, 4, 4)
-        fig.colorbar(show_heatmap(axes, explanation.heatmap()[sample], title, image), ax=axes, shrink=0.8)
+    if explanation.grid is None:
+        return _plot_sequence(explanation, sample, title)
+    if len(explanation.grid) > 2:
+        times, *_ = explanation.grid
+        frames = explanation.heatmap((times, *explanation.image[1:]))[sample] if explanation.image else ()
+        fig, columns = figure(times)
+        for i, (axes, heat) in enumerate(zip(columns, frames, strict=True)):
+            show_heatmap(axes, heat, f"{title}, {i + 1} of {times}")
         return fig
+    fig, (axes,) = figure(1, 4, 4)
+    original = next(iter(explanation.streams.values())).originals
+    whole = image is not None and original is not None and explanation.image != tuple(image.shape[-2:]) == original[sample].size
+    heat = explanation.original_heatmap(sample) if whole else explanation.heatmap()[sample]
+    fig.colorbar(show_heatmap(axes, heat, title, image), ax=axes, shrink=0.8)
+    return fig
+
+
+def _plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
+    """Bars with the tokens' labels; a line for what has none (sound, time series), in seconds if they are known."""
     scores = explanation.scores[sample].tolist()
-    labels = explanation.tokens[sample] if explanation.tokens else [str(i) for i in range(len(scores))]
-    fig, (axes,) = figure(1, max(4.0, 0.32 * len(scores)), 3)
-    axes.bar(range(len(scores)), scores, color=["tab:red" if c else "lightgrey" for c in explanation.content[sample].tolist()])
-    axes.set_xticks(list(range(len(scores))), labels, rotation=90)
+    tokens = next(iter(explanation.streams.values()))
+    if tokens.tokens is None and tokens.spans is not None and bool((tokens.spans.diff(dim=-1) > 1).any()):
+        known = explanation.source >= 0
+        at = explanation.seconds() if tokens.clock else tokens.spans[:, 0]
+        fig, (axes,) = figure(1, 8.0, 3)
+        axes.plot(at[known].mean(-1).tolist(), explanation.scores[sample, known.to(explanation.scores.device)].tolist(), color="tab:red")
+        axes.set_xlabel("seconds" if tokens.clock else "step of the input")
+    else:
+        labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
+        fig, (axes,) = figure(1, max(4.0, 0.32 * len(scores)), 3)
+        axes.bar(range(len(scores)), scores, color=["tab:red" if c else "lightgrey" for c in explanation.content[sample].tolist()])
+        axes.set_xticks(list(range(len(scores))), labels, rotation=90)
     axes.set_title(title)
     return fig

@@ -47,12 +47,15 @@ def test_heatmap_is_the_papers_upsampling(explanation):
 
 def test_save_and_load_give_the_same(explanation, tmp_path):
     again = relprop.load(explanation.save(tmp_path / "one.safetensors"))
-    for field in dataclasses.fields(explanation):
-        mine, theirs = getattr(explanation, field.name), getattr(again, field.name)
+    assert list(again.streams) == list(explanation.streams) == ["input_0"]
+    fields = [(explanation, again, f.name) for f in dataclasses.fields(explanation) if f.name != "streams"]
+    fields += [(explanation.streams["input_0"], again.streams["input_0"], f.name) for f in dataclasses.fields(relprop.explanation.TokenScores)]
+    for mine, theirs, name in fields:
+        mine, theirs = getattr(mine, name), getattr(theirs, name)
         if isinstance(mine, torch.Tensor):
-            assert torch.equal(mine, theirs), field.name
-        elif field.name not in ("ledger", "blocks"):
-            assert mine == theirs, field.name
+            assert torch.equal(mine, theirs), name
+        elif name not in ("ledger", "blocks"):
+            assert mine == theirs, name
     assert again.ledger.worst() == explanation.ledger.worst() and str(again.ledger) == str(explanation.ledger)
     assert all(torch.equal(a.relevance, b.relevance) and a.path == b.path for a, b in zip(again.blocks, explanation.blocks, strict=True))
 

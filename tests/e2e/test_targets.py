@@ -245,6 +245,32 @@ def test_a_padded_prompt_is_explained_as_without_pads(make):
         assert closeness(e.scores[i:i + 1, :n], alone.scores) <= 1e-7
 
 
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize(("make", "kind"), [(gpt2, "booleans"), (llama, "added")])
+def test_a_mask_of_queries_and_keys_says_which_position_is_the_last(make, kind, padding):
+    """(batch, 1, queries, keys), as a model takes it ready made: what no query sees is padding."""
+    model, ids, last = make(), words(), LAST[padding]
+    seen = torch.ones(7, 7, dtype=torch.bool).tril() & MASKS[padding].bool()[:, None, None]
+    seen = seen | torch.eye(7, dtype=torch.bool) if padding == "left" else seen  # a pad before the text has nothing else to look at
+    mask = seen if kind == "booleans" else torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    e = relprop.explain(model, inputs)
+    best = model(**inputs).logits[range(3), last].argmax(1).tolist()
+    assert e.target == tuple(zip(last, best, strict=True))
+    assert_same(e, relprop.explain(model, inputs, list(zip(last, best, strict=True))))
+    flat = relprop.explain(model, {"input_ids": ids, "attention_mask": MASKS[padding]})
+    assert closeness(e.scores, flat.scores) <= EXACT and e.target == flat.target
+
+
+def test_a_mask_shared_by_the_batch_is_every_samples():
+    model, ids = llama(), words()
+    shared = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    shared[..., 5:] = False
+    e = relprop.explain(model, {"input_ids": ids, "attention_mask": shared}, 9)
+    assert e.target == ((4, 9),) * 3
+    assert_same(e, relprop.explain(model, {"input_ids": ids, "attention_mask": shared.expand(3, -1, -1, -1)}, 9))
+
+
 def test_later_positions_score_nothing_in_a_causal_model():
     e = relprop.explain(llama(), {"input_ids": words()}, (3, 9))
     assert not e.scores[:, 4:].any() and bool((e.scores[:, :4] != 0).any())

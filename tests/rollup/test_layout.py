@@ -40,7 +40,8 @@ def test_a_patch_lands_at_its_place_of_the_heat_map(place):
     e = relprop.explain(vit(reg_tokens=2), torch.randn(1, 3, *SIZE, dtype=torch.float64), target=1)
     scores = torch.zeros_like(e.scores)
     scores[:, 3 + place[0] * GRID[1] + place[1]] = 1
-    heat = dataclasses.replace(e, scores=scores).heatmap()[0]
+    marked = {e.stream: dataclasses.replace(e.streams[e.stream], scores=scores)}
+    heat = dataclasses.replace(e, streams=marked).heatmap()[0]
     assert heat.shape == SIZE
     assert tuple(int(k) // PATCH for k in torch.unravel_index(heat.argmax(), heat.shape)) == place
 

@@ -197,13 +197,3 @@ def test_a_model_that_cannot_be_captured_says_what_both_front_ends_said():
 
     with pytest.raises(relprop.errors.CaptureError, match="the model returned list without a tensor"):
         relprop.trace(Lengths(), sample())
-
-
-def test_an_inner_autocast_is_refused():
-    class Cast(Model):
-        def forward(self, x):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return super().forward(x)
-
-    with pytest.raises(relprop.errors.CaptureError, match="autocast"):
-        relprop.trace(Cast(), sample())

@@ -112,7 +112,7 @@ def channel_attention(m, x):
 
 NO_SITES = {
     "a softmax at the output": (lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1), "no contraction"),
-    "a router's weights": (soft_router, "no contraction"),
+    "a router's weights": (soft_router, "channels, not tokens"),
     "a router that mixes by a product": (mixing_router, "channels, not tokens"),
     "attention over channels": (channel_attention, "channels, not tokens"),
     "a softmax over heads": (lambda m, x: m.head(m.attend(x) * m.q(x).unflatten(-1, (HEADS, -1)).softmax(-2).flatten(2)), "no contraction"),

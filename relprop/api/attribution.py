@@ -1,0 +1,130 @@
+"""One run of a method that works at the input: forward, then the gradient or the relevance of every pixel, feature or embedding. No roll-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.api.run import Request, Run, described, refuse_nonfinite, relevance_of
+from relprop.api.session import Session
+from relprop.errors import OptionError, RelpropError, TargetError
+from relprop.explanation import Explanation, TokenScores
+from relprop.interpreter.forward import forward
+from relprop.methods import InputValues, positions
+from relprop.numerics import at_least_float32
+from relprop.rollup import Stream
+from relprop.targets import Context, Start, possible_starts, resolve
+from relprop.tracer.binding import Inputs
+from relprop.tracer.editing import val
+from relprop.tracer.run import execute
+
+NO_RULES = "none"
+
+
+def start_attribution(session: Session, inputs: Inputs, targets: list[Any], request: Request) -> Run:
+    """Plan (if the method needs relevance) and run forward once for all ``targets``. Raises ``OptionError`` for what only attention has."""
+    program, needs = session.program, request.method.needs
+    if request.keep - {"input"}:
+        raise OptionError(f"keep={sorted(request.keep - {'input'})} is for methods over attention; method {request.method.name!r} has 'input' to keep")
+    starts = tuple(n for n in possible_starts(program, targets) if n in session.flow.members)
+    leaves = tuple(_reached(session, starts).values())
+    plan = session.plan(starts, frozenset(leaves)) if "relevance" in needs else None
+    keep = {*program.output_nodes, *leaves, *(plan.keep if plan is not None else ())}
+    done = forward(program, session.model, inputs, keep, leaves if "gradient" in needs else ())
+    refuse_nonfinite(session, done)
+    facts = {
+        "front_end": program.front_end, "decisions": list(program.decisions), "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
+        "options": {k: str(v) for k, v in request.options.items()},
+    }
+    return Run(session, inputs, request, (), (), plan, done, facts)
+
+
+def attribute_target(run: Run, target: Any, *, again: bool) -> Explanation:
+    """One target of a run. ``again``: another will follow, so autograd's graph is kept.
+
+    ``scores`` are the method's numbers summed over the axes that are no positions; nothing is rolled up, so ``row`` is ``scores`` and ``identity`` 0.
+    """
+    session, method = run.session, run.request.method
+    with torch.enable_grad():
+        start = resolve(target, Context(run.program, session.model, session.adapter, run.inputs, run.outputs(), session.rules))
+    leaves = _reached(session, tuple(start.field) or run.program.output_nodes)
+    gradients = run.forward.gradients(start.scalars, leaves.values(), again=again) if "gradient" in method.needs else {}
+    walk, ledger = relevance_of(run, start)
+    at = InputValues(
+        {name: _tidy(run.forward.values[leaf].detach(), leaf) for name, leaf in leaves.items()},
+        {name: _tidy(_wide(gradients[leaf]), leaf) for name, leaf in leaves.items() if leaf in gradients},
+        {name: _tidy(walk.found.get(leaf, torch.zeros_like(_wide(run.forward.values[leaf]))), leaf) for name, leaf in leaves.items() if run.plan is not None},
+        _forward_from(run, target, start, tuple(leaves.values())), lambda name, ids: _embed(run, name, ids),
+    )
+    found = method.function(at, **run.request.options)
+    return Explanation(
+        {name: _token_scores(run, Stream(name, leaf, leaf, positions(run.program, leaf)), found[name]) for name, leaf in leaves.items()}, start.label,
+        start.scalars.detach(), method.name, NO_RULES if run.plan is None else session.rules.name, ledger, facts=run.facts,
+    )
+
+
+def _reached(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node]:
+    """The explained inputs that any of ``starts`` depends on, in the order of the model's call. Raises ``TargetError`` if there is none."""
+    flow, leaves = session.flow, session.program.leaves
+    found = {n: leaf for n, leaf in leaves.items() if any(s in flow.members and flow.reaches(leaf, s) for s in starts)}
+    if not found:
+        named = ", ".join(map(repr, leaves)) or "none: no input is floating, and none feeds an embedding"
+        raise TargetError(f"the target depends on no explained input (they are {named})")
+    return found
+
+
+def _tidy(value: Tensor, leaf: fx.Node) -> Tensor:
+    """Without the leading 1 of a single sample's call."""
+    return value[:, 0] if val(leaf).shape[:1] == (1,) else value
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.detach().to(at_least_float32(value.dtype))
+
+
+def _forward_from(run: Run, target: Any, start: Start, leaves: tuple[fx.Node, ...]) -> Callable[..., Tensor]:
+    """y_t of every sample as a function of the explained inputs, for the very index that ``start`` names, also where the prediction is another."""
+    nodes = run.program.output_nodes
+
+    def y(*tensors: Tensor) -> Tensor:
+        given = {leaf: t if t.dim() > val(leaf).dim() else t.unsqueeze(1) for leaf, t in zip(leaves, tensors, strict=True)}
+        values = execute(run.program, run.session.model, run.inputs, set(nodes), leaves, lambda node, _: given[node])
+        if callable(target) and not isinstance(target, Tensor):
+            parts = [torch.stack([target(run.program.outputs([values[n][i] for n in nodes])).reshape(()) for i in range(run.inputs.batch)])]
+        else:
+            parts = [term.coefficient * (values[n] * seed).flatten(1).sum(1) for term in start.terms for n, seed in term.seeds.items()]
+        untouched = [t.flatten(1)[:, :0].sum(1) for t in tensors]  # 0, with a derivative (0) at every input
+        return torch.stack([*parts, *untouched]).sum(0)
+
+    return y
+
+
+def _embed(run: Run, name: str, ids: Tensor) -> Tensor:
+    """The value at the leaf of input ``name`` if it were ``ids``. Raises ``OptionError`` if the input is not one of ids of that shape."""
+    at = run.inputs.names.index(name)
+    given = run.inputs.tensors[at]
+    if given.is_floating_point():
+        raise OptionError(f"baseline for {name!r} holds integers; the input is floating")
+    try:
+        replaced = ids.to(given.device, given.dtype).expand(given.shape)
+    except RuntimeError:
+        raise OptionError(f"baseline for {name!r} has shape {list(ids.shape)}; the input is {list(given.shape)}, batch first") from None
+    tensors = tuple(replaced if i == at else t for i, t in enumerate(run.inputs.tensors))
+    leaf = run.program.leaves[name]
+    inputs = Inputs(run.inputs.names, tensors, run.inputs.rebuild, run.inputs.batched, run.inputs.batch, run.inputs.static)
+    return _tidy(execute(run.program, run.session.model, inputs, {leaf})[leaf], leaf)
+
+
+def _token_scores(run: Run, stream: Stream, attribution: Tensor) -> TokenScores:
+    """One input's scores, from its attribution (batch, *one sample's shape): summed over what are no positions."""
+    whole = attribution.detach().reshape(run.inputs.batch, *val(stream.leaf).shape)
+    features = [i + 1 for i in range(whole.dim() - 1) if i not in stream.token_axes]
+    scores = (whole.sum(features) if features else whole).reshape(run.inputs.batch, -1)
+    if not torch.isfinite(scores).all():
+        bad = int((~torch.isfinite(scores)).any(1).sum())
+        raise RelpropError(f"the scores of {bad} samples are not finite: they overflowed; precision='float64' may help")
+    kept = attribution.detach() if "input" in run.request.keep else None
+    return TokenScores(stream.name, scores, scores, torch.zeros_like(scores), **described(run, stream.name, run.layout(stream)), input=kept)

@@ -1,0 +1,103 @@
+"""Methods at the input: one number per element of every explained input, for any model, with or without attention.
+
+Two of them are one line of autograd: Captum's ``Saliency`` and ``InputXGradient`` run the model themselves, once per target, and here the
+forward pass is shared by all targets; tests hold them equal. What takes more than a line is Captum's, looked up when it is asked for.
+"""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import OptionError, RelpropError, RelpropWarning, message
+from relprop.methods.base import InputValues
+
+CONVERGED = 0.05
+
+
+def lrp(at: InputValues) -> Mapping[str, Tensor]:
+    """Full LRP: relevance by Eq. 4 (z⁺, rule set ``lrp``) or by any other rule set, propagated down to the inputs. Signed where adds are: Eq. 6."""
+    return at.relevances
+
+
+def input_gradient(at: InputValues) -> Mapping[str, Tensor]:
+    """|∂y_t/∂x| (Simonyan et al. 2014; Captum's ``Saliency``). Never negative: how much each element matters, not which way."""
+    return {name: gradient.abs() for name, gradient in at.gradients.items()}
+
+
+def gradient_x_input(at: InputValues) -> Mapping[str, Tensor]:
+    """x ⊙ ∂y_t/∂x (Shrikumar et al. 2016; Captum's ``InputXGradient``). Signed; it sums to y_t for a model without biases that is piecewise linear."""
+    return {name: at.values[name].to(gradient.dtype) * gradient for name, gradient in at.gradients.items()}
+
+
+def integrated_gradients(at: InputValues, *, n_steps: int = 50, baseline: Any = None) -> Mapping[str, Tensor]:
+    """(x − x′) ⊙ ∫₀¹ ∂y_t/∂x at x′ + α(x − x′) dα (Sundararajan et al. 2017, Eq. 1), by Captum, with Gauss–Legendre quadrature. Signed.
+
+    Complete: it sums to y_t(x) − y_t(x′), over all explained inputs together. ``n_steps`` forward and backward passes per target. ``baseline`` is x′:
+    ``None`` (zeros: for normalised pixels the mean colour, for ids embeddings of 0), a number, a tensor (its first axis the batch, or 1), integer
+    ids for an input of ids, or a dict of these by input name. Warns (``RelpropWarning``) if the sum is off by more than 5 %, the authors' own check.
+    """
+    if not isinstance(n_steps, int) or isinstance(n_steps, bool) or n_steps < 1:
+        raise OptionError(f"n_steps={n_steps!r}: a positive integer")
+    start = _baselines(at, baseline)
+    try:
+        from captum.attr import IntegratedGradients
+    except ImportError:
+        raise OptionError('method integrated_gradients needs Captum: pip install "relprop[captum]"') from None
+    values = tuple(at.values.values())
+    try:
+        found = IntegratedGradients(at.forward).attribute(values, start, n_steps=n_steps, internal_batch_size=len(values[0]))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RelpropError(message(
+            f"the gradient on the way from the baseline cannot be taken: {str(error).splitlines()[0]}",
+            then=["give the operator a derivative (torch.library.register_autograd)", "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)"],
+        )) from error
+    _warn_unless_complete(at, found, start, n_steps)
+    return dict(zip(at.values, found, strict=True))
+
+
+def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int) -> None:
+    difference = (at.forward(*at.values.values()) - at.forward(*start)).double()
+    parts = [f.flatten(1).double() for f in found]
+    gap = (sum(p.sum(1) for p in parts) - difference).abs()
+    size = sum(p.abs().sum(1) for p in parts)
+    bad = (gap > CONVERGED * difference.abs()) & (gap > 1e-4 * size)
+    if bool(bad.any()):
+        worst = int((gap / size).nan_to_num().argmax())
+        warnings.warn(message(
+            f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have not converged with n_steps={n_steps}: those of sample {worst} sum to "
+            f"{float(sum(p[worst].sum() for p in parts)):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
+            then=[f"n_steps={4 * n_steps}", "another baseline=: near embeddings of 0 a model that normalises them changes fastest"],
+        ), RelpropWarning, stacklevel=6)
+
+
+def _baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
+    """The tensor x′ of every input, of its full shape."""
+    if not isinstance(baseline, Mapping):
+        if isinstance(baseline, Tensor) and len(at.values) > 1:
+            raise OptionError(f"baseline is one tensor for {len(at.values)} explained inputs: give a dict by input name ({', '.join(map(repr, at.values))})")
+        baseline = dict.fromkeys(at.values, baseline)
+    unknown = [name for name in baseline if name not in at.values]
+    if unknown:
+        raise OptionError(f"baseline for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
+    return tuple(_baseline(at, name, baseline.get(name)) for name in at.values)
+
+
+def _baseline(at: InputValues, name: str, given: Any) -> Tensor:
+    value = at.values[name]
+    if given is None or (isinstance(given, numbers.Real) and not isinstance(given, bool)):
+        return torch.full_like(value, 0.0 if given is None else float(given))
+    if not isinstance(given, Tensor):
+        raise OptionError(f"baseline for {name!r} is {type(given).__name__}: give None, a number, a tensor, or a dict of these by input name")
+    tensor = given.detach().to(value.device) if given.is_floating_point() else at.embed(name, given)
+    try:
+        return tensor.to(value.dtype).expand(value.shape).contiguous()
+    except RuntimeError:
+        raise OptionError(f"baseline for {name!r} has shape {list(given.shape)}; what is explained is {list(value.shape)}, batch first") from None

@@ -1,0 +1,166 @@
+"""Eq. 13–14 as a rule set: how one number per token position walks from the target to the input tokens.
+
+A *field* has the shape of a value, with channels first: every channel but the last is a sum, the last is the count of what carries
+it; the number at a place is sum/count. *move* ops move both; over feature and head axes the number is Σsum/Σcount (so the mean
+over heads E_h falls out of the value projection); over token axes fields sum; where uses of one value meet, numbers add.
+``call.extra`` is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are tokens and what each operand carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from relprop.rules.call import Call
+from relprop.rules.families import move
+from relprop.rules.rule import rule
+
+Field = Tensor
+Fields = tuple[Field | None, ...]
+
+
+def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything carries it."""
+    axes = tuple(d + 1 if d >= 0 else d for d in dims)
+    summed = field.sum(axes, keepdim=True) if axes else field
+    count = summed[-1:]
+    present = count > 0
+    return torch.where(present, summed[:-1] / torch.where(present, count, 1.0), 0.0), present.to(field.dtype)
+
+
+def spread(numbers: Tensor, present: Tensor, shape: tuple[int, ...]) -> Field:
+    """A field that has ``numbers`` wherever something is present, broadcast to a value's shape."""
+    return torch.cat([numbers * present, present]).expand(numbers.shape[0] + 1, *shape)
+
+
+def unbroadcast(field: Field, shape: tuple[int, ...], token_axes: tuple[bool, ...]) -> Field:
+    """The field of an operand that was broadcast to the output: sums over token axes, means over the others."""
+    extra = field.dim() - 1 - len(shape)
+    repeated = [i for i in range(field.dim() - 1) if i < extra or (shape[i - extra] == 1 and field.shape[i + 1] != 1)]
+    for i in repeated:
+        field = sum_axis(field, i + 1, len(token_axes) > i and token_axes[i])
+    return field.reshape(field.shape[0], *shape)
+
+
+def sum_axis(field: Field, axis: int, tokens: bool) -> Field:
+    """One axis summed to length 1: numbers add over tokens; over features sums and counts do."""
+    if not tokens:
+        return field.sum(axis, keepdim=True)
+    numbers, present = field[:-1], field[-1:]
+    numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(axis, keepdim=True)
+    here = (present > 0).any(axis, keepdim=True).to(field.dtype)
+    return torch.cat([numbers, here])
+
+
+def operand_shape(call: Call, index: int) -> tuple[int, ...]:
+    """The shape of an operand."""
+    return tuple(call.inputs[index].shape)
+
+
+def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
+    """Uses of one value meet: their numbers add."""
+    numbers = torch.zeros_like(fields[0][:-1])
+    anywhere = torch.zeros_like(fields[0][-1:])
+    for field in fields:
+        count = field[-1:]
+        numbers = numbers + torch.where(count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0)
+        anywhere = torch.maximum(anywhere, (count > 0).to(field.dtype))
+    return torch.cat([numbers, anywhere])
+
+
+@rule(family="rollup", reads="", name="field: merge")
+def merge(field: Field, call: Call) -> Fields:
+    """add, product, elementwise, norms: each operand that is an activation carries its weight of the field."""
+    weights = call.notes.get("carries", (1.0,) * len(call.operands))
+    if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
+        field = torch.cat([field[:-1] * call.extra, field[-1:]])
+    return tuple(
+        unbroadcast(weighted(field, w), operand_shape(call, i), call.notes.get("token_axes", ())) if call.operands[i].flows and w else None
+        for i, w in enumerate(weights)
+    )
+
+
+def weighted(field: Field, weight: float) -> Field:
+    """A share of a field; what is present stays."""
+    return field if weight == 1 else torch.cat([field[:-1] * weight, field[-1:]])
+
+
+@rule(family="rollup", reads="", name="field: move")
+def moved(field: Field, call: Call) -> Fields:
+    """Moves take sums and counts to where the values came from, channel by channel."""
+    inverse = call.notes.get("inverse", move)
+    weights = call.notes.get("carries", (1.0,) * len(call.operands))
+    if call.notes.get("adds"):  # one token of the input is several of the output: their numbers add
+        numbers, present = number(field, ())
+        field = torch.cat([numbers * present, present])
+    shares = iter(_by_channel(lambda channel: [s for s in inverse.function(channel, call) if s is not None], field))
+    shares = map(_once, shares) if call.notes.get("adds") else shares
+    placed = [next(shares) if call.inputs[i].is_floating_point() else None for i in range(len(call.operands))]
+    return tuple(None if s is None or not w else weighted(s, w) for s, w in zip(placed, weights, strict=True))
+
+
+def _once(field: Field) -> Field:
+    return torch.cat([field[:-1], (field[-1:] > 0).to(field.dtype)])
+
+
+def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> list[Field]:
+    """``function`` on every channel; a few are faster one by one, many in a vmap."""
+    if len(field) > 8:
+        return list(torch.func.vmap(lambda c: tuple(function(c)))(field))
+    return [torch.stack(same) for same in zip(*(function(c) for c in field), strict=True)]
+
+
+@rule(family="rollup", reads="", name="field: expand")
+def expanded(field: Field, call: Call) -> Fields:
+    """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
+    return (unbroadcast(field, operand_shape(call, 0), call.notes.get("token_axes", ())), *(None for _ in call.operands[1:]))
+
+
+@rule(family="rollup", reads="", name="field: mean over features")
+def projected(field: Field, call: Call) -> Fields:
+    """linear: the number of a position is the mean over the features that carry one; k tokens folded into the input get 1/k each."""
+    numbers, present = number(field, (-1,))
+    folded = call.notes.get("folded", 1)
+    return (spread(numbers / folded, present, operand_shape(call, 0)), *(None for _ in call.operands[1:]))
+
+
+@rule(family="rollup", reads="", name="field: mean over what is pooled")
+def pooled(field: Field, call: Call) -> Fields:
+    """mean, sum: each of n pooled tokens gets 1/n; pooled features get it whole."""
+    shape = operand_shape(call, 0)
+    reduced = call.notes["reduced"]
+    keep = [1 if i in reduced else s for i, s in enumerate(shape)]
+    field = field.reshape(field.shape[0], *keep)
+    numbers, present = number(field, ())
+    return (spread(numbers / call.notes.get("pooled", 1), present, shape),)
+
+
+@rule(family="rollup", reads="", name="field: attention site")
+def attended(field: Field, call: Call) -> Fields:
+    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes.
+
+    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the identity).
+
+    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small score is not lost beside
+    the identity in float32: scores take from both.
+    """
+    right = call.notes["transposed"]
+    v_at = 0 if right else 1
+    shape = operand_shape(call, v_at)
+    feature, query = (-2, -1) if right else (-1, -2)
+    numbers, present = number(field, (feature,))
+    keys_shape = list(numbers.shape[1:])
+    keys_shape[query] = shape[query]
+    there = present.amax(query, keepdim=True).expand(1, *keys_shape)
+    if call.extra is None:
+        received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
+    else:
+        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:
+            numbers = numbers.sum(0, keepdim=True)
+        received = numbers @ call.extra.mT if right else call.extra.mT @ numbers
+    wide = list(keys_shape)
+    wide[feature] = shape[feature]
+    fields = unbroadcast(spread(received, there, tuple(wide)), shape, ())
+    return tuple(fields if i == v_at else None for i in range(2))

@@ -1,0 +1,148 @@
+"""Quantised models, mixtures of experts and models with a choice of attention implementations: what their kernels stand for is explained.
+
+What has no derivative and stands for nothing else is refused by the name of its operation or of its module.
+"""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torchao.quantization import Float8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+import relprop
+from relprop.errors import InputError, RelpropError, UnknownOperation
+from tests.common.models import closeness
+from tests.e2e.test_adapted_models import SIZES, classifier, explained, generator, inputs, randomised
+from tests.e2e.test_non_invasive import snapshot
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning", "ignore:torch.quantize_per_tensor")
+
+
+def mixture():
+    config = transformers.MixtralConfig(**SIZES, num_key_value_heads=1, num_local_experts=4)
+    return randomised(transformers.MixtralForCausalLM(config))
+
+
+# quantisation
+
+
+@pytest.mark.parametrize("config", [Int8WeightOnlyConfig(), Float8WeightOnlyConfig()], ids=["int8", "float8"])
+def test_quantised_weights_are_explained_as_what_they_stand_for(config):
+    model, plain = classifier(), classifier()
+    quantize_(model, config)
+    for a, b in zip(model.modules(), plain.modules(), strict=True):
+        if isinstance(a, nn.Linear):
+            b.weight = nn.Parameter(a.weight.dequantize())
+    x = inputs()
+    e, f = relprop.explain(model, x, 1, keep="input"), relprop.explain(plain, x, 1, keep="input")
+    assert closeness(e.output, f.output) <= 1e-5 and closeness(e.scores, f.scores) <= 1e-3 and closeness(e.input, f.input) <= 1e-3
+    assert closeness(e.output, model(**x).logits[:, 1].detach()) <= 1e-5
+    assert closeness(e.output, explained(classifier()).output) > 1e-5
+
+
+def test_quantised_weights_are_read_anew():
+    model, x = classifier(), inputs()
+    quantize_(model, Int8WeightOnlyConfig())
+    program, before = relprop.trace(model, x), relprop.explain(model, x, 1).output
+    model.classifier.weight.qdata.neg_()
+    after = relprop.explain(model, x, 1).output
+    assert relprop.trace(model, x) is program and program.constants == {}
+    assert closeness(after, model(**x).logits[:, 1].detach()) <= 1e-5 and closeness(before, after) > 1e-2
+
+
+def test_quantised_activations_are_refused_by_the_operations_name():
+    model = classifier()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    with pytest.raises(RelpropError, match=r"torchao\.\w*(affine|quant)\w*"):
+        relprop.explain(model, inputs(), 1)
+
+
+def test_packed_weights_are_refused_by_the_modules_name():
+    model = torch.ao.quantization.quantize_dynamic(classifier(), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(InputError, match=r"module 'bert.encoder.layer.0.attention.self.query._packed_params' \(LinearPackedParams\) keeps quantised weights packed"):
+        relprop.explain(model, inputs(), 1)
+
+
+@torch.library.custom_op("relprop_tests::four_bit_product", mutates_args=())
+def four_bit_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A kernel as quantisation libraries have them: no derivative."""
+    return x @ (weight.to(x.dtype) * scale).T
+
+
+@four_bit_product.register_fake
+def _(x, weight, scale):
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+class FourBit(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = nn.Parameter(linear.weight.detach().abs().amax() / 7, requires_grad=False)
+        self.weight = nn.Parameter((linear.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return four_bit_product(x, self.weight, self.scale)
+
+
+def test_a_kernel_of_another_library_is_refused_by_its_name():
+    model = classifier()
+    model.bert.encoder.layer[1].intermediate.dense = FourBit(model.bert.encoder.layer[1].intermediate.dense)
+    with pytest.raises(UnknownOperation, match=r"relprop_tests.four_bit_product.default") as caught:
+        relprop.explain(model, inputs(), 1)
+    assert "bert.encoder.layer.1.intermediate.dense" in str(caught.value)
+
+
+class OneLibrarys(nn.Module):
+    """A layer with integer parameters that only its library's own kernel can read: nothing can trace it."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().mul(64).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        if get_proxy_mode() is not None:
+            raise TypeError("the kernel takes no such tensor")
+        return nn.functional.linear(x, self.weight.to(x.dtype) / 64)
+
+
+def test_weights_that_only_their_library_can_read_are_named():
+    model = classifier()
+    model.bert.encoder.layer[1].intermediate.dense = OneLibrarys(model.bert.encoder.layer[1].intermediate.dense)
+    with pytest.raises(RelpropError) as caught:
+        relprop.explain(model, inputs(), 1)
+    assert "could not be captured" in str(caught.value)
+    assert "module 'bert.encoder.layer.1.intermediate.dense' (OneLibrarys) keeps its weights as Parameter of int8: explain the model before quantisation" in str(caught.value)
+
+
+# implementations that a model offers
+
+
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
+def test_experts_are_explained_whatever_runs_them(implementation):
+    reference = mixture()
+    reference.set_experts_implementation("batched_mm")
+    model = mixture()
+    model.set_experts_implementation(implementation)
+    e = explained(model, target=None)
+    assert model.config._experts_implementation == implementation and not e.facts["generic"]
+    assert closeness(e.scores, explained(reference, target=None).scores) <= 1e-5
+
+
+def test_experts_are_put_back_after_an_error():
+    model = mixture()
+    before = snapshot(model, [])
+    model.lm_head.register_forward_hook(lambda module, args, output: output.no_such_attribute)
+    with pytest.raises(InputError, match="no_such_attribute"):
+        relprop.explain(model, inputs())
+    assert model.get_experts_implementation() == {"": "grouped_mm"}
+    assert before.keys() == snapshot(model, []).keys()
+
+
+def test_flexible_attention_is_explained_as_the_attention_it_computes():
+    model = generator()
+    model.set_attn_implementation("flex_attention")
+    x = inputs()
+    e = relprop.explain(model, x)
+    assert model.config._attn_implementation == "flex_attention"
+    assert closeness(e.scores, explained(generator(), target=None).scores) <= 1e-6

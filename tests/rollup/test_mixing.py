@@ -1,0 +1,326 @@
+"""Tokens that meet other than by softmax attention: linear attention, mixing matrices, pooling, convolution, resampling, experts, padding."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from tests.rollup.hand import SAMPLES, Attention, Layer, agree, compare, explained, eye, matrices, normal
+from tests.rollup.structures import WIDTH, Mlp
+from tests.rollup.test_attention_forms import MEAN, ONE, AttentionPool, N, Sequence, tokens
+
+
+class Mixer(nn.Module):
+    """An MLP-Mixer layer: tokens are mixed by two matrices, then channels."""
+
+    def __init__(self, skip=True):
+        super().__init__()
+        self.norm1, self.norm2, self.inner, self.outer, self.mlp, self.skip = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(N, 6), nn.Linear(6, N), Mlp(), skip
+
+    def forward(self, x):
+        y = self.outer(F.gelu(self.inner(self.norm1(x).mT))).mT
+        x = x + y if self.skip else y
+        return x + self.mlp(self.norm2(x))
+
+
+def test_a_mixer_layer_between_attentions_keeps_its_skip():
+    """Mixing by a learned matrix is no attention: beside a skip it carries nothing, as an MLP does."""
+    e = explained(Sequence(Layer(), Mixer(), Layer(), pool=lambda x: x[:, 1]), tokens())
+    compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE[1])
+
+
+def test_a_learned_mixing_without_a_skip_is_spread_evenly():
+    """Every token of what ``inner`` and ``outer`` make comes from all tokens."""
+    e = explained(Sequence(Layer(), Mixer(skip=False), pool=lambda x: x[:, 1]), tokens())
+    compare(e, lambda a: ONE + a, MEAN)
+
+
+class Constant(nn.Module):
+    """Tokens mixed by a matrix that depends on nothing."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x):
+        return self.matrix @ x
+
+
+def test_a_constant_matrix_hands_on_in_the_shares_of_its_entries():
+    """|m_qk| / Σ_k |m_qk|: a coarser sequence by weights, negative ones too."""
+    matrix = normal(3, N)
+    matrix[0, 2] = 0
+    e = explained(Sequence(Layer(), Constant(matrix), Layer(), pool=lambda x: x[:, 0]), tokens())
+    p = matrix.abs() / matrix.abs().sum(1, keepdim=True)
+    compare(e, lambda a, b: (eye(3) + b) @ p @ (ONE + a), eye(3)[0])
+
+
+class Linear(Attention):
+    """Linear attention: φ(q)·(φ(k)ᵀ·v), no softmax; ``masked``: keys of padding are set to 0."""
+
+    def forward(self, x, mask=None):
+        q, k, v = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1, self.v(x)
+        if mask is not None:
+            k = k * mask[..., None]
+        return self.out(q @ (k.mT @ v) / (q @ k.sum(1, keepdim=True).mT))
+
+
+class LinearThenSoftmax(nn.Module):
+    """A layer of linear attention without a skip, then softmax attention."""
+
+    def __init__(self, skip):
+        super().__init__()
+        self.embed, self.linear, self.layer, self.head, self.skip = nn.Linear(3, WIDTH), Linear(), Layer(), nn.Linear(WIDTH, 4), skip
+
+    def forward(self, x, mask):
+        x = self.embed(x)
+        y = self.linear(x, mask)
+        return self.head(self.layer(x + y if self.skip else y, attn_mask=mask[:, None, None].bool())[:, 0])
+
+
+MASK = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]])
+
+
+def test_linear_attention_shares_sum_to_one_and_padding_is_zero():
+    """Without a skip the state kᵀv is all that brings tokens on: shares of each position sum to 1, and masked keys have exactly none."""
+    e = explained(LinearThenSoftmax(False), {"x": tokens(), "mask": MASK})
+    m = matrices(e)[0]
+    agree(e.row.sum(-1), (1 + m[:, 0].sum(-1)))
+    agree(e.identity.sum(-1), torch.ones(SAMPLES).double())
+    assert (e.row[MASK == 0] == 0).all() and (e.row[MASK == 1] > 0).all()
+
+
+def test_linear_attention_beside_a_skip_carries_nothing():
+    e = explained(LinearThenSoftmax(True), {"x": tokens(), "mask": MASK})
+    compare(e, lambda m: ONE + m, ONE[0])
+
+
+def line(n, out, kernel, stride, padding=0):
+    """The merging matrix of windows on a line: even shares of the positions inside."""
+    p = torch.zeros(out, n).double()
+    for r in range(out):
+        inside = [k for k in range(r * stride - padding, r * stride - padding + kernel) if 0 <= k < n]
+        p[r, inside] = 1 / len(inside)
+    return p
+
+
+def nearest(n, out):
+    return eye(n).double()[torch.arange(out) * n // out]
+
+
+def interpolation(mode, n, out):
+    """What F.interpolate does to each unit vector, (out, n)."""
+    return F.interpolate(eye(n).double()[None], size=out, mode=mode)[0].T
+
+
+HALVES = line(N, 4, 2, 2)
+RESIZED = {
+    "avg_pool1d": (lambda: nn.AvgPool1d(2), HALVES),
+    "avg_pool1d, padded": (lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), line(N, 4, 3, 2, 1)),
+    "adaptive": (lambda: nn.AdaptiveAvgPool1d(4), HALVES),
+    "adaptive, uneven": (lambda: nn.AdaptiveAvgPool1d(3), torch.tensor([[3, 3, 3, 0, 0, 0, 0, 0], [0, 0, 2.25, 2.25, 2.25, 2.25, 0, 0], [0, 0, 0, 0, 0, 3, 3, 3]]).double() / 9),
+    "conv1d with a stride": (lambda: nn.Conv1d(WIDTH, WIDTH, 3, 2, 1), line(N, 4, 3, 2, 1)),
+    "depthwise": (lambda: nn.Conv1d(WIDTH, WIDTH, 2, 2, groups=WIDTH), HALVES),
+    "transposed": (lambda: nn.ConvTranspose1d(WIDTH, WIDTH, 2, 2), nearest(N, 2 * N)),
+    "nearest": (lambda: nn.Upsample(scale_factor=2), nearest(N, 2 * N)),
+    "linear": (lambda: nn.Upsample(scale_factor=2, mode="linear"), interpolation("linear", N, 2 * N)),
+    "Whisper's front": (lambda: nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, 1, 1), nn.GELU(), nn.Conv1d(WIDTH, WIDTH, 3, 2, 1), nn.GELU()), line(N, 4, 3, 2, 1) @ line(N, N, 3, 1, 1)),
+}
+
+
+class Along(nn.Module):
+    """What convolves or pools channels first, on tokens."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x.mT).mT
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_a_sequence_made_shorter_or_longer(name):
+    make, p = RESIZED[name]
+    e = explained(Sequence(Layer(), Along(make()), Layer(), pool=lambda x: x[:, 1]), tokens())
+    i = eye(len(p)).double()
+    compare(e, lambda a, b: (i + b) @ p @ (ONE + a), i[1])
+
+
+class Moved(nn.Module):
+    """A function of the tokens without parameters."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x)
+
+
+MOVES = {
+    "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), nearest(N, 2 * N)),
+    "expand": (lambda x: x[:, :, None].expand(-1, -1, 2, -1).flatten(1, 2), nearest(N, 2 * N)),
+    "index, with repeats": (lambda x: x[:, torch.tensor([3, 1, 3])], ONE[[3, 1, 3]]),
+    "gather": (lambda x: x.gather(1, torch.tensor([3, 1, 3])[None, :, None].expand(len(x), -1, WIDTH)), ONE[[3, 1, 3]]),
+    "running sum": (lambda x: x.cumsum(1), torch.ones(N, N).tril().double() / torch.arange(1, N + 1)[:, None]),
+    "the mean put first": (lambda x: torch.cat([x.mean(1, keepdim=True), x], 1), torch.cat([MEAN[None], ONE])),
+    "cut and joined": (lambda x: torch.cat([x[:, 4:], x[:, :4].flip(1)], 1), ONE[[4, 5, 6, 7, 3, 2, 1, 0]]),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_tokens_that_change_place(name):
+    function, p = MOVES[name]
+    e = explained(Sequence(Layer(), Moved(function), Layer(), pool=lambda x: x[:, 1]), tokens())
+    i = eye(len(p)).double()
+    compare(e, lambda a, b: (i + b) @ p @ (ONE + a), i[1])
+
+
+class OnGrid(nn.Module):
+    """What works on a 2 × 4 grid of the tokens."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x.mT.unflatten(-1, (2, 4))).flatten(2).mT
+
+
+def on_grid(function, size):
+    """What ``function`` does to each unit vector on the grid, rows made to sum to 1: (positions out, N)."""
+    p = function(eye(N).double().reshape(N, 1, 2, 4)).reshape(N, size).T
+    return p / p.sum(1, keepdim=True)
+
+
+PLANAR = {
+    "avg_pool2d": (lambda: nn.AvgPool2d(2), on_grid(lambda g: F.avg_pool2d(g, 2), 2)),
+    "adaptive": (lambda: nn.AdaptiveAvgPool2d((1, 2)), on_grid(lambda g: F.adaptive_avg_pool2d(g, (1, 2)), 2)),
+    "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), on_grid(lambda g: F.interpolate(g, scale_factor=2, mode="bilinear"), 32)),
+    "nearest": (lambda: nn.Upsample(scale_factor=2), on_grid(lambda g: F.interpolate(g, scale_factor=2), 32)),
+    "pixel unshuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(4 * WIDTH, WIDTH, 1)), on_grid(lambda g: F.avg_pool2d(g, 2), 2)),
+    "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 1), nn.PixelShuffle(2)), on_grid(lambda g: F.interpolate(g, scale_factor=2), 32)),
+    "conv2d": (lambda: nn.Conv2d(WIDTH, WIDTH, 3, 1, 1), on_grid(lambda g: F.conv2d(g, torch.ones(1, 1, 3, 3).double(), padding=1), 8)),
+}
+
+
+@pytest.mark.parametrize("name", PLANAR)
+def test_a_grid_made_smaller_or_larger(name):
+    make, p = PLANAR[name]
+    e = explained(Sequence(Layer(), OnGrid(make()), Layer(), pool=lambda x: x[:, 1]), tokens())
+    i = eye(len(p)).double()
+    compare(e, lambda a, b: (i + b) @ p @ (ONE + a), i[1])
+
+
+class Pyramid(nn.Module):
+    """SegFormer's decoder: two stages of tokens, each projected, the smaller one resized to the larger, concatenated, mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layer(), Layer()
+        self.down, self.one, self.two, self.mix = nn.Conv2d(WIDTH, WIDTH, 2, 2), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Conv2d(2 * WIDTH, WIDTH, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        small = self.down(x.mT.unflatten(-1, (2, 4)))
+        y = self.second(small.flatten(2).mT)
+        y = F.interpolate(self.two(y).mT.unflatten(-1, (1, 2)), size=(2, 4), mode="bilinear")
+        return self.mix(torch.cat([y, self.one(x).mT.unflatten(-1, (2, 4))], 1)).flatten(2).mT
+
+
+def test_stages_joined_on_the_finest_grid():
+    """The branch with the attention is whole, and its identity arrives from the coarse tokens; the projection of x brings it, too: C = I + U(I + M)P."""
+    e = explained(Sequence(Pyramid(), pool=lambda x: x[:, 5]), tokens())
+    p = on_grid(lambda g: F.avg_pool2d(g, 2), 2)
+    u = F.interpolate(eye(2).double().reshape(2, 1, 1, 2), size=(2, 4), mode="bilinear").reshape(2, N).T
+    compare(e, lambda a, b: (ONE + u @ (eye(2) + b) @ p) @ (ONE + a), ONE[5])
+
+
+class Experts(nn.Module):
+    """A mixture of experts: tokens routed to their best expert, gathered, computed, added back by index with the router's weight."""
+
+    def __init__(self, form, shared=False):
+        super().__init__()
+        self.router, self.experts, self.form = nn.Linear(WIDTH, 2), nn.ModuleList(Mlp() for _ in range(2)), form
+        self.shared = Mlp() if shared else None
+
+    def forward(self, x):
+        flat = x.reshape(-1, WIDTH)
+        weights = self.router(flat).softmax(-1)
+        if self.form == "dense":
+            y = sum(weights[:, k:k + 1] * expert(flat) for k, expert in enumerate(self.experts))
+        else:  # each expert takes its four best tokens
+            y = torch.zeros_like(flat)
+            for k, expert in enumerate(self.experts):
+                best, at = weights[:, k].topk(4)
+                if self.form == "index_add":
+                    y = y.index_add(0, at, expert(flat[at]) * best[:, None])
+                else:
+                    wide = at[:, None].expand(-1, WIDTH)
+                    y = y.scatter_add(0, wide, expert(flat.gather(0, wide)) * best[:, None])
+        if self.shared is not None:
+            y = y + self.shared(flat)
+        return y.reshape(x.shape)
+
+
+class ExpertLayer(Layer):
+    def __init__(self, *options):
+        super().__init__()
+        self.mlp = Experts(*options)
+
+
+@pytest.mark.parametrize("options", [("dense",), ("index_add",), ("scatter_add",), ("dense", True), ("index_add", True)], ids=str)
+def test_experts_carry_no_second_identity(options):
+    e = explained(Sequence(ExpertLayer(*options), ExpertLayer(*options), pool=lambda x: x[:, 1]), tokens())
+    compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE[1])
+    agree(e.identity, ONE[1].expand(SAMPLES, -1))
+
+
+class Padded(Sequence):
+    """Keys of padding are masked, and the mean is over what is not."""
+
+    def forward(self, x, mask):
+        x, keys = self.embed(x) + self.position, mask[:, None, None, :].bool()
+        for layer in self.layers:
+            x = layer(x, attn_mask=keys)
+        return self.head((self.norm(x) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def test_padding_on_either_side_receives_exactly_nothing():
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1]])
+    e = explained(Padded(Layer(), Layer()), {"x": tokens(), "mask": mask})
+    read = mask.double() / mask.sum(1, keepdim=True)
+    a, b = matrices(e)
+    agree(e.row, (read[:, None] @ (ONE + b) @ (ONE + a))[:, 0])
+    agree(e.identity, read)
+    assert (e.row[mask == 0] == 0).all() and (e.scores[mask == 0] == 0).all()
+
+
+BLOCKS = {
+    "layer": Layer, "mixer": Mixer, "experts": lambda: ExpertLayer("dense"), "roll": lambda: Along(Roll()),
+    "convolution": lambda: Along(nn.Conv1d(WIDTH, WIDTH, 3, 1, 1)), "smoothed": lambda: Along(nn.AvgPool1d(3, 1, 1, count_include_pad=False)),
+}
+READS = {"first": lambda x: x[:, 0], "mean": lambda x: x.mean(1), "sum": lambda x: x.sum(1), "maximum": lambda x: x.amax(1), "maxima": lambda x: x.max(1).values}
+
+
+class Roll(nn.Module):
+    def forward(self, x):
+        return x.roll(2, -1)
+
+
+@settings(max_examples=12)
+@given(st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=3), st.sampled_from(sorted(READS)))
+def test_skips_alone_sum_to_one(names, read):
+    """With every M = 0 the row sums to 1, whatever carries the identity on."""
+    e = explained(Sequence(Layer(), *(BLOCKS[n]() for n in names), pool=READS[read]), tokens())
+    agree(e.identity.sum(-1), torch.ones(SAMPLES).double())
+    assert (e.identity >= 0).all() and (e.scores >= -1e-12).all()
+
+
+def test_the_mean_that_asks_has_no_identity():
+    """Only attention reads: with every M = 0 nothing arrives."""
+    e = explained(Sequence(Layer(), pool=AttentionPool()), tokens())
+    assert (e.identity == 0).all() and (e.scores @ MEAN > 0).all()
