@@ -48,6 +48,7 @@ class Report:
     detached: tuple[str, ...] = ()
     front_end: str = ""
     decisions: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
     capture_error: str = ""
     rollup: tuple[str, ...] = ()
     rollup_error: str = ""
@@ -80,6 +81,7 @@ class Report:
         for title, entries in (
             ("no site", self.softmaxes_without_site), ("generic rule", self.generic), ("UNKNOWN", self.unknown), ("hidden site", self.hidden_sites),
             ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
+            ("random numbers, drawn once", self.draws),
         ):
             lines += [f"  {title}: {entry}" for entry in entries]
         return "\n".join(lines + ([f"  {self.rollup_error}"] if self.rollup_error else []))
@@ -126,7 +128,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         session.rules.name, rows, tuple(s.path for s in plan.sites), tuple(f"the softmax at {place(n)}: {reason}" for n, reason in program.no_sites),
         _found(plan, "generic"), _found(plan, "unknown"), _found(plan, "hidden site"),
         tuple(describe(n) for n in program.graph.nodes if name_of(n) == "detach" and n in session.flow.members),
-        program.front_end, program.decisions, "", arrives, why,
+        program.front_end, program.decisions, program.draws, "", arrives, why,
     )
 
 

@@ -90,15 +90,16 @@ def explain_many(
         check_devices(model, bound)
         size = _part_size(batch_size, bound)
         split = _per_sample(targets, bound.batch)
-        session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
+        with same_chance(model):
+            session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
         if session.program.input_specialised:
             size = 1
         for first in _progress(range(0, bound.batch, size), progress):
             part = bound.select(first, min(first + size, bound.batch))
-            if session.program.input_specialised and first:
-                session = open_session(model, part, rules=rules, precision=precision, on_unknown=on_unknown)
             some = [cut(first, first + part.batch) for cut in split]
             with same_chance(model):  # a model that draws random numbers draws the same for every part
+                if session.program.input_specialised and first:
+                    session = open_session(model, part, rules=rules, precision=precision, on_unknown=on_unknown)
                 run = start(session, part, some, _of_part(request, first, part.batch, bound.batch))
                 parts.append([finish(run, t, again=i + 1 < len(some)) for i, t in enumerate(some)])
     return [join(list(same)) for same in zip(*parts, strict=True)]

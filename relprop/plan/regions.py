@@ -102,8 +102,8 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
         operands, rebuild = template(region.output, program.dtype)
         names, function = argument_names(region.output, operands), region.output.target
     else:
-        ordered = [n for n in program.graph.nodes if n in _closure(region, flow)]
-        inside = set(ordered)
+        inside = _closure(region, flow)
+        ordered = [n for n in program.graph.nodes if n in inside]
         entering = dict.fromkeys(i for n in ordered for i in tensor_inputs(n) if i not in inside)
         operands = tuple(sorted(entering, key=lambda n: n not in flow.members))
         names, function = tuple("" for _ in operands), _replay(ordered, operands, region.output, program.dtype)
@@ -118,11 +118,13 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
 
 def _closure(region: Region, flow: Flow) -> set[fx.Node]:
     """The region's flowing nodes and what only they use (comparisons, casts of masks)."""
-    closure = set(region.inner)
-    for node in reversed(region.output.graph.nodes):
-        aside = node.op == "call_function" and node not in flow.members and node.users and all(u in closure for u in node.users)
-        if aside and any(i in closure or i in flow.members for i in tensor_inputs(node)):
-            closure.add(node)
+    closure, todo = set(region.inner), list(region.inner)
+    while todo:
+        for node in tensor_inputs(todo.pop()):
+            aside = node.op == "call_function" and node not in flow.members and node not in closure and all(u in closure for u in node.users)
+            if aside and any(i in flow.members for i in tensor_inputs(node)):
+                closure.add(node)
+                todo.append(node)
     return closure
 
 

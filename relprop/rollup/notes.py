@@ -154,6 +154,7 @@ def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:
     elif name == "im2col":
         axes = list(range(1, rank))
     else:
-        dim = argument(node, 2 if name == "repeat_interleave" else 1, "dim", None if name == "repeat_interleave" else 0)
+        late = name in ("repeat_interleave", "take_along_dim")  # after what repeats, or the indices
+        dim = argument(node, 2 if late else 1, "dim", None if late else 0)
         axes = list(range(rank)) if dim is None else [dim % rank]
     return any(atom.kind == "token" for i in axes for atom in source_axes[i])

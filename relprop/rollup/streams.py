@@ -14,6 +14,7 @@ from relprop.tracer.editing import name_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
+MASKS = ("masked_fill", "where")
 RANDOM = frozenset("multinomial bernoulli rand randn rand_like randn_like randint randperm normal uniform".split())
 
 
@@ -64,8 +65,21 @@ def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tu
                 f"the roll-up of input {name!r} does not arrive: no tensor all its attention descends from has an axis known to hold tokens", at=describe(leaf),
                 then=["relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer without a roll-up"],
             ))
+        node = _before_masks(program, part, node)
         found.append(Stream(name, leaf, node, _token_axes(program, node)))
     return tuple(found)
+
+
+def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:
+    """The tensor of the same tokens from before any of them was masked out: what stands at a masked position comes from others, and is not its own."""
+    def sizes(n: fx.Node) -> list[int]:
+        return [val(n).shape[i] for i in _token_axes(program, n)]
+
+    found, above = node, node
+    while (before := part.dominator(above)) is not None and sizes(before) == sizes(node):
+        found = before if name_of(above) in MASKS else found
+        above = before
+    return found
 
 
 def _shuffled(part: Flow, node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 
 from relprop.errors import OptionError
 from relprop.sweep.huggingface_inputs import call_for
-from relprop.sweep.reviewed import CHANGES
+from relprop.sweep.reviewed import CHANGES, TARGETS
 from relprop.sweep.shrink import LABELS, shrink
 from relprop.sweep.subject import Built, CannotBuild, Subject
 from relprop.sweep.weights import enliven
@@ -84,7 +84,7 @@ def build_huggingface(subject: Subject, batch: int = 3) -> Built:
         except Exception as refused:  # configs and constructors refuse in many ways; the next size is tried
             refusals.append(f"{type(refused).__name__}: {_first_line(refused)}")
             continue
-        return Built(model, inputs, another, pads, shrunk=" ".join(map(str, how.values())))
+        return Built(model, inputs, another, pads, target=TARGETS.get(subject.entry), shrunk=" ".join(map(str, how.values())))
     raise CannotBuild(refusals[0])
 
 

@@ -30,6 +30,7 @@ class Record:
     decisions: int = 0
     graph_error: float | None = None
     graph_error_another: float | None = None
+    another_in_double: bool = False
     sites: int = 0
     softmaxes: int = 0
     softmaxes_without_site: list[str] = field(default_factory=list)

@@ -85,6 +85,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 """By model type or class: values of config fields that the generic rule gets wrong (a dictionary is a sub-config's), and, as ``call:NAME``, settings of the call."""
 
+
+
+def _video_and_text(output: Any) -> Any:
+    """VideoPrism divides its similarities by their sum over the videos of a call: of one video it is always 1."""
+    return (output["video_embeds"] * output["text_embeds"]).sum()
+
+
+TARGETS: dict[str, Any] = {"VideoPrismClipModel": _video_and_text}
+"""By class: what is explained where neither the default target nor an element of the output says anything."""
+
 NO_TOKEN_ATTENTION: tuple[tuple[str, str, str], ...] = (
     (r"hf/.*", r"\.(gate|router): ", "a router: it weighs experts"),
     (r"hf/dbrx/.*", r"\.ffn: it enters no contraction", "a router: it weighs experts"),

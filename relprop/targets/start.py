@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from relprop.adapters import Adapter
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
-from relprop.tracer.program import Program
+from relprop.tracer.program import Program, shape
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,21 @@ class Context:
 
     def values(self, node: fx.Node, samples: Sequence[int]) -> Tensor:
         """An output of some samples, without the 1 of a single sample's call, detached."""
-        value = self.outputs[node].detach()[:, 0]
+        value = self.outputs[node].detach()
+        value = value[:, 0] if has_batch_axis(node) else value
         return value if len(samples) == len(value) else value[list(samples)]
+
+
+def has_batch_axis(node: fx.Node) -> bool:
+    """Whether an output of one sample begins with a 1. Not so where the model folds other axes into the batch: (samples · channels, ...)."""
+    return shape(node)[:1] == (1,)
 
 
 @dataclass(frozen=True)
 class Part:
     """One sample's share of a term: elements of one output, all of one ``weight``; the weights sum to 1.
 
-    ``where``: the index of one element, or (elements, axes) of many, both without the batch axis.
+    ``where``: the index of one element, or (elements, axes) of many, both without the batch axis, if there is one.
     """
 
     node: fx.Node
@@ -97,7 +103,7 @@ def start_of(choices: Sequence[Choice], context: Context) -> Start:
         seeds = {}
         for node in dict.fromkeys(part.node for part in parts.values()):
             value = context.outputs[node].to(torch.promote_types(context.outputs[node].dtype, torch.float32))
-            index, weights = _places({i: part for i, part in parts.items() if part.node is node}, value)
+            index, weights = _places({i: part for i, part in parts.items() if part.node is node}, value, (0,) if has_batch_axis(node) else ())
             seeds[node] = torch.zeros(value.shape, dtype=value.dtype, device=value.device).index_put(index, weights)
             summed = torch.zeros(len(value), dtype=value.dtype, device=value.device).index_add(0, index[0], value[index] * weights)
             scalars = scalars.to(summed.device) + summed
@@ -107,15 +113,15 @@ def start_of(choices: Sequence[Choice], context: Context) -> Start:
     return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
 
 
-def _places(parts: Mapping[int, Part], like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The elements that the parts of some samples name, as an index of the whole output, and their weights."""
+def _places(parts: Mapping[int, Part], like: Tensor, row: tuple[int, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The elements that the parts of some samples name, as an index of the whole output (in its ``row`` of the sample), and their weights."""
     single = all(isinstance(part.where, tuple) for part in parts.values())
     if single:
-        index = torch.tensor([[i, 0, *part.where] for i, part in parts.items()], device=like.device)
+        index = torch.tensor([[i, *row, *part.where] for i, part in parts.items()], device=like.device)
         counts = [1] * len(parts)
     else:
         many = {i: torch.tensor([part.where]) if isinstance(part.where, tuple) else part.where for i, part in parts.items()}
-        index = torch.cat([torch.cat([torch.tensor([[i, 0]]).expand(len(where), 2), where.cpu()], 1) for i, where in many.items()]).to(like.device)
+        index = torch.cat([torch.cat([torch.tensor([[i, *row]]).expand(len(where), -1), where.cpu()], 1) for i, where in many.items()]).to(like.device)
         counts = [len(where) for where in many.values()]
     weights = torch.tensor([part.weight for part, n in zip(parts.values(), counts, strict=True) for _ in range(n)], dtype=like.dtype, device=like.device)
     return index.unbind(1), weights

@@ -17,7 +17,7 @@ from relprop.errors import RelpropError, TargetError, message
 from relprop.interpreter.backward import propagate
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
-from relprop.targets.start import Context, Start, Term, field_of
+from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
 from relprop.tracer.binding import Inputs, OutputTree
 from relprop.tracer.capture import Capture, import_graph
 from relprop.tracer.editing import name_of, tensor_inputs, val
@@ -50,7 +50,7 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
     plan = make_plan(tail, None, context.rules, (scalar,), frozenset(tail.leaves.values()))
     detached = {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()}
     found = propagate(plan, detached, {scalar: ones}, account=False).found
-    seeds = {nodes[leaf]: relevance for leaf, relevance in found.items()}
+    seeds = {nodes[leaf]: _as_output(relevance, nodes[leaf]) for leaf, relevance in found.items()}
     if not any(bool(relevance.any()) for relevance in seeds.values()):
         raise TargetError(message(
             "the target callable is of no use as a start: none of its relevance arrives at the model's outputs",
@@ -58,23 +58,28 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
         ))
     rollup = rollup_plan_through(tail, (scalar,))
     fields = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
-    return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: f for leaf, f in fields.items()})
+    return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in fields.items()})
+
+
+def _as_output(value: Tensor, node: fx.Node, axis: int = 1) -> Tensor:
+    """A value of the tail's input in the shape of the model's output: without the sample's 1 at ``axis``, where that output has none."""
+    return value if has_batch_axis(node) else value.squeeze(axis)
 
 
 def _outputs_as_inputs(context: Context) -> Inputs:
     tensors = []
-    for name, node in zip(context.program.outputs.names, context.program.output_nodes, strict=True):
+    for node in context.program.output_nodes:
         value = context.outputs[node]
-        if value.dim() < 2 or value.shape[1] != 1:
-            raise TargetError(f"output {name!r} has no batch axis for one sample (shape {list(value.shape[1:])})")
-        value = value[:, 0]
+        value = value[:, 0] if has_batch_axis(node) else value
         tensors.append(value.detach().requires_grad_() if value.is_floating_point() and not value.requires_grad else value)
     return Inputs(context.program.outputs.names, tuple(tensors), lambda t: (t, {}), (True,) * len(tensors), context.inputs.batch)
 
 
 def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Program:
+    rows = [has_batch_axis(node) for node in context.program.output_nodes]
+
     def call(*tensors: Tensor) -> tuple[Tensor]:
-        result = target(context.program.outputs(list(tensors)))
+        result = target(context.program.outputs([t if whole else t[0] for t, whole in zip(tensors, rows, strict=True)]))
         if not isinstance(result, Tensor):
             raise TargetError(f"the target callable returned {type(result).__name__}, not a scalar tensor")
         if result.numel() != 1 or not result.is_floating_point():
@@ -136,7 +141,8 @@ def _linear_start(label: tuple[Any, ...], scalars: Tensor, inputs: Inputs, conte
     places = [(node, index) for node, g in parts.items() for index in (g[0] != 0).nonzero().tolist()]
     if not places:
         raise TargetError("the target callable does not depend on the model's output")
-    wide = {node: g.unsqueeze(1).to(torch.promote_types(g.dtype, torch.float32)) for node, g in parts.items()}
+    row = {node: (0,) if has_batch_axis(node) else () for node in parts}
+    wide = {node: (g.unsqueeze(1) if row[node] else g).to(torch.promote_types(g.dtype, torch.float32)) for node, g in parts.items()}
     field = {node: field_of(g) for node, g in wide.items()}
     if len(places) == 1:
         node = places[0][0]
@@ -152,6 +158,6 @@ def _linear_start(label: tuple[Any, ...], scalars: Tensor, inputs: Inputs, conte
     terms = []
     for (node, index), c in zip(places, coefficients, strict=True):
         seed = torch.zeros_like(wide[node])
-        seed[(slice(None), 0, *index)] = 1.0
+        seed[(slice(None), *row[node], *index)] = 1.0
         terms.append(Term(c, {node: seed}))
     return Start(label, scalars, tuple(terms), field)

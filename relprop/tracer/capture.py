@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.chance import Draws, fix_draws
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
 from relprop.tracer.surroundings import as_python
@@ -37,6 +38,7 @@ class Capture:
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
     eager: list[Tensor] = field(default_factory=list)
+    draws: tuple[str, ...] = ()
 
 
 class _Flat(nn.Module):
@@ -84,13 +86,14 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
     """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when neither front end can."""
     flat = _Flat(model, inputs)
     with torch.no_grad(), as_python(model), taken_back(model) as take_back:
-        eager = run_eager(flat, inputs)
+        with Draws() as draws:
+            eager = run_eager(flat, inputs)
         outputs = flat.outputs
         assert outputs is not None
         take_back()
         try:
             graph, constants = _export(flat, inputs)
-            return Capture(graph, constants, outputs, "export", (), eager)
+            return Capture(graph, constants, outputs, "export", (), eager, fix_draws(graph, constants, draws.drawn))
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             try:
@@ -102,7 +105,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                 raise CaptureError(message(
                     f"the model could not be captured: torch.export said {_first_line(refused)}; the concrete trace said {_first_line(failed)}", then=then,
                 )) from failed
-            return Capture(graph, constants, outputs, "concrete", decisions, eager)
+            return Capture(graph, constants, outputs, "concrete", decisions, eager, fix_draws(graph, constants, draws.drawn))
 
 
 def _kept_as_integers(model: nn.Module) -> str:

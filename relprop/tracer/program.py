@@ -72,7 +72,9 @@ class Program:
     ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call) and returns a tuple of tensors
     (``outputs``). ``constants`` are tensors that belong to no module. ``leaves`` are where explanation starts: float inputs, and
     the output of the embedding that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised`` that
-    it holds only for inputs that make the same ``decisions``. ``dtype``: compute in this type, on copies, whatever the model's own. ``memo``: what others worked out about this program, kept with it.
+    it holds only for inputs that make the same ``decisions``. ``draws``: where the model draws random numbers, which are always those of the
+    captured run. ``dtype``: compute in this type, on copies, whatever the model's own. ``memo``: what others worked out about this program, kept
+    with it.
     """
 
     graph: fx.Graph
@@ -85,6 +87,7 @@ class Program:
     axes: Any
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -122,7 +122,7 @@ def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...]
     for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
         by_module.setdefault(id(module), []).append(path)
     aliases = {path: tuple(paths) for paths in by_module.values() for path in paths}
-    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, aliases=aliases)
+    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, raw.draws, aliases=aliases)
 
 
 def _structure_from(graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx.Node]) -> tuple[Any, tuple[Site, ...], Any]:

@@ -1,0 +1,55 @@
+"""Random numbers that a model draws from nothing but a shape: every later run sees those that its own run drew, whichever way it seeds them.
+
+A model may seed the generator itself before it draws (hashing, masks of noise). Seeding is no operation of a graph, so the numbers are: they are
+recorded while the model runs, and the graph's draws are replaced by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from relprop.tracer.editing import name_of, tensor_inputs
+
+SHAPED_LIKE = frozenset("rand_like randn_like randint_like".split())
+
+
+class Draws(TorchDispatchMode):
+    """What is drawn while this is active, in order: the operator and the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[tuple[Any, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run the operator, and keep what it drew."""
+        made = func(*args, **(kwargs or {}))
+        if _is_random(func) and (_packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)):
+            self.drawn.append((func, made.detach().clone()))
+        return made
+
+
+def fix_draws(graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[Any, Tensor]]) -> tuple[str, ...]:
+    """Put the numbers drawn into the graph in place of its draws, as ``constants``; where each is. Draws that are not those of the run stay as they are."""
+    nodes = [n for n in graph.nodes if n.op == "call_function" and _is_random(n.target) and (name_of(n) in SHAPED_LIKE or not tensor_inputs(n))]
+    if [n.target for n in nodes] != [func for func, _ in drawn] or any(n.meta["val"].shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)):
+        return ()
+    for i, (node, (_, numbers)) in enumerate(zip(nodes, drawn, strict=True)):
+        constants[f"drawn_{i}"] = numbers
+        with graph.inserting_before(node):
+            fixed = graph.create_node("get_attr", f"drawn_{i}")
+        fixed.meta = dict(node.meta)
+        node.replace_all_uses_with(fixed)
+        graph.erase_node(node)
+    return tuple(str(n.meta["place"]) for n in nodes)
+
+
+def _is_random(operator: Any) -> bool:
+    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _packet(operator: Any) -> str:
+    return str(operator.overloadpacket.__name__)
