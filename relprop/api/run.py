@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 
 from relprop.adapters import Given, Prepared, describe
 from relprop.api.session import Session
-from relprop.errors import InputError, NoAttentionError, OptionError, RelpropError, RollUpError, message
+from relprop.errors import InputError, NoAttentionError, OptionError, RelpropError, RelpropWarning, RollUpError, message
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
@@ -213,11 +214,26 @@ def _roll_up(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor], walk: 
     both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
     field = {node: torch.cat([torch.zeros_like(f[:, :1]), f], 1) for node, f in start.field.items()}
     found = propagate(plan, values, field, extras={**both, **scales}, account=False).found
+    _warn_of_nothing(request.method, matrices, at)
     matrix = _matrix(run, start, _alone(streams), matrices, scales) if "matrix" in request.keep else None
     return Explanation(
         streams={s.name: _token_scores(run, s, found.get(s.node), walk, matrix) for s in streams}, target=start.label, output=start.scalars.detach(),
         method=request.method.name, rules=session.rules.name, ledger=ledger, blocks=tuple(_block(v) for v in at) if "blocks" in request.keep else None, facts=run.facts,
     )
+
+
+def _warn_of_nothing(method: Method, matrices: Mapping[fx.Node, Tensor], at: list[SiteValues]) -> None:
+    """Say so where a sample's maps are all 0, and why: an explanation of nothing but zeros is no answer."""
+    empty = torch.stack([~m.flatten(1).any(1) for m in matrices.values()]).all(0)
+    if not bool(empty.any()):
+        return
+    gradients = [v.gradient[empty] for v in at if v.gradient is not None]
+    still = bool(gradients) and not any(bool(g.any()) for g in gradients)
+    cause = "y_t does not change with any attention map (it may be saturated, or 1 by a normalisation over the batch)" if still else "nothing positive is left at any attention map"
+    warnings.warn(message(
+        f"all scores of {int(empty.sum())} of {len(empty)} samples are 0: {cause}",
+        then=["explain a logit instead of a probability: target=relprop.targets.output(NAME)[...]" if still else "relprop.check, or e.ledger: where relevance was lost or absorbed"],
+    ), RelpropWarning, stacklevel=6)
 
 
 def _token_scores(run: Run, stream: Stream, field: Tensor | None, walk: Walk, matrix: Tensor | None) -> TokenScores:

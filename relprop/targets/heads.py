@@ -121,7 +121,7 @@ class Query(Target):
     def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
         """One element: (query, class)."""
         name, node = _output(self.output, context.program)
-        size = own_rows(node)
+        size = own_rows(name, node)
         if len(size) != 2:
             raise TargetError(f"target {self} needs an output (queries, classes) per sample; {name!r} is {list(size)}")
         scores, nothing = context.values(node, samples), self._nothing(size[1], context)
@@ -168,7 +168,7 @@ class Region(Target):
     def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
         """One part of many elements: they start together, with equal weights that sum to 1."""
         name, node = _output(self.output, context.program)
-        size = own_rows(node)
+        size = own_rows(name, node)
         if len(size) < 2:
             raise TargetError(f"target {self} needs an output (classes, height, width) or (height, width) per sample; {name!r} is {list(size)}")
         label = self._label(name, size, context)
@@ -222,7 +222,7 @@ class Nothing(Target):
     def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
         """One part without elements."""
         name, node = class_output(context.program)
-        none = torch.empty(0, len(own_rows(node)), dtype=torch.long)
+        none = torch.empty(0, len(own_rows(name, node)), dtype=torch.long)
         return [Choice(None, (Part(node, none),)) for _ in samples]
 
 

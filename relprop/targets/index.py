@@ -71,7 +71,7 @@ def class_output(program: Program) -> tuple[str, fx.Node]:
     if found is not None:
         return found
     floating = {n: node for n, node in zip(program.outputs.names, program.output_nodes, strict=True) if is_floating(node)}
-    example = [f"choose one by name: target=relprop.targets.output({n!r})[{', '.join('0' * len(own_rows(node)))}]" for n, node in floating.items() if own_rows(node)]
+    example = [f"choose one by name: target=relprop.targets.output({n!r})[{', '.join('0' * len(shape(node)[1:]))}]" for n, node in floating.items() if shape(node)[1:]]
     raise TargetError(message(
         f"the model returns {len(floating)} floating outputs and none is named {CLASSES!r}: {listed(program)}",
         then=[*example[:1], "choose with a callable: target=lambda output: output[...]  # the output of one sample, batch dimension 1 -> a scalar"],
@@ -99,9 +99,12 @@ def listed(program: Program) -> str:
     return ", ".join(f"{n} {list(shape(node))}" for n, node in zip(program.outputs.names, program.output_nodes, strict=True))
 
 
-def own_rows(node: fx.Node) -> tuple[int, ...]:
-    """The axes of one sample's part of an output: all of them where the model folds others into the batch axis."""
-    return shape(node)[1:] if has_batch_axis(node) else shape(node)
+def own_rows(name: str, node: fx.Node) -> tuple[int, ...]:
+    """The axes of one sample's part of an output: all of them where the model folds others into the batch axis. Refused if that leaves none for samples."""
+    size = shape(node)
+    if not has_batch_axis(node) and len(size) < 2:
+        raise TargetError(f"output {name!r} has no batch axis (shape {list(size)} for one sample): choose with a callable target")
+    return size[1:] if has_batch_axis(node) else size
 
 
 Index = tuple[int | str, ...]
@@ -109,7 +112,7 @@ Index = tuple[int | str, ...]
 
 def elements(given: Sequence[Index], target: Any, name: str, node: fx.Node, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]]:
     """Each sample's index, labels looked up and negative entries counted from the end; a lone token of a language model is at its last position."""
-    size = own_rows(node)
+    size = own_rows(name, node)
     lone = {i for i, index in enumerate(given) if len(index) == 1}
     last = _next_positions(name, node, context, samples) if lone else None
     full = [(last[i], *index) if last is not None and i in lone else index for i, index in enumerate(given)]
@@ -150,7 +153,7 @@ def _shown(target: Any) -> str:
 
 def _next_positions(name: str, node: fx.Node, context: Context, samples: Sequence[int]) -> list[int] | None:
     """Where a language model predicts the next token of each sample, if the output is its rows of token scores."""
-    size, rows = own_rows(node), _class_output(context.program)
+    size, rows = shape(node)[1:], _class_output(context.program)
     if len(size) != 2 or rows is None or rows[1] is not node or not context.adapter.is_causal(context.model):
         return None
     positions = context.adapter.last_position(context.inputs, size[0]).tolist()
@@ -159,7 +162,7 @@ def _next_positions(name: str, node: fx.Node, context: Context, samples: Sequenc
 
 def _predicted(target: Output, name: str, node: fx.Node, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]]:
     """The only element, the largest of a row of classes, or a language model's next token."""
-    size, values = own_rows(node), context.values(node, samples)
+    size, values = own_rows(name, node), context.values(node, samples)
     if math.prod(size) == 1:
         return [(0,) * len(size)] * len(samples)
     if len(size) == 1:

@@ -381,3 +381,19 @@ def test_a_model_without_parameters_is_explained():
 
     e = relprop.explain(Plain(), sample(), 1)
     assert torch.isfinite(e.scores).all() and e.ledger.balanced(1e-12)
+
+
+def over_the_batch(y):
+    return y / y.sum(0, keepdim=True)
+
+
+def saturated(y):
+    return (1e6 + y).sigmoid() + 0
+
+
+@pytest.mark.parametrize("change", [over_the_batch, saturated], ids=lambda f: f.__name__)
+def test_scores_that_are_all_0_are_said_with_their_cause(change):
+    """One sample of a value that is normalised over the batch is always 1: its map of zeros is right, and no answer."""
+    with pytest.warns(RelpropWarning, match=r"(?s)all scores of 3 of 3 samples are 0: y_t does not change with any attention map.*a logit"):
+        e = relprop.explain(Wrapped(change), sample(), 1)
+    assert not e.scores.any()

@@ -286,3 +286,29 @@ def test_a_joined_sequence_is_one_matrix(read):
     assert [t.scores.shape[1] for t in e.streams.values()] == [4, 5]
     i = eye(9).double()
     compare(e, lambda m1, m2: (i + m2) @ (i + m1), i.mean(0) if at is None else i[at])
+
+
+class MaskedFirst(nn.Module):
+    """Padding is set to 0 before the blocks, which do not know of it, and what stands at its place later is pooled with the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks, self.head = nn.Linear(3, WIDTH), nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x, mask):
+        x = self.embed(x).masked_fill(~mask[..., None], 0.0)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def test_what_is_masked_before_the_blocks_has_no_score():
+    """The field at a masked position belongs to what stands there later; the input token has no part in it."""
+    x, mask = normal(SAMPLES, S, 3), torch.ones(SAMPLES, S, dtype=torch.bool)
+    mask[1, 2:] = False
+    e = explained(MaskedFirst(), {"x": x, "mask": mask})
+    m = matrices(e)
+    c = (torch.ones(1, S, dtype=torch.float64) / S * S) @ (torch.eye(S) + m[1]) @ (torch.eye(S) + m[0])
+    ratio = c[:, 0] / e.row
+    assert (e.row[~mask] == 0).all() and (e.row[mask] > 0).all()
+    assert torch.allclose(ratio[mask], ratio[0, 0].expand_as(ratio[mask]), rtol=1e-9)

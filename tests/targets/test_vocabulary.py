@@ -1,5 +1,6 @@
 """Each target of a real head equals the plain element, callable or sum that it stands for, per sample, and is refused with a sentence where it cannot."""
 
+import functools
 import itertools
 import pickle
 import re
@@ -11,7 +12,7 @@ import transformers as hf
 import relprop
 from relprop.errors import TargetError
 from relprop.targets import output, query, region, similarity, span, token
-from tests.common.models import closeness, sample
+from tests.common.models import build, closeness, sample
 from tests.targets import models
 from tests.targets.models import MASK, Heads, bert, pictures, words
 
@@ -455,3 +456,28 @@ def test_is_refused_with_a_sentence(row):
         call()
     flat = " ".join(str(caught.value).split())
     assert re.search(said, flat), flat
+
+
+# -- outputs in which other axes are folded into the batch -----------------------------------------------------------------------
+class TwoHeads(torch.nn.Module):
+    """The classes of two heads: (samples, heads, classes), or folded to (samples · heads, classes)."""
+
+    def __init__(self, folded):
+        super().__init__()
+        self.inner, self.folded = build(), folded
+
+    def forward(self, x):
+        both = torch.stack([self.inner(x), 2 * self.inner(-x)], 1)
+        return both.flatten(0, 1) if self.folded else both
+
+
+def test_an_output_that_folds_axes_into_the_batch():
+    folded, plain, x = TwoHeads(True), TwoHeads(False), sample()
+    assert_same(relprop.explain(folded, x, (1, 2)), relprop.explain(plain, x, (1, 2)))
+    for change in (lambda y: y[1, 2], lambda y: y[1, 2] - y[1, 0], lambda y: y[1, 2].exp()):
+        assert_same(relprop.explain(folded, x, change), relprop.explain(plain, x, functools.partial(lambda of, y: of(y[0]), change)))
+    each = [(0, 1), (1, 2), (1, 0)]
+    assert_same(relprop.explain(folded, x, each), relprop.explain(plain, x, each))
+    assert_same(relprop.explain(folded, x, [(1, 2)] * 3), relprop.explain(folded, x, (1, 2)))
+    with pytest.raises(TargetError, match="target 2 is out of range: axis 0 of output 'output' has 2 elements"):
+        relprop.explain(folded, x, (2, 0))
