@@ -6,6 +6,8 @@ The inner function states the fact; whoever knows the place adds it.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -56,3 +58,11 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
         lines.append(f"  at    {at}")
     lines += [f"  {'then' if i == 0 else '    '}  {line}" for i, line in enumerate(then)]
     return "\n".join(lines)
+
+
+def warn(text: str) -> None:
+    """A ``RelpropWarning`` that points at the user's line: the first one outside this package and PyTorch's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("relprop", "torch", "captum"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RelpropWarning, stacklevel=level)

@@ -43,7 +43,7 @@ class TokenScores:
     ``spans`` (tokens, axes, 2): along each of the input's axes of positions, the first one and the one after the last that a token was made from
     before any attention (0 and 0 for the model's own); beyond the input where the model pads it. ``extent``: how long those axes are.
     ``clock``: which of them is time, and the seconds a step of it takes. ``words``: for each sample its words, each with the tokens it is made
-    of. ``originals``: the picture each sample was made from.
+    of. ``originals``: the picture each sample was made from. ``layers``: the scores' parts by layer, (batch, layers, tokens), if ``keep=`` named them.
     """
 
     name: str
@@ -62,6 +62,7 @@ class TokenScores:
     words: list[list[tuple[str, list[int]]]] | None = None
     clock: tuple[int, float] | None = None
     originals: tuple[Original, ...] | None = None
+    layers: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"{self.name!r}: {'×'.join(map(str, self.grid)) + ' patches' if self.grid else f'{self.scores.shape[1]} tokens'}"
@@ -168,6 +169,21 @@ class Explanation:
         return self._only("input").input
 
     @property
+    def magnitude(self) -> Tensor:
+        """(batch, tokens): |scores|, how much each token weighs, whichever way."""
+        return self._only("magnitude").scores.abs()
+
+    @property
+    def direction(self) -> Tensor:
+        """(batch, tokens): the sign of each score, +1 for the target, −1 against it, 0 where the score is 0 (AttCAT, Eq. 12)."""
+        return self._only("direction").scores.sign()
+
+    @property
+    def layers(self) -> Tensor | None:
+        """The scores' parts by layer, (batch, layers, tokens), if kept."""
+        return self._only("layers").layers
+
+    @property
     def spans(self) -> Tensor | None:
         """(tokens, axes, 2): from which positions of the input each token was made."""
         return self._only("spans").spans
@@ -254,7 +270,7 @@ def join(parts: list[Explanation]) -> Explanation:
 
 
 def _join_stream(same: list[TokenScores]) -> TokenScores:
-    joined = {n: _cat([getattr(s, n) for s in same]) for n in ("scores", "row", "identity", "content", "matrix", "input")}
+    joined = {n: _cat([getattr(s, n) for s in same]) for n in ("scores", "row", "identity", "content", "matrix", "input", "layers")}
     lists: dict[str, Any] = {n: None if getattr(same[0], n) is None else [t for s in same for t in getattr(s, n) or ()] for n in ("tokens", "words", "originals")}
     return replace(same[0], **joined, **lists | {"originals": lists["originals"] and tuple(lists["originals"])})
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
 
 FORMAT = "relprop-explanation-2"
-TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "spans")
+TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
 PLAIN = ("method", "rules", "facts")
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.api.run import Request, Run, described, refuse_nonfinite, relevance_of
+from relprop.api.run import Draft, Request, Run, described, facts_of, relevance_of
 from relprop.api.session import Session
 from relprop.errors import OptionError, RelpropError, TargetError
 from relprop.explanation import Explanation, TokenScores
-from relprop.interpreter.forward import forward
 from relprop.methods import InputValues, positions
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
-from relprop.targets import Context, Start, possible_starts, resolve
+from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
 from relprop.tracer.run import execute
@@ -24,40 +23,32 @@ from relprop.tracer.run import execute
 NO_RULES = "none"
 
 
-def start_attribution(session: Session, inputs: Inputs, targets: list[Any], request: Request) -> Run:
-    """Plan (if the method needs relevance) and run forward once for all ``targets``. Raises ``OptionError`` for what only attention has."""
-    program, needs = session.program, request.method.needs
+def draft_attribution(session: Session, targets: list[Any], request: Request) -> Draft:
+    """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
+    program = session.program
     if request.keep - {"input"}:
         raise OptionError(f"keep={sorted(request.keep - {'input'})} is for methods over attention; method {request.method.name!r} has 'input' to keep")
     starts = tuple(n for n in possible_starts(program, targets) if n in session.flow.members)
     leaves = tuple(_reached(session, starts).values())
-    plan = session.plan(starts, frozenset(leaves)) if "relevance" in needs else None
-    keep = {*program.output_nodes, *leaves, *(plan.keep if plan is not None else ())}
-    done = forward(program, session.model, inputs, keep, leaves if "gradient" in needs else ())
-    refuse_nonfinite(session, done)
-    facts = {
-        "front_end": program.front_end, "decisions": list(program.decisions), "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
-        "options": {k: str(v) for k, v in request.options.items()},
-    }
-    return Run(session, inputs, request, (), (), plan, done, facts)
+    plan = session.plan(starts, frozenset(leaves)) if "relevance" in request.needs else None
+    keep = {*leaves, *(plan.keep if plan is not None else ())}
+    return Draft(session, request, plan=plan, keep=keep, watch=leaves if "gradient" in request.needs else (), facts=facts_of(session, plan, request))
 
 
-def attribute_target(run: Run, target: Any, *, again: bool) -> Explanation:
-    """One target of a run. ``again``: another will follow, so autograd's graph is kept.
+def attribute_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
+    """What the run's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched nodes, for a method that needs them.
 
     ``scores`` are the method's numbers summed over the axes that are no positions; nothing is rolled up, so ``row`` is ``scores`` and ``identity`` 0.
     """
     session, method = run.session, run.request.method
-    with torch.enable_grad():
-        start = resolve(target, Context(run.program, session.model, session.adapter, run.inputs, run.outputs(), session.rules))
     leaves = _reached(session, tuple(start.field) or run.program.output_nodes)
-    gradients = run.forward.gradients(start.scalars, leaves.values(), again=again) if "gradient" in method.needs else {}
-    walk, ledger = relevance_of(run, start)
+    with torch.no_grad():
+        walk, ledger = relevance_of(run, start)
     at = InputValues(
         {name: _tidy(run.forward.values[leaf].detach(), leaf) for name, leaf in leaves.items()},
         {name: _tidy(_wide(gradients[leaf]), leaf) for name, leaf in leaves.items() if leaf in gradients},
         {name: _tidy(walk.found.get(leaf, torch.zeros_like(_wide(run.forward.values[leaf]))), leaf) for name, leaf in leaves.items() if run.plan is not None},
-        _forward_from(run, target, start, tuple(leaves.values())), lambda name, ids: _embed(run, name, ids),
+        output_from(run, target, start, tuple(leaves.values())), lambda name, ids: _embed(run, name, ids),
     )
     found = method.function(at, **run.request.options)
     return Explanation(
@@ -85,7 +76,7 @@ def _wide(value: Tensor) -> Tensor:
     return value.detach().to(at_least_float32(value.dtype))
 
 
-def _forward_from(run: Run, target: Any, start: Start, leaves: tuple[fx.Node, ...]) -> Callable[..., Tensor]:
+def output_from(run: Run, target: Any, start: Start, leaves: tuple[fx.Node, ...]) -> Callable[..., Tensor]:
     """y_t of every sample as a function of the explained inputs, for the very index that ``start`` names, also where the prediction is another."""
     nodes = run.program.output_nodes
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from relprop.api.opening import open_model
 from relprop.api.session import Session, check_devices, open_session
 from relprop.errors import CaptureError, RelpropError
-from relprop.methods import INPUT_LEVEL, METHODS
+from relprop.methods import METHODS, input_level
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind
@@ -145,7 +145,7 @@ def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple
     if not plan.steps:
         return (), "no output that a target could read depends on an explained input"
     if not plan.sites:
-        usable = ", ".join(f"method={name!r}" for name in INPUT_LEVEL)
+        usable = ", ".join(f"method={name!r}" for name in input_level())
         return (), f"the roll-up has no attention site to pass: the default method does not apply to this model; use {usable}"
     try:
         _, streams = session.rollup(starts, plan.sites)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from relprop.adapters import adapter_for
-from relprop.api.attribution import attribute_target, start_attribution
-from relprop.api.opening import open_model, opened
-from relprop.api.run import KEEP, Request, explain_target, start_run
-from relprop.api.session import check_devices, open_session
+from relprop.api.grid import MethodCall, explain_grid
+from relprop.api.opening import open_model
+from relprop.api.session import check_devices
 from relprop.api.wrapped import speaker
-from relprop.errors import OptionError, TargetError
-from relprop.explanation import Explanation, join
-from relprop.methods import method_named
+from relprop.explanation import Explanation
 from relprop.rules import RuleSet
-from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.binding import bind
 from relprop.tracer.program import Program
-from relprop.tracer.surroundings import same_chance, undisturbed
+from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program
 
 
@@ -75,34 +71,11 @@ def explain_many(
     progress: bool = False, processor: Any = None, trust_remote_code: bool = False, **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target alone. Arguments as there."""
-    if not isinstance(targets, (list, tuple)) or not targets:
-        raise OptionError("targets is a non-empty list, one entry per explanation")
-    chosen = method_named(method, level=None)
-    if rules is not None and chosen.level == "input" and "relevance" not in chosen.needs:
-        raise OptionError(f"method {method!r} follows gradients, not relevance rules: leave rules= out")
-    rules = chosen.rules if rules is None else rules
-    start, finish = (start_run, explain_target) if chosen.level == "attention" else (start_attribution, attribute_target)
-    model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
-    request = Request(chosen, chosen.checked(method_options), _kept(keep), prepared)
-    parts: list[list[Explanation]] = []
-    with undisturbed(model), torch.no_grad():
-        bound = bind(prepared.inputs)
-        check_devices(model, bound)
-        size = _part_size(batch_size, bound)
-        split = _per_sample(targets, bound.batch)
-        with same_chance(model):
-            session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
-        if session.program.input_specialised:
-            size = 1
-        for first in _progress(range(0, bound.batch, size), progress):
-            part = bound.select(first, min(first + size, bound.batch))
-            some = [cut(first, first + part.batch) for cut in split]
-            with same_chance(model):  # a model that draws random numbers draws the same for every part
-                if session.program.input_specialised and first:
-                    session = open_session(model, part, rules=rules, precision=precision, on_unknown=on_unknown)
-                run = start(session, part, some, _of_part(request, first, part.batch, bound.batch))
-                parts.append([finish(run, t, again=i + 1 < len(some)) for i, t in enumerate(some)])
-    return [join(list(same)) for same in zip(*parts, strict=True)]
+    call = MethodCall(method, method_options, rules)
+    return [row[0] for row in explain_grid(
+        model, inputs, targets, [call], batch_size=batch_size, precision=precision, on_unknown=on_unknown, keep=keep, progress=progress, processor=processor,
+        trust_remote_code=trust_remote_code,
+    )]
 
 
 def trace(model: nn.Module | str | Any, inputs: Any) -> Program:
@@ -112,54 +85,3 @@ def trace(model: nn.Module | str | Any, inputs: Any) -> Program:
         bound = bind(inputs)
         check_devices(model, bound)
         return trace_program(model, bound, adapter_for(speaker(model)).token_inputs(model, bound))
-
-
-def _kept(keep: str | Iterable[str]) -> frozenset[str]:
-    names = frozenset([keep] if isinstance(keep, str) else keep)
-    if names - KEEP:
-        raise OptionError(f"keep={sorted(names - KEEP)}: there are {', '.join(sorted(KEEP))}")
-    return names
-
-
-def _part_size(batch_size: int | None, inputs: Inputs) -> int:
-    if batch_size is None:
-        return inputs.batch
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
-    return batch_size
-
-
-def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
-    """For each target a function that cuts out the entries of some samples; a wrong length is refused before anything runs."""
-    def cutter(target: Any) -> Any:
-        if hasattr(target, "__array__") and not isinstance(target, (torch.Tensor, int, float)):
-            target = torch.as_tensor(target)
-        many = isinstance(target, list) or (isinstance(target, torch.Tensor) and target.dim() > 0)
-        if many and len(target) != batch:
-            raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
-        return lambda first, last: target[first:last] if many else target
-
-    return [cutter(t) for t in targets]
-
-
-def _of_part(request: Request, first: int, count: int, batch: int) -> Request:
-    """The request for some samples: tensors among the options that have one entry per sample are cut, and so is what is known of each sample."""
-    if count < batch:
-        request = replace(request, options={name: _cut(value, first, count, batch) for name, value in request.options.items()})
-    return replace(request, raw=request.raw.part(first, count))
-
-
-def _cut(value: Any, first: int, count: int, batch: int) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _cut(v, first, count, batch) for name, v in value.items()}
-    return value[first:first + count] if isinstance(value, torch.Tensor) and value.shape[:1] == (batch,) else value
-
-
-def _progress(parts: range, wanted: bool) -> Iterator[int]:
-    if not wanted:
-        return iter(parts)
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise OptionError("progress=True needs tqdm: pip install tqdm") from None
-    return iter(tqdm(parts, desc="explain", unit="part"))

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.api.grid import explain_once
 from relprop.api.opening import open_model
-from relprop.api.run import Request, explain_target, start_run
+from relprop.api.run import Request
 from relprop.api.session import Session, check_devices, open_session
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
@@ -118,10 +119,10 @@ class Instrument:
 
     def explanation(self, *, method: str = "transformer_attribution", **options: Any) -> Explanation:
         """The token scores with the hooks in place."""
-        chosen = method_named(method)
+        chosen = method_named(method, level=None)
         request = Request(chosen, chosen.checked(options), frozenset(), None, self._hooks_by_node())
         with undisturbed(self.session.model), torch.no_grad():
-            return explain_target(start_run(self.session, self.inputs, [self.target], request), self.target, again=False)
+            return explain_once(self.session, self.inputs, self.target, request)
 
     def _matching(self, pattern: str) -> dict[str, fx.Node]:
         found = {name: self._labels[name] for name in self.names(pattern)}

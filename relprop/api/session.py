@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from relprop.adapters import Adapter, adapter_for
 from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
-from relprop.errors import InputError, OptionError, RelpropWarning, message
+from relprop.errors import InputError, OptionError, message, warn
 from relprop.layout import Layout, lay_out
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, rollup_plan
@@ -46,15 +45,19 @@ class Session:
         if plan.generic and not told:
             told.append(True)
             ops = sorted({str(n.target) for n in plan.generic})
-            warnings.warn(message(
+            warn(message(
                 f"{len(plan.generic)} operations have no rule of their own and take the generic one (Eq. 2): {', '.join(ops)}", at=describe(plan.generic[0]),
                 then=["relprop.check(model, inputs) lists them; docs/write-a-rule.md; on_unknown='error' refuses them"],
-            ), RelpropWarning, stacklevel=5)
+            ))
         return plan
 
     def rollup(self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Plan, tuple[Stream, ...]]:
         """The roll-up pass from ``starts`` to the token tensors."""
         return self._kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
+
+    def handing_down(self, node: fx.Node, sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
+        """The walk from one tensor to the token tensors of ``read``."""
+        return self._kept(("down", node, sites, read), lambda: rollup_plan(self.program, self.model, (node,), sites, read)[0])  # type: ignore[no-any-return]
 
     def layout(self, stream: Stream) -> Layout:
         """Where the stream's tokens came from."""

@@ -1,47 +1,102 @@
-"""The methods by name. At the attention level one gives Eq. 13's matrix at every attention site, and the roll-up (Eq. 14) is the same for
-all; at the input level one gives a number per pixel or per feature of an embedding, of any model."""
+"""The methods by name, in one table. A user's own are registered the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor, fx
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from relprop.errors import OptionError, message
-from relprop.methods.base import InputValues, Level, Method, SiteValues, chosen_layers
+from relprop.methods.attention import rollout, transformer_attribution
+from relprop.methods.base import (
+    SHARED,
+    AttentionValues,
+    Found,
+    InputValues,
+    LayerValues,
+    Level,
+    Method,
+    SiteValues,
+    TokenMap,
+    chosen_layers,
+)
 from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.positions import positions
+from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, partial_lrp, raw_attention
+
+GRADIENT, RELEVANCE, NOTHING = frozenset({"gradient"}), frozenset({"relevance"}), frozenset[str]()
+NEEDS = frozenset({"gradient", "relevance", "hidden", "values"})
+ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
+
+METHODS: dict[str, Method] = {method.name: method for method in (
+    Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, shared=ROLLED, cost="6", source="Chefer, Gur & Wolf, CVPR 2021"),
+    Method("rollout", rollout, class_specific=False, shared=(*ROLLED, "discard_ratio"), cost="2", source="Abnar & Zuidema, ACL 2020"),
+    Method("raw_attention", raw_attention, class_specific=False, shared=READ, cost="2", source="Chefer, Gur & Wolf, CVPR 2021"),
+    Method("attention_grad", attention_grad, GRADIENT, shared=READ, signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
+    Method("attention_times_grad", attention_times_grad, GRADIENT, shared=READ, cost="4", source="Barkan et al., CIKM 2021"),
+    Method("gradcam", gradcam, GRADIENT, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),
+    Method("partial_lrp", partial_lrp, RELEVANCE, rules="reference_lrp", shared=READ, cost="6", source="Voita et al., ACL 2019"),
+    Method("lrp", lrp, RELEVANCE, level="input", rules="lrp", signed=True, cost="6", source="Binder et al., ICANN 2016"),
+    Method("input_gradient", input_gradient, GRADIENT, level="input", cost="3", source="Simonyan et al., ICLR workshop 2014"),
+    Method("gradient_x_input", gradient_x_input, GRADIENT, level="input", signed=True, cost="3", source="Shrikumar et al., 2016"),
+    Method("integrated_gradients", integrated_gradients, level="input", signed=True, cost="3 n_steps", source="Sundararajan et al., ICML 2017"),
+)}
 
 
-def transformer_attribution(sites: Sequence[SiteValues], *, use_gradient: bool = True) -> Mapping[fx.Node, Tensor]:
-    """Chefer et al. 2021, Eq. 13: (∇A ⊙ R)⁺ per head, clamped before the mean over heads. ``use_gradient=False``: A in place of ∇A (Table 3, i)."""
-    found = {}
-    for values in sites:
-        assert values.relevance is not None
-        factor = values.gradient if use_gradient else values.attention
-        assert factor is not None
-        found[values.site.contraction] = (factor.to(values.relevance.dtype) * values.relevance).clamp(min=0)
-    return found
+def input_level() -> tuple[str, ...]:
+    """What to use for a model without token attention."""
+    return tuple(name for name, method in METHODS.items() if method.level == "input")
 
 
-def rollout(sites: Sequence[SiteValues]) -> Mapping[fx.Node, Tensor]:
-    """Abnar & Zuidema 2020, as Chefer et al. 2021, Eq. 15–16: A itself. Not class-specific."""
-    return {values.site.contraction: values.attention for values in sites}
+class Table(tuple[Method, ...]):
+    """Methods; printed, one line each."""
+
+    def __str__(self) -> str:
+        head = ("method", "class", "signed", "cost", "source", "what it is")
+        rows = [head, *((m.name, "yes" if m.class_specific else "no", "yes" if m.signed else "no", m.cost, m.source, m.description) for m in self)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+        return "\n".join("  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1])) for row in rows)
 
 
-GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
+def available() -> Table:
+    """Every method there is: name, whether it is class-specific, whether signed, cost in forward passes for one target, source, one line on what it is.
 
-METHODS = {
-    "transformer_attribution": Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, True),
-    "rollout": Method("rollout", rollout, frozenset(), False),
-    "lrp": Method("lrp", lrp, RELEVANCE, True, "input", rules="lrp"),
-    "input_gradient": Method("input_gradient", input_gradient, GRADIENT, True, "input"),
-    "gradient_x_input": Method("gradient_x_input", gradient_x_input, GRADIENT, True, "input"),
-    "integrated_gradients": Method("integrated_gradients", integrated_gradients, frozenset(), True, "input"),
-}
+    >>> import relprop
+    >>> "rollout" in {method.name for method in relprop.methods.available()}
+    True
+    """
+    return Table(METHODS.values())
 
-#: What to use for a model without token attention.
-INPUT_LEVEL = tuple(name for name, method in METHODS.items() if method.level == "input")
+
+def register(
+    name: str, function: Callable[..., Any], *, needs: Iterable[str] = (), level: Level = "attention", class_specific: bool = True, rules: str = "paper",
+    shared: Iterable[str] = (), signed: bool = False, cost: str = "", source: str = "",
+) -> Method:
+    """Add a method of your own: ``relprop.explain(..., method=name)`` and everything that takes a method then know it (docs/write-a-method.md).
+
+    Args:
+        function: ``function(at, **options)``; ``at`` is an ``AttentionValues`` or, with ``level="input"``, an ``InputValues``.
+        needs: any of ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"values"``: what is computed for it.
+        shared: options applied for it: any of ``"layers"``, ``"normalize_rows"``, ``"head_fusion"``, ``"discard_ratio"``.
+
+    Raises:
+        OptionError: the name is taken, or ``needs`` or ``shared`` name something else.
+    """
+    method = Method(name, function, frozenset(needs), class_specific, level, rules, tuple(shared), signed, cost, source)
+    if name in METHODS:
+        raise OptionError(f"method {name!r} is there already: relprop.methods.remove({name!r}) first")
+    if unknown := set(method.needs) - NEEDS:
+        raise OptionError(f"needs={sorted(unknown)}: there are {', '.join(sorted(NEEDS))}")
+    if unknown := set(method.shared) - set(SHARED):
+        raise OptionError(f"shared={sorted(unknown)}: there are {', '.join(sorted(SHARED))}")
+    if level not in ("attention", "input"):
+        raise OptionError(f"level={level!r}: 'attention' or 'input'")
+    METHODS[name] = method
+    return method
+
+
+def remove(name: str) -> None:
+    """Take a method away again. Raises ``OptionError`` if there is none of that name."""
+    del METHODS[method_named(name, level=None).name]
 
 
 def method_named(name: str, level: Level | None = "attention") -> Method:
@@ -57,4 +112,7 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     return METHODS[name]
 
 
-__all__ = ["INPUT_LEVEL", "METHODS", "InputValues", "Method", "SiteValues", "chosen_layers", "method_named", "positions"]
+__all__ = [
+    "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "available", "chosen_layers", "input_level",
+    "method_named", "positions", "register", "remove",
+]

@@ -1,5 +1,5 @@
-"""A Method: a named way to turn one run into what is shown. At the attention level it gives Eq. 13's matrices, which the roll-up multiplies;
-at the input level it gives one number per element of every explained input, and there is nothing to roll up."""
+"""A Method: a named way to turn one run into scores. Over attention it gives Eq. 13's matrices, which the roll-up multiplies, or scores per token
+that it reads off the run itself; at the input it gives one number per element of every explained input, and there is nothing to roll up."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from relprop.errors import OptionError
+from relprop.methods.fusion import checked_ratio, fusion_named
 from relprop.tracer.program import Site
 
 Layers = slice | Sequence[int] | None
@@ -28,39 +29,87 @@ class SiteValues:
 
 
 @dataclass(frozen=True)
-class InputValues:
-    """What a run found at the explained inputs, by name, each (batch, *one sample's shape): at pixels, features, or the embeddings of ids.
+class LayerValues:
+    """The output h^l of the layer that an attention site is in: its value and ∂y_t/∂h^l, each (batch, *one sample's shape); ``None``: not asked for."""
 
-    ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
-    values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
+    site: Site
+    node: fx.Node
+    value: Tensor
+    gradient: Tensor | None
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by layer in forward order, (batch, layers, tokens)."""
+
+    scores: Tensor
+    layers: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionValues:
+    """What a run found, for a method over attention, and what it can ask of the roll-up.
+
+    ``sites``: the attention sites that ``layers=`` chose, in forward order. ``layers``: the outputs of their layers (for a method that needs
+    ``"hidden"``). ``content``: by input, which tokens are patches or words, (batch, tokens), bool. ``last``: by input, the index in ``sites`` of the
+    last site that reads its tokens with nothing but skip connections between it and the target.
+
+    ``rows(matrices)``: what the head reads through each site alone, all others passed by their skip connections: by input (batch, sites, tokens), for
+    a matrix per contraction, meaned over heads. ``heads(values, map)``: the same for one site and each of its heads, (batch, heads, tokens);
+    ``head_means(values, map)`` the mean of each head's whole map, (batch, heads).
+    ``place(node, numbers)``: numbers (batch, *token positions) at a tensor of the graph, handed down to the input's tokens by skip connections.
+    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: the inputs a site's queries and its
+    keys are tokens of, where that is plain. ``replayed(site, values)``: the output of the site's layer if its values were these,
+    (variants, batch, ...). ``output(*inputs)``: y_t (batch,) for other values of the explained inputs. ``inputs``: their values now, by name.
     """
 
-    values: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
-    relevances: Mapping[str, Tensor]
-    forward: Callable[..., Tensor]
-    embed: Callable[[str, Tensor], Tensor]
+    sites: Sequence[SiteValues]
+    layers: Sequence[LayerValues]
+    content: Mapping[str, Tensor]
+    last: Mapping[str, int]
+    rows: Callable[[Mapping[fx.Node, Tensor]], Mapping[str, Tensor]]
+    heads: Callable[[SiteValues, Tensor], Mapping[str, Tensor]]
+    head_means: Callable[[SiteValues, Tensor], Tensor]
+    place: Callable[[fx.Node, Tensor], Mapping[str, Tensor]]
+    identity: Callable[[], Mapping[str, Tensor]]
+    run: Any = None
+
+
+Found = Mapping[fx.Node, Tensor] | Mapping[str, TokenMap]
 
 
 @dataclass(frozen=True)
 class Method:
-    """``function(sites, **options)`` returns a matrix per contraction node; at the input level, ``function(at, **options)`` an attribution per input.
+    """``function(at, **options)``, with ``at`` an ``AttentionValues`` or, at the input level, an ``InputValues``.
 
-    ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``. ``rules`` is the rule set it takes by default.
+    Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap`` per explained input; at the input an attribution
+    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"values"``. ``rules`` is the rule set it takes
+    by default. ``shared``: the options that are the same for many methods and are applied for it. ``cost``: in forward passes, for one target.
     """
 
     name: str
-    function: Callable[..., Mapping[Any, Tensor]]
-    needs: frozenset[str]
-    class_specific: bool
+    function: Callable[..., Mapping[Any, Any]]
+    needs: frozenset[str] = frozenset()
+    class_specific: bool = True
     level: Level = "attention"
     rules: str = "paper"
+    shared: tuple[str, ...] = ()
+    signed: bool = False
+    cost: str = ""
+    source: str = ""
+
+    @property
+    def description(self) -> str:
+        """What its function's docstring begins with, up to the source in parentheses."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0].split(" (")[0].rstrip(".")
+
+    def own_options(self) -> dict[str, Any]:
+        """The options its function takes, with their defaults."""
+        return {p.name: p.default for p in list(inspect.signature(self.function).parameters.values())[1:]}
 
     def options(self) -> dict[str, Any]:
         """The options it takes, with their defaults."""
-        parameters = list(inspect.signature(self.function).parameters.values())[1:]
-        shared = {"normalize_rows": False, "layers": None} if self.level == "attention" else {}
-        return {p.name: p.default for p in parameters} | shared
+        return self.own_options() | {name: SHARED[name] for name in self.shared if name not in self.own_options()}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values; an unknown one is refused, with the list."""
@@ -69,7 +118,26 @@ class Method:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
-        return {**known, **given}
+        found = {**known, **given}
+        if "head_fusion" in self.shared:
+            fusion_named(found["head_fusion"])
+        if "discard_ratio" in self.shared:
+            checked_ratio(found["discard_ratio"])
+        return found
+
+    def needing(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """What must be computed for it with these options."""
+        by_gradient = frozenset({"gradient"}) if options.get("head_fusion") == "gradient" else frozenset()
+        without = frozenset({"gradient"}) if options.get("use_gradient") is False else frozenset()
+        return (self.needs - without) | by_gradient
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.description}"
+
+
+#: Options that are the same wherever a method has them: which sites (in forward order, −1 nearest the output), rows of Ā divided by their sums,
+#: how heads become one map, and which part of each map, its smallest entries, is set to 0 before the roll-up.
+SHARED: dict[str, Any] = {"layers": None, "normalize_rows": False, "head_fusion": "mean", "discard_ratio": 0.0}
 
 
 def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
@@ -84,3 +152,18 @@ def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
     if bad:
         raise OptionError(f"layers={list(layers)}: {bad[0]} is out of range for {count} attention sites")
     return tuple(i % count for i in layers)
+
+
+@dataclass(frozen=True)
+class InputValues:
+    """What a run found at the explained inputs, by name, each (batch, *one sample's shape): at pixels, features, or the embeddings of ids.
+
+    ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
+    values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
+    """
+
+    values: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    relevances: Mapping[str, Tensor]
+    forward: Callable[..., Tensor]
+    embed: Callable[[str, Tensor], Tensor]

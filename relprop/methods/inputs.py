@@ -7,14 +7,13 @@ forward pass is shared by all targets; tests hold them equal. What takes more th
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, RelpropWarning, message
+from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.methods.base import InputValues
 
 CONVERGED = 0.05
@@ -71,11 +70,11 @@ def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tup
     bad = (gap > CONVERGED * difference.abs()) & (gap > 1e-4 * size)
     if bool(bad.any()):
         worst = int((gap / size).nan_to_num().argmax())
-        warnings.warn(message(
+        warn(message(
             f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have not converged with n_steps={n_steps}: those of sample {worst} sum to "
             f"{float(sum(p[worst].sum() for p in parts)):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
             then=[f"n_steps={4 * n_steps}", "another baseline=: near embeddings of 0 a model that normalises them changes fastest"],
-        ), RelpropWarning, stacklevel=6)
+        ))
 
 
 def _baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:

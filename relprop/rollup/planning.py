@@ -17,10 +17,12 @@ from relprop.tracer.editing import val
 from relprop.tracer.program import Program, Site, describe
 
 
-def rollup_plan(program: Program, model: nn.Module | None, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Plan, tuple[Stream, ...]]:
-    """The plan of the roll-up walk from ``starts``, and the streams it reads."""
+def rollup_plan(
+    program: Program, model: nn.Module | None, starts: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...] | None = None,
+) -> tuple[Plan, tuple[Stream, ...]]:
+    """The plan of the roll-up walk from ``starts``, and the streams it reads (all that feed the sites, unless given)."""
     flow = flowing(program, PAPER)
-    found = streams(program, flow, starts, sites)
+    found = streams(program, flow, starts, sites) if read is None else read
     notes = rollup_notes(program, flow, sites)
     plan = make_plan(program, model, ROLLUP, starts, frozenset(s.node for s in found), notes=notes, regions=False)
     plan = _with_values(replace(plan, steps=_reached(plan, starts, sites)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relprop.rules.call import Call
 from relprop.rules.families import move
-from relprop.rules.rule import rule
+from relprop.rules.rule import Rule, rule
 
 Field = Tensor
 Fields = tuple[Field | None, ...]
@@ -146,6 +146,27 @@ def attended(field: Field, call: Call) -> Fields:
     With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small score is not lost beside
     the identity in float32: scores take from both.
     """
+    def through(numbers: Tensor, matrix: Tensor) -> Tensor:
+        if matrix.dim() == numbers.dim() and len(matrix) > 1:
+            numbers = numbers.sum(0, keepdim=True)
+        return numbers @ matrix.mT if call.notes["transposed"] else matrix.mT @ numbers
+    return _to_values(field, call, through)
+
+
+def attended_once(first: int) -> Rule:
+    """The same for one site alone: what its matrices (a channel each) make of the identity goes into the channels from ``first`` on; no other gets anything."""
+    def function(field: Field, call: Call) -> Fields:
+        def through(numbers: Tensor, matrices: Tensor) -> Tensor:
+            identity = numbers[-1:]
+            made = identity @ matrices.mT if call.notes["transposed"] else matrices.mT @ identity
+            none = torch.zeros_like(made[:1])
+            return torch.cat([none.expand(first, *made.shape[1:]), made, none.expand(len(numbers) - first - len(made), *made.shape[1:])])
+        return _to_values(field, call, through)
+    return Rule(function, "field: one attention site", "rollup", frozenset())
+
+
+def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:
+    """The field of V: ``through`` (of each query's number and the matrix), per head, spread over V's features."""
     right = call.notes["transposed"]
     v_at = 0 if right else 1
     shape = operand_shape(call, v_at)
@@ -157,9 +178,7 @@ def attended(field: Field, call: Call) -> Fields:
     if call.extra is None:
         received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
     else:
-        if call.extra.dim() == numbers.dim() and len(call.extra) > 1:
-            numbers = numbers.sum(0, keepdim=True)
-        received = numbers @ call.extra.mT if right else call.extra.mT @ numbers
+        received = through(numbers, call.extra)
     wide = list(keys_shape)
     wide[feature] = shape[feature]
     fields = unbroadcast(spread(received, there, tuple(wide)), shape, ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import RelpropWarning, TargetError, message
+from relprop.errors import TargetError, message, warn
 from relprop.targets.start import Choice, Context, Part, Target, has_batch_axis
 from relprop.tracer.attention import SOFTMAX
 from relprop.tracer.editing import name_of
@@ -191,9 +190,8 @@ def warn_if_probability(program: Program) -> None:
     while name_of(source) in ("reshape", "squeeze", "unsqueeze", "to", "select", "slice") and isinstance(source.args[0], fx.Node):
         source = source.args[0]
     if name_of(source) in (*SOFTMAX, "sigmoid", "log_softmax", "_log_softmax"):
-        warnings.warn(
+        warn(
             f"output {name!r} ends in a {name_of(source).strip('_')}: the explained value is a probability, the method's paper code explains the logit before it",
-            RelpropWarning, stacklevel=2,
         )
 
 

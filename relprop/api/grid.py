@@ -1,0 +1,151 @@
+"""Several methods and several targets on one batch: one capture, one forward pass, and one gradient per target, shared by all that can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.api.attribution import attribute_start, draft_attribution
+from relprop.api.opening import opened
+from relprop.api.overattention import explain_start
+from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
+from relprop.api.session import Session, check_devices, open_session
+from relprop.errors import OptionError, TargetError
+from relprop.explanation import Explanation, join
+from relprop.methods import method_named
+from relprop.rules import RuleSet
+from relprop.targets import Start
+from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.surroundings import same_chance, undisturbed
+
+
+@dataclass(frozen=True)
+class MethodCall:
+    """A method with its options and its rule set (``None``: the method's own)."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rules: RuleSet | str | None = None
+
+    def request(self, keep: frozenset[str], raw: Any) -> Request:
+        """The checked request. Raises ``OptionError``."""
+        chosen = method_named(self.method, level=None)
+        if self.rules is not None and chosen.level == "input" and "relevance" not in chosen.needs:
+            raise OptionError(f"method {self.method!r} follows gradients, not relevance rules: leave rules= out")
+        return Request(chosen, chosen.checked(self.options), keep, raw)
+
+
+def explain_grid(
+    model: nn.Module | str | Any, inputs: Any, targets: Sequence[Any], calls: Sequence[MethodCall], *, batch_size: int | None, precision: str | torch.dtype | None,
+    on_unknown: str, keep: str | Iterable[str], progress: bool, processor: Any, trust_remote_code: bool,
+) -> list[list[Explanation]]:
+    """For each target, an explanation by each call. Arguments as ``explain`` has them."""
+    if not isinstance(targets, (list, tuple)) or not targets:
+        raise OptionError("targets is a non-empty list, one entry per explanation")
+    requests = [call.request(_kept(keep), None) for call in calls]
+    model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
+    requests = [replace(r, raw=prepared) for r in requests]
+    rules = [r.method.rules if c.rules is None else c.rules for c, r in zip(calls, requests, strict=True)]
+    parts: list[list[list[Explanation]]] = []
+    with undisturbed(model), torch.no_grad():
+        bound = bind(prepared.inputs)
+        check_devices(model, bound)
+        size = _part_size(batch_size, bound)
+        split = _per_sample(targets, bound.batch)
+
+        def sessions(part: Inputs) -> list[Session]:
+            return [open_session(model, part, rules=r, precision=precision, on_unknown=on_unknown) for r in rules]
+
+        with same_chance(model):
+            opened_sessions = sessions(bound)
+        specialised = opened_sessions[0].program.input_specialised
+        for first in _progress(range(0, bound.batch, 1 if specialised else size), progress):
+            part = bound.select(first, min(first + (1 if specialised else size), bound.batch))
+            some = [cut(first, first + part.batch) for cut in split]
+            with same_chance(model):  # a model that draws random numbers draws the same for every part
+                if specialised and first:
+                    opened_sessions = sessions(part)
+                parts.append(_explained(opened_sessions, part, some, [_of_part(r, first, part.batch, bound.batch) for r in requests]))
+    return [[join(list(same)) for same in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+
+
+def _explained(sessions: list[Session], part: Inputs, targets: list[Any], requests: list[Request]) -> list[list[Explanation]]:
+    """One part of the batch: a draft per request, one forward pass, and one gradient per target at every node that any of them watches."""
+    drafts = [_draft(s, targets, r) for s, r in zip(sessions, requests, strict=True)]
+    runs = run_drafts(drafts, part)
+    watched = tuple(dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch))
+    rows = []
+    for i, target in enumerate(targets):
+        starts: dict[Any, Start] = {r.session.rules: r.start(target) for r in {run.session.rules: run for run in runs}.values()}
+        gradients = runs[0].forward.gradients(next(iter(starts.values())).scalars, watched, again=i + 1 < len(targets)) if watched else {}
+        rows.append([_finish(run, target, starts[run.session.rules], gradients) for run in runs])
+    return rows
+
+
+def explain_once(session: Session, inputs: Inputs, target: Any, request: Request) -> Explanation:
+    """One request for one target."""
+    return _explained([session], inputs, [target], [request])[0][0]
+
+
+def _draft(session: Session, targets: list[Any], request: Request) -> Draft:
+    return (draft_attention if request.method.level == "attention" else draft_attribution)(session, targets, request)
+
+
+def _finish(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
+    mine = gradients if "gradient" in run.request.needs else {}
+    return explain_start(run, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
+
+
+def _kept(keep: str | Iterable[str]) -> frozenset[str]:
+    names = frozenset([keep] if isinstance(keep, str) else keep)
+    if names - KEEP:
+        raise OptionError(f"keep={sorted(names - KEEP)}: there are {', '.join(sorted(KEEP))}")
+    return names
+
+
+def _part_size(batch_size: int | None, inputs: Inputs) -> int:
+    if batch_size is None:
+        return inputs.batch
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
+    return batch_size
+
+
+def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
+    """For each target a function that cuts out the entries of some samples; a wrong length is refused before anything runs."""
+    def cutter(target: Any) -> Any:
+        if hasattr(target, "__array__") and not isinstance(target, (torch.Tensor, int, float)):
+            target = torch.as_tensor(target)
+        many = isinstance(target, list) or (isinstance(target, torch.Tensor) and target.dim() > 0)
+        if many and len(target) != batch:
+            raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
+        return lambda first, last: target[first:last] if many else target
+
+    return [cutter(t) for t in targets]
+
+
+def _of_part(request: Request, first: int, count: int, batch: int) -> Request:
+    """The request for some samples: tensors among the options that have one entry per sample are cut, and so is what is known of each sample."""
+    if count < batch:
+        request = replace(request, options={name: _cut(value, first, count, batch) for name, value in request.options.items()})
+    return replace(request, raw=request.raw.part(first, count))
+
+
+def _cut(value: Any, first: int, count: int, batch: int) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _cut(v, first, count, batch) for name, v in value.items()}
+    return value[first:first + count] if isinstance(value, torch.Tensor) and value.shape[:1] == (batch,) else value
+
+
+def _progress(parts: range, wanted: bool) -> Iterator[int]:
+    if not wanted:
+        return iter(parts)
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise OptionError("progress=True needs tqdm: pip install tqdm") from None
+    return iter(tqdm(parts, desc="explain", unit="part"))

@@ -1,0 +1,116 @@
+"""One target of a run for a method over attention: gradients, relevance, the method, and the roll-up of what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.api.rolling import Pairs, Rolling
+from relprop.api.run import Run, described, relevance_of
+from relprop.errors import OptionError, RelpropError, message, warn
+from relprop.explanation import Block, Explanation, TokenScores
+from relprop.interpreter.backward import Walk
+from relprop.methods import AttentionValues, SiteValues, TokenMap
+from relprop.rollup import Stream
+from relprop.targets import Start
+from relprop.tracer.program import Site
+
+
+def explain_start(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
+    """What the run's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched nodes, for a method that needs them."""
+    with torch.no_grad():
+        walk, ledger = relevance_of(run, start)
+        at = tuple(SiteValues(s, run.forward.watched[s.attention].detach(), gradients.get(s.attention), _found(walk, run, s)) for s in run.chosen)
+        rolling = Rolling(run, start, at)
+        method, options = run.request.method, run.request.options
+        found = method.function(_view(run, rolling), **{k: v for k, v in options.items() if k in method.own_options()})
+        matrix, layers, scores = None, dict[str, Tensor](), _rolled_up(rolling, found) if _is_matrices(found) else _token_maps(found)
+        _warn_of_nothing(scores, at)
+        if "matrix" in run.request.keep:
+            if not _is_matrices(found):
+                raise OptionError(f"keep='matrix': method {method.name!r} multiplies no matrices")
+            matrix = rolling.matrix(rolling.fused(found))
+        if "layers" in run.request.keep:
+            layers = _layers(run, found)
+        streams = {
+            s.name: _token_scores(run, s, scores[s.name], walk, matrix, layers.get(s.name)) for s in rolling.streams if s.name in scores
+        }
+    return Explanation(
+        streams=streams, target=start.label, output=start.scalars.detach(), method=method.name, rules=run.session.rules.name,
+        ledger=ledger, blocks=tuple(_block(v) for v in at) if "blocks" in run.request.keep else None, facts=run.facts,
+    )
+
+
+def _view(run: Run, rolling: Rolling) -> AttentionValues:
+    """The run as a method sees it."""
+    content = {s.name: described(run, s.name, run.layout(s))["content"] for s in rolling.streams}
+    return AttentionValues(
+        sites=rolling.at, layers=(), content=content, last=rolling.last(), rows=rolling.rows, heads=rolling.heads, head_means=rolling.head_means,
+        place=rolling.place, identity=rolling.identity, run=run,
+    )
+
+
+def _is_matrices(found: Mapping[Any, Any]) -> bool:
+    return all(isinstance(key, fx.Node) for key in found)
+
+
+def _rolled_up(rolling: Rolling, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
+    return rolling.product(rolling.fused(matrices))
+
+
+def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
+    return {name: (m.scores, torch.zeros_like(m.scores)) for name, m in found.items()}
+
+
+def _layers(run: Run, found: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The parts of the scores by layer. Raises ``OptionError`` for a method that has none."""
+    layers = {} if _is_matrices(found) else {name: m.layers for name, m in found.items() if m.layers is not None}
+    if not layers:
+        raise OptionError(f"keep='layers': method {run.request.method.name!r} has no scores by layer")
+    return layers
+
+
+def _token_scores(run: Run, stream: Stream, pair: tuple[Tensor, Tensor], walk: Walk, matrix: Tensor | None, layers: Tensor | None) -> TokenScores:
+    """One input's scores, with what its tokens are."""
+    scores, identity = pair
+    if not torch.isfinite(scores).all():
+        bad = int((~torch.isfinite(scores)).any(1).sum())
+        raise RelpropError(f"the scores of {bad} samples are not finite: relevance overflowed; precision='float64' may help")
+    relevance = walk.found[stream.leaf][:, 0] if "input" in run.request.keep and stream.leaf in walk.found else None
+    return TokenScores(
+        stream.name, scores, scores + identity, identity, **described(run, stream.name, run.layout(stream)), matrix=matrix, input=relevance, layers=layers,
+    )
+
+
+def _warn_of_nothing(scores: Pairs, at: tuple[SiteValues, ...]) -> None:
+    """Say so where all scores of a sample are 0, and why: an explanation of nothing but zeros is no answer."""
+    empty = torch.stack([~s.any(1) for s, _ in scores.values()]).all(0)
+    if not bool(empty.any()):
+        return
+    gradients = [v.gradient[empty] for v in at if v.gradient is not None]
+    still = bool(gradients) and not any(bool(g.any()) for g in gradients)
+    cause = "y_t does not change with any attention map (it may be saturated, or 1 by a normalisation over the batch)" if still else "nothing positive is left at any attention map"
+    warn(message(
+        f"all scores of {int(empty.sum())} of {len(empty)} samples are 0: {cause}",
+        then=["explain a logit instead of a probability: target=relprop.targets.output(NAME)[...]" if still else "relprop.check, or e.ledger: where relevance was lost or absorbed"],
+    ))
+
+
+def _found(walk: Walk, run: Run, site: Site) -> Tensor | None:
+    """Relevance at a site; zeros where none of it arrived (the target does not depend on it)."""
+    if run.plan is None:
+        return None
+    return walk.found.get(site.attention, torch.zeros_like(run.forward.watched[site.attention]))
+
+
+def _block(values: SiteValues) -> Block:
+    """A site as users see it: one sample's leading 1 dropped, rows are queries."""
+    def tidy(t: Tensor | None) -> Tensor | None:
+        if t is None:
+            return None
+        t = t.mT if values.site.transposed else t
+        return t[:, 0] if t.dim() > 4 and t.shape[1] == 1 else t
+    return Block(values.site.path, tidy(values.attention), tidy(values.gradient), tidy(values.relevance))  # type: ignore[arg-type]

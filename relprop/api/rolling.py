@@ -1,0 +1,180 @@
+"""The roll-up of one run for one target: Eq. 14's product, single sites read through skip connections, and positions of any tensor handed down to the inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+
+from relprop.api.run import Run
+from relprop.errors import OptionError, RollUpError
+from relprop.interpreter.backward import propagate
+from relprop.methods import SiteValues
+from relprop.methods.fusion import fused, without_smallest
+from relprop.plan import Plan
+from relprop.rollup import Stream
+from relprop.rules.fields import attended_once
+from relprop.targets import Start
+from relprop.tracer.axes import is_token
+from relprop.tracer.editing import val
+
+MATRIX_ROWS = 64
+Pairs = dict[str, tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Rolling:
+    """Walks from a target's start to the token tensors of a run's streams."""
+
+    run: Run
+    start: Start
+    at: tuple[SiteValues, ...]
+
+    def __post_init__(self) -> None:
+        self.plan, self.streams = self.run.session.rollup(tuple(self.start.field), self.run.sites)
+        if not self.streams:
+            raise RollUpError("the roll-up does not arrive: no explained input feeds the attention sites")
+
+    # -- Eq. 14 -----------------------------------------------------------------------------------------------------------------------
+
+    def product(self, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
+        """Σ of all products of the matrices (C without what skip connections alone leave), and that, by stream, each (batch, tokens)."""
+        both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
+        found = propagate(self.plan, self._values(self.plan), self._field(1), extras={**both, **self.row_scales(matrices)}, account=False).found
+        return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
+
+    def row_scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+        """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the rows of Ā sum to 1; nothing unless asked for."""
+        if not self.run.request.options.get("normalize_rows"):
+            return {}
+        sums: dict[fx.Node, Tensor] = {}
+        for site in self.run.chosen:
+            merge = self.run.session.merges.identity_of(site.contraction)
+            m = matrices[site.contraction]
+            rows = m.sum(-2 if site.transposed else -1)
+            rows = rows.flatten(1, -2).mean(1)
+            axes = self.run.program.axes[merge] if merge is not None else ()
+            tokens = [i for i, axis in enumerate(axes) if is_token(axis)]
+            if merge is None or len(tokens) != 1 or val(merge).shape[tokens[0]] != rows.shape[1]:
+                raise OptionError(f"normalize_rows: the rows of the attention at {site.path!r} are not the positions of one residual stream")
+            shape = [self.run.inputs.batch, 1, *(rows.shape[1] if i == tokens[0] else 1 for i in range(len(axes)))]
+            sums[merge] = sums.get(merge, 0) + rows.reshape(shape)
+        return {merge: 1 / (1 + total) for merge, total in sums.items()}
+
+    def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
+        """C of Eq. 14, (batch, s, s): the walk started from every position of the tensor in which the last site's result arrives."""
+        stream = self._alone()
+        run = self.run
+        contractions = tuple(s.contraction for s in run.sites)
+        top = run.session.merges.last_stream(tuple(self.start.field), contractions, run.program.axes, stream.sizes)
+        if top is None:
+            raise RollUpError("keep='matrix' needs a token sequence of constant length from the first attention site to the last")
+        plan, _ = run.session.rollup((top,), run.sites)
+        axes = [i for i, axis in enumerate(run.program.axes[top]) if is_token(axis)]
+        shape = val(top).shape
+        count = math.prod(shape[i] for i in axes)
+        like = next(iter(matrices.values()))
+        shared = {node: m.unsqueeze(1) for node, m in matrices.items()}
+        rows = []
+        for first in range(0, count, MATRIX_ROWS):
+            some = torch.eye(count, dtype=like.dtype, device=like.device)[first:first + MATRIX_ROWS]
+            marks = some.reshape(len(some), *(shape[i] if i in axes else 1 for i in range(len(shape)))).expand(len(some), *shape)
+            field = torch.cat([marks, torch.ones_like(marks[:1])]).expand(run.inputs.batch, -1, *shape)
+            found = propagate(plan, self._values(plan), {top: field}, extras={**shared, **self.row_scales(matrices)}, account=False).found
+            rows.append(stream.read(found[stream.node]))
+        return torch.cat(rows, 1)
+
+    def _alone(self) -> Stream:
+        if len(self.streams) > 1:
+            names = ", ".join(s.name for s in self.streams)
+            raise OptionError(f"keep='matrix' is for one explained input; the target depends on {len(self.streams)}: {names}")
+        return self.streams[0]
+
+    # -- one site at a time -------------------------------------------------------------------------------------------------------------
+
+    def rows(self, matrices: Mapping[fx.Node, Tensor]) -> dict[str, Tensor]:
+        """What the head reads through each chosen site alone: by stream (batch, sites, tokens)."""
+        matrices = self.fused(matrices)
+        return self._once({s.contraction: (matrices[s.contraction].unsqueeze(1), i) for i, s in enumerate(self.run.chosen)}, len(self.run.chosen))
+
+    def heads(self, values: SiteValues, maps: Tensor) -> dict[str, Tensor]:
+        """The same through each head of one site: by stream (batch, heads, tokens)."""
+        axes = self.head_axes(values)
+        count = math.prod(maps.shape[i] for i in axes)
+        apart = torch.eye(count, dtype=maps.dtype, device=maps.device) * count  # a head's own row, under a mean over heads
+        apart = apart.reshape(1, count, *(maps.shape[i] if i in axes else 1 for i in range(1, maps.dim())))
+        return self._once({values.site.contraction: (maps.unsqueeze(1) * apart, 0)}, count)
+
+    def head_means(self, values: SiteValues, maps: Tensor) -> Tensor:
+        """The mean of each head's map, (batch, heads)."""
+        axes = self.head_axes(values)
+        others = [i for i in range(1, maps.dim()) if i not in axes]
+        return maps.mean(others).flatten(1)
+
+    def head_axes(self, values: SiteValues) -> tuple[int, ...]:
+        """Which axes of a site's map, batch first, are heads: neither queries and keys nor windows."""
+        axes = self.run.program.axes[values.site.attention]
+        return tuple(i + 1 for i, axis in enumerate(axes[:-2]) if val(values.site.attention).shape[i] > 1 and not is_token(axis))
+
+    def place(self, node: fx.Node, numbers: Tensor) -> dict[str, Tensor]:
+        """Numbers (batch, *token positions) at ``node``, handed down to each stream's tokens by skip connections alone, (batch, tokens)."""
+        plan = self.run.session.handing_down(node, self.run.sites, self.streams)
+        shape = val(node).shape
+        tokens = [i for i, axis in enumerate(self.run.program.axes[node]) if is_token(axis)]
+        spread = numbers.reshape(len(numbers), 1, *(shape[i] if i in tokens else 1 for i in range(len(shape)))).expand(-1, -1, *shape)
+        found = propagate(plan, self._values(plan), {node: torch.cat([spread, torch.ones_like(spread)], 1)}, account=False).found
+        return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in self.streams}
+
+    def identity(self) -> dict[str, Tensor]:
+        """What skip connections alone leave of the target, by stream (batch, tokens)."""
+        return {name: found[:, -1] for name, found in self._once({}, 0, whole=True).items()}
+
+    def last(self) -> dict[str, int]:
+        """By stream, the index of the last chosen site that reads its tokens with nothing but skip connections between it and the target."""
+        flow, contractions = self.run.session.flow, {s.contraction for s in self.run.sites}
+
+        def skips(above: fx.Node, below: fx.Node) -> bool:
+            return above is below or (flow.reaches(above, below) and flow.reached_by(above, below, lambda n: n not in contractions))
+
+        found: dict[str, int] = {}
+        for i, site in enumerate(self.run.chosen):
+            if any(e in flow.members and skips(site.contraction, e) for e in self.start.field):
+                found.update({s.name: i for s in self.streams if skips(s.node, site.values)})
+        return found
+
+    def _once(self, extras: Mapping[fx.Node, tuple[Tensor, int]], count: int, *, whole: bool = False) -> dict[str, Tensor]:
+        """A walk with ``count`` channels beside the identity's, into which each site puts its matrix's part of the identity, from the given channel on."""
+        steps = tuple(replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s for s in self.plan.steps)
+        found = propagate(
+            replace(self.plan, steps=steps), self._values(self.plan), self._field(count), extras={n: m for n, (m, _) in extras.items()}, account=False,
+        ).found
+        read = {s.name: self._read(s, found.get(s.node), count + 1) for s in self.streams}
+        return read if whole else {name: r[:, :-1] for name, r in read.items()}
+
+    # -- what all share -----------------------------------------------------------------------------------------------------------------
+
+    def fused(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+        """The matrices after ``head_fusion=`` and ``discard_ratio=``."""
+        options = self.run.request.options
+        how, ratio = options.get("head_fusion", "mean"), options.get("discard_ratio", 0.0)
+        found = dict(matrices)
+        for values in self.at if how != "mean" or ratio else ():
+            node, axes = values.site.contraction, self.head_axes(values)
+            found[node] = without_smallest(fused(found[node], axes, how, values.gradient), axes, ratio)
+        return found
+
+    def _field(self, channels: int) -> dict[fx.Node, Tensor]:
+        """The start's field behind ``channels`` empty ones."""
+        return {node: torch.cat([torch.zeros_like(f[:, :1]).expand(-1, channels, *f.shape[2:]), f], 1) for node, f in self.start.field.items()}
+
+    def _values(self, plan: Plan) -> dict[fx.Node, Tensor]:
+        return {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
+
+    def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
+        """A stream's numbers, (batch, channels, tokens); zeros where no field arrives (what it feeds are queries and keys alone)."""
+        if field is None:
+            return torch.zeros(self.run.inputs.batch, channels, math.prod(stream.sizes), device=self.run.inputs.tensors[0].device)
+        return stream.read(field)
