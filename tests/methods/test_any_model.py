@@ -16,11 +16,12 @@ from torch import nn
 import relprop
 import relprop.api.attribution
 from relprop.errors import NoAttentionError, OptionError
-from relprop.methods import INPUT_LEVEL
+from relprop.methods import input_level
 from tests.common.models import build, closeness, sample
 from tests.e2e.test_non_invasive import RECIPE, assert_undisturbed, lively_model, snapshot
 from tests.targets.models import tokenizer
 
+INPUT_LEVEL = input_level()
 VOCABULARY = 50
 TINY = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 EXACT = 1e-9

@@ -7,9 +7,10 @@ from torch import nn
 
 import relprop
 from relprop.errors import OptionError, RelpropError, TargetError
-from relprop.methods import INPUT_LEVEL
+from relprop.methods import input_level
 from tests.common.models import build, closeness, sample
 
+INPUT_LEVEL = input_level()
 EXACT = 1e-12
 QUADRATURE = 1e-7  # Captum weighs its steps in float32
 X = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
