@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.api.projection import projected_norms
 from relprop.api.rolling import Pairs, Rolling
 from relprop.api.run import Run, described, relevance_of
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.backward import Walk
-from relprop.methods import AttentionValues, SiteValues, TokenMap
+from relprop.interpreter.forward import detached
+from relprop.interpreter.replay import Segment
+from relprop.methods import AttentionValues, LayerValues, SiteValues, TokenMap
 from relprop.rollup import Stream
 from relprop.targets import Start
+from relprop.tracer.axes import is_token
 from relprop.tracer.program import Site
 
 
@@ -26,7 +30,7 @@ def explain_start(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -
         at = tuple(SiteValues(s, run.forward.watched[s.attention].detach(), gradients.get(s.attention), _found(walk, run, s)) for s in run.chosen)
         rolling = Rolling(run, start, at)
         method, options = run.request.method, run.request.options
-        found = method.function(_view(run, rolling), **{k: v for k, v in options.items() if k in method.own_options()})
+        found = method.function(_view(run, rolling, gradients), **{k: v for k, v in options.items() if k in method.own_options()})
         matrix, layers, scores = None, dict[str, Tensor](), _rolled_up(rolling, found) if _is_matrices(found) else _token_maps(found)
         _warn_of_nothing(scores, at)
         if "matrix" in run.request.keep:
@@ -44,12 +48,23 @@ def explain_start(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -
     )
 
 
-def _view(run: Run, rolling: Rolling) -> AttentionValues:
+def _view(run: Run, rolling: Rolling, gradients: Mapping[fx.Node, Tensor]) -> AttentionValues:
     """The run as a method sees it."""
     content = {s.name: described(run, s.name, run.layout(s))["content"] for s in rolling.streams}
+    flow, values = run.session.flow, run.forward.values
+
+    def at(node: fx.Node, site: Site | None = None) -> LayerValues:
+        tokens = tuple(i for i, axis in enumerate(run.program.axes[node]) if is_token(axis))
+        return LayerValues(node, values[node].detach(), gradients.get(node), tokens, site)
+
+    def replay(changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
+        return Segment.between(run.program, flow, changed, end).run({n: detached(v) for n, v in values.items()}, variants)
+
     return AttentionValues(
-        sites=rolling.at, layers=(), content=content, last=rolling.last(), rows=rolling.rows, heads=rolling.heads, head_means=rolling.head_means,
-        place=rolling.place, identity=rolling.identity, run=run,
+        sites=rolling.at, layers=[at(node, site) for site, node in run.layers.items()], content=content, last=rolling.last(), rows=rolling.rows,
+        heads=rolling.heads, head_means=rolling.head_means, place=rolling.place, identity=rolling.identity, move=rolling.move,
+        value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
+        same_tokens=rolling.same_tokens, projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()), features=[at(n) for n in run.features], run=run,
     )
 
 
