@@ -158,7 +158,7 @@ def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:
     for path in [paths] if isinstance(paths, str) else paths or ():
         calls = [n for n in program.graph.nodes if n.op == "call_function" and is_floating(n) and role(n) == "activation" and any(p == path for p, _ in place(n).modules)]
         if not calls or not tokens_of(program, calls[-1]):
-            known = dict.fromkeys(p for n in program.graph.nodes if n.meta.get("role") == "activation" and tokens_of(program, n) for p, _ in place(n).modules)
+            known = dict.fromkeys(p for n in program.graph.nodes if n.meta.get("role") == "activation" and tokens_of(program, n) for p, _ in place(n).modules if p)
             raise OptionError(message(
                 f"target_layers: {'no module call' if not calls else 'the output of the module call'} {path!r} {'is on the way' if not calls else 'holds no tokens'}",
                 then=[f"one of {', '.join(list(known)[:12])}{', ...' if len(known) > 12 else ''}"],
