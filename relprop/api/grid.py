@@ -131,7 +131,7 @@ def _draft(session: Session, targets: list[Any], request: Request) -> Draft:
 
 def _finish(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
     mine = gradients if "gradient" in run.request.needs else {}
-    return explain_start(run, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
+    return explain_start(run, target, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
 
 
 def _kept(keep: str | Iterable[str]) -> frozenset[str]:

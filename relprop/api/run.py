@@ -140,6 +140,8 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
         draft.features = named_nodes(session.program, draft.request.options.get("target_layers")) or tuple(
             n for n in [block_input(session.flow, draft.chosen[-1])] if n is not None
         )
+    if "inputs" in needs:
+        draft.keep |= set(session.program.leaves.values())
     nodes = (*(draft.layers.values() if "hidden" in needs else ()), *draft.features)
     draft.keep |= {*nodes, *draft.layers.values()}
     draft.watch += nodes if "gradient" in needs else ()

@@ -72,6 +72,9 @@ class AttentionValues:
     tensor of the graph. ``received(values, layer)``: the attention that each token of a layer receives, meaned over heads and queries, (batch, tokens);
     ``None`` if the site's keys are other tokens than its queries.
 
+    ``grids``: by input, its patches (h, w) and its size (H, W), for an image. ``inputs``: what is explained, (batch, *one sample's shape), by name; for one
+    that needs ``"inputs"``, ``output(name, value)`` is y_t (batch,) if it were another.
+
     For a method that needs ``"values"``: ``value(node)`` of V or of a layer's output, and ``replay(changed, end, variants)``: the values at ``end``,
     (variants, batch, ...), if those at ``changed`` were ``variants``; ``same_tokens(values, layer)``: whether a site's queries are the tokens of a layer's output,
     one for one; ``projected_norms(values)``: ‖f(x_j)‖, f a head's part of the value and output projections, (batch, ..., heads, keys) as in the map.
@@ -92,6 +95,9 @@ class AttentionValues:
     received: Callable[[SiteValues, LayerValues], Tensor | None]
     same_tokens: Callable[[SiteValues, LayerValues], bool]
     projected_norms: Callable[[SiteValues], Tensor]
+    grids: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
+    inputs: Mapping[str, Tensor]
+    output: Callable[[str, Tensor], Tensor]
     features: Sequence[LayerValues] = ()
     run: Any = None
 

@@ -73,7 +73,7 @@ def test_gradcam_on_a_feature_map():
     for path in (None, "vit.layers.0"):
         seen = []
         module = dict(model.named_modules())[path] if path else next(m for n, m in model.named_modules() if n.endswith("1.layernorm_before"))
-        hook = module.register_forward_hook(lambda m, args, out: seen.append(out[0] if isinstance(out, tuple) else out))
+        hook = module.register_forward_hook(lambda m, args, out, seen=seen: seen.append(out[0] if isinstance(out, tuple) else out))
         logit = model(pixel_values=pixels.clone().requires_grad_()).logits[:, 2].sum()
         hook.remove()
         (gradient,) = torch.autograd.grad(logit, seen)
