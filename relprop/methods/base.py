@@ -47,6 +47,7 @@ class Method:
     """``function(sites, **options)`` returns a matrix per contraction node; at the input level, ``function(at, **options)`` an attribution per input.
 
     ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``. ``rules`` is the rule set it takes by default.
+    Its relevance ``starts_with`` 1 at the target, or with y_t, the target's own value, so that signed scores are contributions to y_t.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Method:
     class_specific: bool
     level: Level = "attention"
     rules: str = "paper"
+    starts_with: Literal["one", "output"] = "one"
 
     def options(self) -> dict[str, Any]:
         """The options it takes, with their defaults."""

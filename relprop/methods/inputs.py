@@ -21,7 +21,11 @@ CONVERGED = 0.05
 
 
 def lrp(at: InputValues) -> Mapping[str, Tensor]:
-    """Full LRP: relevance by Eq. 4 (z⁺, rule set ``lrp``) or by any other rule set, propagated down to the inputs. Signed where adds are: Eq. 6."""
+    """Full LRP: relevance by Eq. 4 (z⁺, rule set ``lrp``) or by any other rule set, propagated down to the inputs. Signed where adds are: Eq. 6.
+
+    ``attnlrp`` (Achtibat et al. 2024), ``cp_lrp`` (Ali et al. 2022) and ``epsilon_lrp`` (Bach et al. 2015) are this under the rule sets of their names,
+    started with y_t itself: signed contributions, which sum to y_t less what biases and constant terms absorb.
+    """
     return at.relevances
 
 
