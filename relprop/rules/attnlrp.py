@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.numerics import Divide, Epsilon, total
+from relprop.numerics import Divide, Epsilon, safe_divide, total
 from relprop.rules import operations as ops
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
@@ -95,9 +95,7 @@ class Sum(Add):
             return super().__call__(relevance, call)
         x = -call.inputs[0] if self.turned else call.inputs[0]
         number = call.output - x
-        if self.divide is None:
-            raise TypeError("a sum with a number needs a stabiliser")
-        s = self.divide(relevance, call.output)
+        s = (self.divide or safe_divide)(relevance, call.output)
         masked = number.abs() > torch.finfo(x.dtype).max / 4
         share = torch.where(masked, relevance, x * s)
         absorbed = torch.where(masked, 0.0, number * s)

@@ -51,8 +51,10 @@ class LocalGradients(TorchFunctionMode):
             y = constant(x, function(*args, **kwargs))
             self.activated.append(y)
             return y
-        if function is torch.rsqrt:
-            return torch.rsqrt(*args).detach()
+        if function in (torch.rsqrt, torch.sqrt, Tensor.sqrt):
+            return function(*args).detach()
+        if function is F.scaled_dot_product_attention:
+            return self.attention(*args, **kwargs)
         if function is F.layer_norm:
             return self.layer_norm(*args, **kwargs)
         if function in PRODUCTS and live(args[0]) and live(args[1]):
@@ -60,6 +62,10 @@ class LocalGradients(TorchFunctionMode):
         if function in TIMES and live(args[0]) and live(args[1]):
             return self.product(*args)
         return function(*args, **kwargs)
+
+    def attention(self, q, k, v):
+        a = (half(q) @ half(k).mT / q.shape[-1] ** 0.5).softmax(-1)
+        return a.detach() @ v if self.constants else half(a) @ half(v)
 
     def layer_norm(self, x, shape, weight=None, bias=None, eps=1e-5):
         if self.norm == "identity":
