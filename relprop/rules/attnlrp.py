@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, Epsilon, safe_divide, total
 from relprop.rules import operations as ops
@@ -47,17 +48,23 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Linear(EpsilonLinear):
-    """LRP-ε on ``linear(x, W, b)`` in closed form, R_x = x ⊙ (R/(z + ε·sgn z))·W; on any other op linear in one operand by its derivative."""
+    """LRP-ε on ``linear(x, W, b)`` and ``conv2d`` in closed form, R_x = x ⊙ (R/(z + ε·sgn z))·W; on any other op linear in one operand by its derivative."""
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if call.activations != (0,) or getattr(call.op, "overloadpacket", None) not in ops.LINEAR:
+        x, packet = call.inputs[0], getattr(call.op, "overloadpacket", None)
+        convolved = packet in ops.CONV2D and x.dim() == 4 and not isinstance(call.argument(4, "padding", 0), str)
+        if call.activations != (0,) or not (convolved or packet in ops.LINEAR):
             return super().__call__(relevance, call)
         s = self.divide(relevance, call.output)
         shares: list[Tensor | None] = [None] * len(call.operands)
-        shares[0] = call.inputs[0] * (s @ call.inputs[1])
+        if convolved:
+            options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]
+            shares[0] = x * conv2d_input(x.shape, call.inputs[1], s, *options)
+        else:
+            shares[0] = x * (s @ call.inputs[1])
         for i, operand in enumerate(call.operands):
             if operand.argument == "bias":
-                shares[i] = (s * operand.value).sum_to_size(operand.value.shape)
+                shares[i] = operand.value * s.sum((0, 2, 3) if convolved else tuple(range(s.dim() - 1)))
         return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
 
 
