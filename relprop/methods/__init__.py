@@ -35,12 +35,12 @@ METHODS = {
     "transformer_attribution": Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, True),
     "rollout": Method("rollout", rollout, frozenset(), False),
     "lrp": Method("lrp", lrp, RELEVANCE, True, "input", rules="lrp"),
-    "attnlrp": Method("attnlrp", lrp, RELEVANCE, True, "input", rules="attnlrp", starts_with="output"),
-    "cp_lrp": Method("cp_lrp", lrp, RELEVANCE, True, "input", rules="cp_lrp", starts_with="output"),
-    "epsilon_lrp": Method("epsilon_lrp", lrp, RELEVANCE, True, "input", rules="epsilon", starts_with="output"),
     "input_gradient": Method("input_gradient", input_gradient, GRADIENT, True, "input"),
     "gradient_x_input": Method("gradient_x_input", gradient_x_input, GRADIENT, True, "input"),
     "integrated_gradients": Method("integrated_gradients", integrated_gradients, frozenset(), True, "input"),
+    "attnlrp": Method("attnlrp", lrp, RELEVANCE, True, "input", rules="attnlrp", starts_with="output"),
+    "cp_lrp": Method("cp_lrp", lrp, RELEVANCE, True, "input", rules="cp_lrp", starts_with="output"),
+    "epsilon_lrp": Method("epsilon_lrp", lrp, RELEVANCE, True, "input", rules="epsilon", starts_with="output"),
 }
 
 #: What to use for a model without token attention.
