@@ -20,7 +20,7 @@ from relprop.methods.base import (
     chosen_layers,
 )
 from relprop.methods.hidden import attcat, cat, gradcam_features
-from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
+from relprop.methods.inputs import attnlrp, cp_lrp, epsilon_lrp, gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.masks import vit_cx
 from relprop.methods.positions import positions
 from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, partial_lrp, raw_attention
@@ -48,6 +48,9 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("input_gradient", input_gradient, GRADIENT, level="input", cost="3", source="Simonyan et al., ICLR workshop 2014"),
     Method("gradient_x_input", gradient_x_input, GRADIENT, level="input", signed=True, cost="3", source="Shrikumar et al., 2016"),
     Method("integrated_gradients", integrated_gradients, level="input", signed=True, cost="3 n_steps", source="Sundararajan et al., ICML 2017"),
+    Method("attnlrp", attnlrp, RELEVANCE, level="input", rules="attnlrp", signed=True, cost="3", source="Achtibat et al., ICML 2024", starts_with="output"),
+    Method("cp_lrp", cp_lrp, RELEVANCE, level="input", rules="cp_lrp", signed=True, cost="3", source="Ali et al., ICML 2022", starts_with="output"),
+    Method("epsilon_lrp", epsilon_lrp, RELEVANCE, level="input", rules="epsilon", signed=True, cost="3", source="Bach et al., PLOS ONE 2015", starts_with="output"),
 )}
 
 

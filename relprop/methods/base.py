@@ -110,8 +110,10 @@ class Method:
     """``function(at, **options)``, with ``at`` an ``AttentionValues`` or, at the input level, an ``InputValues``.
 
     Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap`` per explained input; at the input an attribution
-    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``, ``"projections"``. ``rules`` is the rule set it takes
-    by default. ``shared``: the options that are the same for many methods and are applied for it. ``cost``: in forward passes, for one target.
+    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``,
+    ``"projections"``, ``"inputs"``. ``rules`` is the rule set it takes by default. ``shared``: the options that are the same for many methods and are
+    applied for it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target, or with y_t, the target's own value, so
+    that signed scores are contributions to y_t.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Method:
     signed: bool = False
     cost: str = ""
     source: str = ""
+    starts_with: Literal["one", "output"] = "one"
 
     @property
     def description(self) -> str:

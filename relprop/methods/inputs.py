@@ -20,7 +20,25 @@ CONVERGED = 0.05
 
 
 def lrp(at: InputValues) -> Mapping[str, Tensor]:
-    """Full LRP: relevance by Eq. 4 (z⁺, rule set ``lrp``) or by any other rule set, propagated down to the inputs. Signed where adds are: Eq. 6."""
+    """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs. Signed where adds are: Eq. 6."""
+    return at.relevances
+
+
+def attnlrp(at: InputValues) -> Mapping[str, Tensor]:
+    """Relevance by LRP-ε with rules for softmax, products and norms, started with y_t, down to the inputs (AttnLRP: Achtibat et al. 2024). Signed.
+
+    It sums to y_t less what biases and constant terms absorb.
+    """
+    return at.relevances
+
+
+def cp_lrp(at: InputValues) -> Mapping[str, Tensor]:
+    """The same with attention maps and gates as constants (CP-LRP: Ali et al. 2022). Signed."""
+    return at.relevances
+
+
+def epsilon_lrp(at: InputValues) -> Mapping[str, Tensor]:
+    """Relevance by LRP-ε, started with y_t, down to the inputs (Bach et al. 2015). Signed."""
     return at.relevances
 
 

@@ -244,7 +244,7 @@ def test_scores_are_finite_and_one_per_position(name, method):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_ledger_balances_in_float32(name):
     model, inputs, target = built(name)
-    for rules in ("lrp", "paper"):
+    for rules in ("lrp", "paper", "attnlrp", "cp_lrp"):
         ledger = relprop.explain(model, inputs, target, method="lrp", rules=rules).ledger
         assert ledger.balanced(1e-5), ledger.worst()
         totals = ledger.totals()
@@ -424,7 +424,7 @@ def test_an_output_that_no_input_reaches_is_reported():
 
 
 def test_the_methods_page_runs(capsys):
-    text = (Path(__file__).parents[2] / "docs/methods.md").read_text()
+    text = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("methods.md", "methods-relevance.md"))
     scope = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     for block in blocks:
