@@ -10,7 +10,9 @@ from torch import Tensor, fx
 from relprop.errors import OptionError, message
 from relprop.methods.base import InputValues, Level, Method, SiteValues, chosen_layers
 from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
-from relprop.methods.positions import positions
+from relprop.methods.perturbed import deeplift, occlusion
+from relprop.methods.positions import positions, windows
+from relprop.methods.sampled import gradient_shap, random, smoothgrad
 
 
 def transformer_attribution(sites: Sequence[SiteValues], *, use_gradient: bool = True) -> Mapping[fx.Node, Tensor]:
@@ -38,6 +40,11 @@ METHODS = {
     "input_gradient": Method("input_gradient", input_gradient, GRADIENT, True, "input"),
     "gradient_x_input": Method("gradient_x_input", gradient_x_input, GRADIENT, True, "input"),
     "integrated_gradients": Method("integrated_gradients", integrated_gradients, frozenset(), True, "input"),
+    "smoothgrad": Method("smoothgrad", smoothgrad, frozenset(), True, "input"),
+    "gradient_shap": Method("gradient_shap", gradient_shap, frozenset(), True, "input", whole=frozenset({"baselines"})),
+    "deeplift": Method("deeplift", deeplift, frozenset(), True, "input"),
+    "occlusion": Method("occlusion", occlusion, frozenset(), True, "input"),
+    "random": Method("random", random, frozenset(), False, "input"),
 }
 
 #: What to use for a model without token attention.
@@ -57,4 +64,4 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     return METHODS[name]
 
 
-__all__ = ["INPUT_LEVEL", "METHODS", "InputValues", "Method", "SiteValues", "chosen_layers", "method_named", "positions"]
+__all__ = ["INPUT_LEVEL", "METHODS", "InputValues", "Method", "SiteValues", "chosen_layers", "method_named", "positions", "windows"]

@@ -33,6 +33,8 @@ class InputValues:
 
     ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
     values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
+    ``contributions(*references)`` is DeepLIFT's: one tensor per input, given x′ of each. ``positions`` are the axes of each value, the batch being
+    axis 0, that have a score each; the others are summed over. ``window`` is how many of them lie together along each, as ``occlusion`` hides them.
     """
 
     values: Mapping[str, Tensor]
@@ -40,13 +42,17 @@ class InputValues:
     relevances: Mapping[str, Tensor]
     forward: Callable[..., Tensor]
     embed: Callable[[str, Tensor], Tensor]
+    contributions: Callable[..., tuple[Tensor, ...]]
+    positions: Mapping[str, tuple[int, ...]]
+    window: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Method:
     """``function(sites, **options)`` returns a matrix per contraction node; at the input level, ``function(at, **options)`` an attribution per input.
 
-    ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``. ``rules`` is the rule set it takes by default.
+    ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``. ``rules`` is the rule set it takes by default. ``whole`` are its options whose
+    tensors have no entry per sample along their first axis: they are handed on as tuples, and never cut with the batch.
     """
 
     name: str
@@ -55,6 +61,7 @@ class Method:
     class_specific: bool
     level: Level = "attention"
     rules: str = "paper"
+    whole: frozenset[str] = frozenset()
 
     def options(self) -> dict[str, Any]:
         """The options it takes, with their defaults."""
@@ -69,7 +76,14 @@ class Method:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
-        return {**known, **given}
+        return {**known, **{name: _entries(value) if name in self.whole else value for name, value in given.items()}}
+
+
+def _entries(value: Any) -> Any:
+    """A tensor as the tuple of its entries, each with a first axis of 1; so are those in a dict."""
+    if isinstance(value, Mapping):
+        return {name: _entries(v) for name, v in value.items()}
+    return value.split(1) if isinstance(value, Tensor) and value.dim() else value
 
 
 def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
