@@ -71,6 +71,16 @@ def attribute_target(run: Run, target: Any, *, again: bool) -> Explanation:
     )
 
 
+def attributed_scalar(run: Run, target: Any, leaf: fx.Node) -> tuple[tuple[Any, ...], Callable[[Tensor], Tensor]]:
+    """The target's label per sample, and y_t of every sample as a function of what is at ``leaf``. Raises ``TargetError`` if it does not depend on it."""
+    session = run.session
+    with torch.enable_grad():
+        start = resolve(target, Context(run.program, session.model, session.adapter, run.inputs, run.outputs(), session.rules))
+    if leaf not in _reached(session, tuple(start.field) or run.program.output_nodes).values():
+        raise TargetError("the target does not depend on the input that is to move")
+    return start.label, _forward_from(run, target, start, (leaf,))
+
+
 def _reached(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node]:
     """The explained inputs that any of ``starts`` depends on, in the order of the model's call. Raises ``TargetError`` if there is none."""
     flow, leaves = session.flow, session.program.leaves
@@ -120,11 +130,11 @@ def _forward_from(run: Run, target: Any, start: Start, leaves: tuple[fx.Node, ..
     return y
 
 
-def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str, fx.Node]) -> Callable[..., tuple[Tensor, ...]]:
-    """DeepLIFT's multipliers times x − x′, as a function of the references x′. Raises ``OptionError`` where they are not defined."""
+def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str, fx.Node]) -> Callable[..., tuple[tuple[Tensor, ...], Tensor]]:
+    """DeepLIFT's multipliers times x − x′, and y_t(x) − y_t(x′), as a function of the references x′. Raises ``OptionError`` where they are not defined."""
     nodes, ends = tuple(leaves.values()), tuple(start.field) or run.program.output_nodes
 
-    def contributions(*references: Tensor) -> tuple[Tensor, ...]:
+    def contributions(*references: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         program = run.program
         if any(t.dtype.itemsize < 4 for t in references):  # a quotient of differences in half precision is noise
             program = replace(program, dtype=torch.float32, memo={})
@@ -139,7 +149,7 @@ def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str
         if callable(target):
             _refuse_nonlinear(torch.autograd.grad(total, [found[n] for n in outputs], retain_graph=True, allow_unused=True), outputs, found, there, y - y0)
         multipliers = torch.autograd.grad(total, values, allow_unused=True, materialize_grads=True)
-        return tuple(_tidy(m * (x.detach() - x0), leaf) for m, x, x0, leaf in zip(multipliers, values, before, nodes, strict=True))
+        return tuple(_tidy(m * (x.detach() - x0), leaf) for m, x, x0, leaf in zip(multipliers, values, before, nodes, strict=True)), (y - y0).detach()
 
     return contributions
 

@@ -64,13 +64,13 @@ def deeplift(at: InputValues, *, baseline: Any = None) -> Mapping[str, Tensor]:
     ``integrated_gradients``. Products of two activations, and what is made of them (attention, norms), take the rules of ``relprop.methods.rescale``.
     A model with an operation that has no rule, and a callable target that is not linear, are refused (``OptionError``).
     """
-    found = at.contributions(*baselines(at, baseline))
-    _warn_of_rounding(at, found, baselines(at, baseline))
+    found, difference = at.contributions(*baselines(at, baseline))
+    _warn_of_rounding(found, difference.double())
     return dict(zip(at.values, found, strict=True))
 
 
-def _warn_of_rounding(at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...]) -> None:
-    difference = (at.forward(*at.values.values()) - at.forward(*start)).double()
+def _warn_of_rounding(found: tuple[Tensor, ...], difference: Tensor) -> None:
+    """The rules are complete; what is missing is rounding, and said."""
     parts = [f.flatten(1).double() for f in found]
     gap, size = (sum(p.sum(1) for p in parts) - difference).abs(), sum(p.abs().sum(1) for p in parts)
     bad = gap > ROUNDING * (size + difference.abs())

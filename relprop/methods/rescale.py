@@ -211,4 +211,4 @@ ALONE: dict[str, Rule] = dict.fromkeys(_names(
 }
 #: ``NORM``: for the last of a norm written out. Rules for two operands that both depend on the input; with one that does, these are affine (a quotient: in its numerator).
 NORM: Rule = _norm
-TOGETHER: dict[str, Rule] = dict.fromkeys(_names("mul multiply matmul bmm mm mv dot"), _product) | dict.fromkeys(_names("div divide true_divide"), _division)
+TOGETHER: dict[str, Rule] = {**dict.fromkeys(_names("mul multiply matmul bmm mm mv dot"), _product), **dict.fromkeys(_names("div divide true_divide"), _division)}

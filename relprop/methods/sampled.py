@@ -121,6 +121,6 @@ def _per_input(at: InputValues, option: str, given: Any) -> dict[str, float]:
     if unknown:
         raise OptionError(f"{option} for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
     for value in named.values():
-        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= value < math.inf:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
             raise OptionError(f"{option}={given!r}: a number that is not negative, or a dict of these by input name")
     return {name: float(named.get(name, 0.0)) for name in at.values}
