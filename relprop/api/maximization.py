@@ -91,7 +91,7 @@ def _ascend(score: Any, first: Tensor, steps: int, lr: float, l2: float, bounds:
     """The last image, the objective at all of them, and S at the last."""
     image, rows = first.detach().to(at_least_float32(first.dtype)).clone(), []
     for step in range(steps + 1):
-        point = image.to(first.dtype).requires_grad_()
+        point = image.detach().to(first.dtype).requires_grad_()
         with torch.enable_grad():
             s = score(point)
             gradient = torch.autograd.grad(s.sum(), point)[0].to(image.dtype)
