@@ -130,11 +130,11 @@ def _forward_from(run: Run, target: Any, start: Start, leaves: tuple[fx.Node, ..
     return y
 
 
-def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str, fx.Node]) -> Callable[..., tuple[tuple[Tensor, ...], Tensor]]:
-    """DeepLIFT's multipliers times x − x′, and y_t(x) − y_t(x′), as a function of the references x′. Raises ``OptionError`` where they are not defined."""
+def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str, fx.Node]) -> Callable[..., tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+    """DeepLIFT's multipliers times x − x′, y_t(x) and y_t(x′), as a function of the references x′. Raises ``OptionError`` where they are not defined."""
     nodes, ends = tuple(leaves.values()), tuple(start.field) or run.program.output_nodes
 
-    def contributions(*references: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    def contributions(*references: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         program = run.program
         if any(t.dtype.itemsize < 4 for t in references):  # a quotient of differences in half precision is noise
             program = replace(program, dtype=torch.float32, memo={})
@@ -149,7 +149,7 @@ def _contributions_from(run: Run, target: Any, start: Start, leaves: Mapping[str
         if callable(target):
             _refuse_nonlinear(torch.autograd.grad(total, [found[n] for n in outputs], retain_graph=True, allow_unused=True), outputs, found, there, y - y0)
         multipliers = torch.autograd.grad(total, values, allow_unused=True, materialize_grads=True)
-        return tuple(_tidy(m * (x.detach() - x0), leaf) for m, x, x0, leaf in zip(multipliers, values, before, nodes, strict=True)), (y - y0).detach()
+        return tuple(_tidy(m * (x.detach() - x0), leaf) for m, x, x0, leaf in zip(multipliers, values, before, nodes, strict=True)), y.detach(), y0
 
     return contributions
 

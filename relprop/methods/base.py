@@ -33,7 +33,7 @@ class InputValues:
 
     ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
     values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
-    ``contributions(*references)`` is DeepLIFT's: one tensor per input, given x′ of each, and y_t(x) − y_t(x′). ``positions`` are the axes of each value, the batch being
+    ``contributions(*references)`` is DeepLIFT's: one tensor per input, given x′ of each, then y_t(x) and y_t(x′). ``positions`` are the axes of each value, the batch being
     axis 0, that have a score each; the others are summed over. ``window`` is how many of them lie together along each, as ``occlusion`` hides them.
     """
 
@@ -42,7 +42,7 @@ class InputValues:
     relevances: Mapping[str, Tensor]
     forward: Callable[..., Tensor]
     embed: Callable[[str, Tensor], Tensor]
-    contributions: Callable[..., tuple[tuple[Tensor, ...], Tensor]]
+    contributions: Callable[..., tuple[tuple[Tensor, ...], Tensor, Tensor]]
     positions: Mapping[str, tuple[int, ...]]
     window: Mapping[str, tuple[int, ...]]
 

@@ -64,16 +64,17 @@ def deeplift(at: InputValues, *, baseline: Any = None) -> Mapping[str, Tensor]:
     ``integrated_gradients``. Products of two activations, and what is made of them (attention, norms), take the rules of ``relprop.methods.rescale``.
     A model with an operation that has no rule, and a callable target that is not linear, are refused (``OptionError``).
     """
-    found, difference = at.contributions(*baselines(at, baseline))
-    _warn_of_rounding(found, difference.double())
+    found, y, y0 = at.contributions(*baselines(at, baseline))
+    _warn_of_rounding(found, y, y0)
     return dict(zip(at.values, found, strict=True))
 
 
-def _warn_of_rounding(found: tuple[Tensor, ...], difference: Tensor) -> None:
-    """The rules are complete; what is missing is rounding, and said."""
+def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
+    """The rules are complete; what is missing is rounding, and said where it is more than that of y_t itself."""
+    difference, own = y.double() - y0.double(), 16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs())
     parts = [f.flatten(1).double() for f in found]
     gap, size = (sum(p.sum(1) for p in parts) - difference).abs(), sum(p.abs().sum(1) for p in parts)
-    bad = gap > ROUNDING * (size + difference.abs())
+    bad = (gap > ROUNDING * (size + difference.abs())) & (gap > own)
     if bool(bad.any()):
         worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
         warnings.warn(message(
