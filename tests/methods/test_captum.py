@@ -163,13 +163,13 @@ class Modules(nn.Module):
 
 
 class Pools(nn.Module):
-    """A convolution, batch norm and two pools. The maximum comes before the ReLU: directly behind a hooked module Captum's is not complete."""
+    """Convolution, maximum, batch norm, ReLU, mean. The maximum stands between linear layers: next to a hooked module Captum's is not complete."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 3)).double().eval()
-        nn.init.normal_(self.layers[1].running_mean)
+        self.layers = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 3)).double().eval()
+        nn.init.normal_(self.layers[2].running_mean)
 
     def forward(self, x):
         return self.layers(x)
