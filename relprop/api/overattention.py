@@ -49,7 +49,7 @@ def _view(run: Run, rolling: Rolling) -> AttentionValues:
     content = {s.name: described(run, s.name, run.layout(s))["content"] for s in rolling.streams}
     return AttentionValues(
         sites=rolling.at, layers=(), content=content, last=rolling.last(), rows=rolling.rows, heads=rolling.heads, head_means=rolling.head_means,
-        place=rolling.place, identity=rolling.identity, run=run,
+        place=rolling.place, identity=rolling.identity, reads=rolling.reads, dense=rolling.dense, run=run,
     )
 
 
@@ -62,7 +62,7 @@ def _rolled_up(rolling: Rolling, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
 
 
 def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
-    return {name: (m.scores, torch.zeros_like(m.scores)) for name, m in found.items()}
+    return {name: (m.scores, torch.zeros_like(m.scores) if m.identity is None else m.identity) for name, m in found.items()}
 
 
 def _layers(run: Run, found: Mapping[Any, Any]) -> dict[str, Tensor]:

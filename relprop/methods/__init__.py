@@ -17,8 +17,10 @@ from relprop.methods.base import (
     Method,
     SiteValues,
     TokenMap,
+    Tokens,
     chosen_layers,
 )
+from relprop.methods.gae import gae
 from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.positions import positions
 from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, partial_lrp, raw_attention
@@ -34,6 +36,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("attention_grad", attention_grad, GRADIENT, shared=READ, signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
     Method("attention_times_grad", attention_times_grad, GRADIENT, shared=READ, cost="4", source="Barkan et al., CIKM 2021"),
     Method("gradcam", gradcam, GRADIENT, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),
+    Method("gae", gae, GRADIENT, shared=READ, cost="4", source="Chefer, Gur & Wolf, ICCV 2021"),
     Method("partial_lrp", partial_lrp, RELEVANCE, rules="reference_lrp", shared=READ, cost="6", source="Voita et al., ACL 2019"),
     Method("lrp", lrp, RELEVANCE, level="input", rules="lrp", signed=True, cost="6", source="Binder et al., ICANN 2016"),
     Method("input_gradient", input_gradient, GRADIENT, level="input", cost="3", source="Simonyan et al., ICLR workshop 2014"),
@@ -113,6 +116,6 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
 
 
 __all__ = [
-    "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "available", "chosen_layers", "input_level",
+    "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "Tokens", "available", "chosen_layers", "input_level",
     "method_named", "positions", "register", "remove",
 ]

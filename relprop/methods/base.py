@@ -40,10 +40,21 @@ class LayerValues:
 
 @dataclass(frozen=True)
 class TokenMap:
-    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by layer in forward order, (batch, layers, tokens)."""
+    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by layer in forward order, (batch, layers, tokens),
+    and what skip connections alone leave, which ``row`` has besides the scores (``identity``, (batch, tokens); ``None``: 0)."""
 
     scores: Tensor
     layers: Tensor | None = None
+    identity: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Which inputs' tokens stand at the queries or the keys of a site, followed by skip connections: by name, and whether they are all the tokens
+    of one input, ``exactly``, in order. No name: tokens of the model's own (learned queries)."""
+
+    names: tuple[str, ...]
+    exactly: bool
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,8 @@ class AttentionValues:
     a matrix per contraction, meaned over heads. ``heads(values, map)``: the same for one site and each of its heads, (batch, heads, tokens);
     ``head_means(values, map)`` the mean of each head's whole map, (batch, heads).
     ``place(node, numbers)``: numbers (batch, *token positions) at a tensor of the graph, handed down to the input's tokens by skip connections.
-    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: the inputs a site's queries and its
-    keys are tokens of, where that is plain. ``replayed(site, values)``: the output of the site's layer if its values were these,
+    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: whose tokens a site's queries and
+    its keys are. ``dense(values, map)``: a site's map with its heads fused, (batch, queries, keys); refused for windows. ``replayed(site, values)``: the output of the site's layer if its values were these,
     (variants, batch, ...). ``output(*inputs)``: y_t (batch,) for other values of the explained inputs. ``inputs``: their values now, by name.
     """
 
@@ -72,6 +83,8 @@ class AttentionValues:
     head_means: Callable[[SiteValues, Tensor], Tensor]
     place: Callable[[fx.Node, Tensor], Mapping[str, Tensor]]
     identity: Callable[[], Mapping[str, Tensor]]
+    reads: Callable[[Site], tuple[Tokens, Tokens]]
+    dense: Callable[[SiteValues, Tensor], Tensor]
     run: Any = None
 
 
