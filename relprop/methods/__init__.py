@@ -20,6 +20,7 @@ from relprop.methods.base import (
     Tokens,
     chosen_layers,
 )
+from relprop.methods.flow import attention_flow
 from relprop.methods.gae import gae
 from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.positions import positions
@@ -33,6 +34,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, shared=ROLLED, cost="6", source="Chefer, Gur & Wolf, CVPR 2021"),
     Method("rollout", rollout, class_specific=False, shared=(*ROLLED, "discard_ratio"), cost="2", source="Abnar & Zuidema, ACL 2020"),
     Method("raw_attention", raw_attention, class_specific=False, shared=READ, cost="2", source="Chefer, Gur & Wolf, CVPR 2021"),
+    Method("attention_flow", attention_flow, class_specific=False, shared=("layers",), cost="2, and s maximum flows", source="Abnar & Zuidema, ACL 2020"),
     Method("attention_grad", attention_grad, GRADIENT, shared=READ, signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
     Method("attention_times_grad", attention_times_grad, GRADIENT, shared=READ, cost="4", source="Barkan et al., CIKM 2021"),
     Method("gradcam", gradcam, GRADIENT, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),

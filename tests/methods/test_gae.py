@@ -258,7 +258,7 @@ def test_what_is_not_the_tokens_of_one_input_is_refused(name):
 
 
 def test_row_normalisation_is_their_own_where_inputs_meet():
-    with pytest.raises(OptionError, match="Eq. 8–9"):
+    with pytest.raises(OptionError, match=r"Eq\. 8–9"):
         gae(EncoderDecoder(), both(), normalize_rows=True)
 
 
