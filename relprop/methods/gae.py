@@ -20,7 +20,7 @@ def gae(at: AttentionValues, *, normalize_rows: bool = False) -> Mapping[fx.Node
 
     One explained input, or several that never attend to one another (two towers, one joint sequence): the matrices are rolled up, and ``row`` is the row
     of R that the head reads; ``normalize_rows`` divides the rows of I + Ā by their sums. Several that do (encoder and decoder, co-attention): each site sees
-    the updates of the sites upstream of it. Where a row of R̂ is empty, 0/0 is 0 in Eq. 9 (their code drops the whole update).
+    the updates of the sites upstream of it. Queries that a model has learned (DETR) are no input: with one input all is rolled up. Where a row of R̂ is empty, 0/0 is 0 in Eq. 9 (their code drops the whole update).
 
     Raises:
         OptionError: with several inputs that attend to each other, a site whose queries or keys are not exactly the tokens of one of them.
