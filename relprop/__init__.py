@@ -8,6 +8,7 @@ torch.Size([1, 65])
 
 from relprop import errors, rules, targets
 from relprop.api.check import check
+from relprop.api.compare import Comparison, compare
 from relprop.api.explain import explain, explain_many, trace
 from relprop.api.generation import Generation, explain_generation
 from relprop.api.instrument import instrument
@@ -21,6 +22,6 @@ from relprop.storage import load
 __version__ = "0.1.0"
 
 __all__ = [
-    "Explanation", "Generation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "errors", "explain", "explain_generation", "explain_many",
+    "Comparison", "Explanation", "Generation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "compare", "errors", "explain", "explain_generation", "explain_many",
     "instrument", "load", "open_model", "register_rule", "rules", "stability", "targets", "trace",
 ]

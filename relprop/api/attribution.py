@@ -45,9 +45,9 @@ def attribute_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.N
     with torch.no_grad():
         walk, ledger = relevance_of(run, start)
     at = InputValues(
-        {name: _tidy(run.forward.values[leaf].detach(), leaf) for name, leaf in leaves.items()},
-        {name: _tidy(_wide(gradients[leaf]), leaf) for name, leaf in leaves.items() if leaf in gradients},
-        {name: _tidy(walk.found.get(leaf, torch.zeros_like(_wide(run.forward.values[leaf]))), leaf) for name, leaf in leaves.items() if run.plan is not None},
+        {name: tidied(run.forward.values[leaf].detach(), leaf) for name, leaf in leaves.items()},
+        {name: tidied(_wide(gradients[leaf]), leaf) for name, leaf in leaves.items() if leaf in gradients},
+        {name: tidied(walk.found.get(leaf, torch.zeros_like(_wide(run.forward.values[leaf]))), leaf) for name, leaf in leaves.items() if run.plan is not None},
         output_from(run, target, start, tuple(leaves.values())), lambda name, ids: _embed(run, name, ids),
     )
     found = method.function(at, **run.request.options)
@@ -67,7 +67,7 @@ def _reached(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node
     return found
 
 
-def _tidy(value: Tensor, leaf: fx.Node) -> Tensor:
+def tidied(value: Tensor, leaf: fx.Node) -> Tensor:
     """Without the leading 1 of a single sample's call."""
     return value[:, 0] if val(leaf).shape[:1] == (1,) else value
 
@@ -106,7 +106,7 @@ def _embed(run: Run, name: str, ids: Tensor) -> Tensor:
     tensors = tuple(replaced if i == at else t for i, t in enumerate(run.inputs.tensors))
     leaf = run.program.leaves[name]
     inputs = Inputs(run.inputs.names, tensors, run.inputs.rebuild, run.inputs.batched, run.inputs.batch, run.inputs.static)
-    return _tidy(execute(run.program, run.session.model, inputs, {leaf})[leaf], leaf)
+    return tidied(execute(run.program, run.session.model, inputs, {leaf})[leaf], leaf)
 
 
 def _token_scores(run: Run, stream: Stream, attribution: Tensor) -> TokenScores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from relprop.api.opening import opened
 from relprop.api.overattention import explain_start
 from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
 from relprop.api.session import Session, check_devices, open_session
-from relprop.errors import OptionError, TargetError
+from relprop.errors import NoAttentionError, OptionError, RelpropError, RollUpError, RuleError, TargetError
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
 from relprop.rules import RuleSet
@@ -41,16 +42,19 @@ class MethodCall:
 
 def explain_grid(
     model: nn.Module | str | Any, inputs: Any, targets: Sequence[Any], calls: Sequence[MethodCall], *, batch_size: int | None, precision: str | torch.dtype | None,
-    on_unknown: str, keep: str | Iterable[str], progress: bool, processor: Any, trust_remote_code: bool,
-) -> list[list[Explanation]]:
-    """For each target, an explanation by each call. Arguments as ``explain`` has them."""
+    on_unknown: str, keep: str | Iterable[str], progress: bool, processor: Any, trust_remote_code: bool, refused: dict[int, RelpropError] | None = None,
+) -> list[list[Any]]:
+    """For each target, an explanation by each call. Arguments as ``explain`` has them.
+
+    ``refused``: collects, by the call's place, why a method is not defined here, instead of raising it; its explanations are ``None``.
+    """
     if not isinstance(targets, (list, tuple)) or not targets:
         raise OptionError("targets is a non-empty list, one entry per explanation")
     requests = [call.request(_kept(keep), None) for call in calls]
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     requests = [replace(r, raw=prepared) for r in requests]
     rules = [r.method.rules if c.rules is None else c.rules for c, r in zip(calls, requests, strict=True)]
-    parts: list[list[list[Explanation]]] = []
+    parts: list[list[list[Explanation | None]]] = []
     with undisturbed(model), torch.no_grad():
         bound = bind(prepared.inputs)
         check_devices(model, bound)
@@ -69,26 +73,56 @@ def explain_grid(
             with same_chance(model):  # a model that draws random numbers draws the same for every part
                 if specialised and first:
                     opened_sessions = sessions(part)
-                parts.append(_explained(opened_sessions, part, some, [_of_part(r, first, part.batch, bound.batch) for r in requests]))
-    return [[join(list(same)) for same in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+                parts.append(_explained(opened_sessions, part, some, [_of_part(r, first, part.batch, bound.batch) for r in requests], refused))
+    return [[_joined(list(same)) for same in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
 
 
-def _explained(sessions: list[Session], part: Inputs, targets: list[Any], requests: list[Request]) -> list[list[Explanation]]:
+def _joined(parts: list[Explanation | None]) -> Explanation | None:
+    there = [p for p in parts if p is not None]
+    return join(there) if len(there) == len(parts) else None
+
+
+def _explained(
+    sessions: list[Session], part: Inputs, targets: list[Any], requests: list[Request], refused: dict[int, RelpropError] | None,
+) -> list[list[Explanation | None]]:
     """One part of the batch: a draft per request, one forward pass, and one gradient per target at every node that any of them watches."""
-    drafts = [_draft(s, targets, r) for s, r in zip(sessions, requests, strict=True)]
-    runs = run_drafts(drafts, part)
+    drafts: dict[int, Draft] = {}
+    for i, (session, request) in enumerate(zip(sessions, requests, strict=True)):
+        with _refusal(i, refused):
+            drafts[i] = _draft(session, targets, request)
+    if not drafts:
+        return [[None] * len(requests) for _ in targets]
+    numbered = dict(zip(drafts, run_drafts(list(drafts.values()), part), strict=True))
+    runs = list(numbered.values())
     watched = tuple(dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch))
     rows = []
     for i, target in enumerate(targets):
         starts: dict[Any, Start] = {r.session.rules: r.start(target) for r in {run.session.rules: run for run in runs}.values()}
         gradients = runs[0].forward.gradients(next(iter(starts.values())).scalars, watched, again=i + 1 < len(targets)) if watched else {}
-        rows.append([_finish(run, target, starts[run.session.rules], gradients) for run in runs])
+        row: list[Explanation | None] = [None] * len(requests)
+        for number, run in numbered.items():
+            with _refusal(number, refused):
+                row[number] = _finish(run, target, starts[run.session.rules], gradients)
+        rows.append(row)
     return rows
+
+
+@contextmanager
+def _refusal(number: int, refused: dict[int, RelpropError] | None) -> Iterator[None]:
+    """Write down what a method says of this model, if that is wanted."""
+    try:
+        yield
+    except (OptionError, NoAttentionError, RollUpError, RuleError) as refusal:
+        if refused is None:
+            raise
+        refused.setdefault(number, refusal)
 
 
 def explain_once(session: Session, inputs: Inputs, target: Any, request: Request) -> Explanation:
     """One request for one target."""
-    return _explained([session], inputs, [target], [request])[0][0]
+    found = _explained([session], inputs, [target], [request], None)[0][0]
+    assert found is not None
+    return found
 
 
 def _draft(session: Session, targets: list[Any], request: Request) -> Draft:
@@ -97,7 +131,7 @@ def _draft(session: Session, targets: list[Any], request: Request) -> Draft:
 
 def _finish(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
     mine = gradients if "gradient" in run.request.needs else {}
-    return explain_start(run, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
+    return explain_start(run, target, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
 
 
 def _kept(keep: str | Iterable[str]) -> frozenset[str]:

@@ -8,25 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.api.attribution import output_from, tidied
+from relprop.api.projection import projected_norms
 from relprop.api.rolling import Pairs, Rolling
 from relprop.api.run import Run, described, relevance_of
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.backward import Walk
-from relprop.methods import AttentionValues, SiteValues, TokenMap
+from relprop.interpreter.forward import detached
+from relprop.interpreter.replay import Segment
+from relprop.methods import AttentionValues, LayerValues, SiteValues, TokenMap
+from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
 from relprop.targets import Start
+from relprop.tracer.axes import is_token
 from relprop.tracer.program import Site
 
 
-def explain_start(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
+def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
     """What the run's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched nodes, for a method that needs them."""
     with torch.no_grad():
         walk, ledger = relevance_of(run, start)
-        at = tuple(SiteValues(s, run.forward.watched[s.attention].detach(), gradients.get(s.attention), _found(walk, run, s)) for s in run.chosen)
+        at = tuple(
+            SiteValues(s, _wide(run.forward.watched[s.attention].detach()), _wide(gradients.get(s.attention)), _found(walk, run, s)) for s in run.chosen
+        )
         rolling = Rolling(run, start, at)
         method, options = run.request.method, run.request.options
-        found = method.function(_view(run, rolling), **{k: v for k, v in options.items() if k in method.own_options()})
+        found = method.function(_view(run, rolling, target, start, gradients), **{k: v for k, v in options.items() if k in method.own_options()})
         matrix, layers, scores = None, dict[str, Tensor](), _rolled_up(rolling, found) if _is_matrices(found) else _token_maps(found)
         _warn_of_nothing(scores, at)
         if "matrix" in run.request.keep:
@@ -44,13 +52,41 @@ def explain_start(run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -
     )
 
 
-def _view(run: Run, rolling: Rolling) -> AttentionValues:
+def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> AttentionValues:
     """The run as a method sees it."""
     content = {s.name: described(run, s.name, run.layout(s))["content"] for s in rolling.streams}
+    flow, values = run.session.flow, run.forward.values
+
+    def at(node: fx.Node, site: Site | None = None) -> LayerValues:
+        tokens = tuple(i for i, axis in enumerate(run.program.axes[node]) if is_token(axis))
+        return LayerValues(node, _wide(values[node].detach()), _wide(gradients.get(node)), tokens, site)
+
+    def replay(changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
+        return Segment.between(run.program, flow, changed, end).run({n: detached(v) for n, v in values.items()}, variants)
+
+    def output(name: str, value: Tensor) -> Tensor:
+        leaves = run.program.leaves
+        inputs = {n: value if n == name else tidied(values[leaf].detach(), leaf) for n, leaf in leaves.items()}
+        return output_from(run, target, start, tuple(leaves.values()))(*inputs.values())
+
     return AttentionValues(
-        sites=rolling.at, layers=(), content=content, last=rolling.last(), rows=rolling.rows, heads=rolling.heads, head_means=rolling.head_means,
-        place=rolling.place, identity=rolling.identity, reads=rolling.reads, dense=rolling.dense, run=run,
+        sites=rolling.at, layers=[at(node, site) for site, node in run.layers.items()], content=content, last=rolling.last(), rows=rolling.rows,
+        heads=rolling.heads, head_means=rolling.head_means, place=rolling.place, identity=rolling.identity, reads=rolling.reads, dense=rolling.dense,
+        move=rolling.move, value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
+        same_tokens=rolling.same_tokens, projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()), features=[at(n) for n in run.features], run=run, output=output,
+        grids={s.name: _grid(run, s) for s in rolling.streams},
+        inputs={s.name: tidied(values[s.leaf].detach(), s.leaf) for s in rolling.streams} if "inputs" in run.request.needs else {},
     )
+
+
+def _wide(value: Any) -> Any:
+    """What a model of half precision computed, in float32: fields and relevance are at least that."""
+    return None if value is None else value.to(at_least_float32(value.dtype))
+
+
+def _grid(run: Run, stream: Stream) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    known = described(run, stream.name, run.layout(stream))
+    return (known["grid"], known["image"]) if known["grid"] and known["image"] else None
 
 
 def _is_matrices(found: Mapping[Any, Any]) -> bool:

@@ -12,18 +12,13 @@ from torch import Tensor, fx
 from relprop.api.run import Run
 from relprop.interpreter.backward import propagate
 from relprop.methods import Tokens
-from relprop.rollup import Stream
+from relprop.rollup import Stream, tokens_of
 from relprop.rollup.merges import SUMS
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site, packet
 
 STRAIGHT = 1e-3
-
-
-def token_sizes(run: Run, node: fx.Node) -> tuple[int, ...]:
-    """The lengths of the token axes at ``node``."""
-    return tuple(val(node).shape[i] for i, axis in enumerate(run.program.axes[node]) if is_token(axis))
 
 
 def readings(run: Run, streams: Sequence[Stream]) -> dict[fx.Node, tuple[Tokens, Tokens]]:
@@ -50,7 +45,7 @@ def _receivers(run: Run, site: Site) -> list[fx.Node]:
         result.add(node)
         others = [i for i in flow.inputs[node] if not flow.reaches(site.contraction, i)]
         if packet(node) in SUMS:
-            found += [o for o in others if token_sizes(run, o) == token_sizes(run, node)]
+            found += [o for o in others if tokens_of(run.program, o) == tokens_of(run.program, node)]
     return found
 
 
@@ -66,7 +61,7 @@ def _handed_down(run: Run, streams: Sequence[Stream], nodes: list[fx.Node]) -> d
     fields = {n: _numbered(run, n, i, len(nodes), device).expand(batch, -1, *val(n).shape) for i, n in enumerate(nodes)}
     found = propagate(plan, values, fields, account=False).found
     read = {s.name: s.read(found[s.node]) for s in streams if s.node in found}
-    return {n: _tokens(math.prod(token_sizes(run, n)), {name: r[:, i] for name, r in read.items()}) for i, n in enumerate(nodes)}
+    return {n: _tokens(math.prod(tokens_of(run.program, n)), {name: r[:, i] for name, r in read.items()}) for i, n in enumerate(nodes)}
 
 
 def _numbered(run: Run, node: fx.Node, channel: int, channels: int, device: torch.device) -> Tensor:

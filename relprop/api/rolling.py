@@ -13,10 +13,10 @@ from relprop.api.reading import readings
 from relprop.api.run import Run
 from relprop.errors import OptionError, RollUpError
 from relprop.interpreter.backward import propagate
-from relprop.methods import SiteValues, Tokens
+from relprop.methods import LayerValues, SiteValues, Tokens
 from relprop.methods.fusion import fused, without_smallest
 from relprop.plan import Plan
-from relprop.rollup import Stream
+from relprop.rollup import Stream, tokens_of
 from relprop.rules.fields import attended_once
 from relprop.targets import Start
 from relprop.tracer.axes import is_token
@@ -132,6 +132,32 @@ class Rolling:
             self._reads = readings(self.run, self.streams)
         return self._reads[site.contraction]
 
+    def received(self, values: SiteValues, layer: LayerValues) -> Tensor | None:
+        """The attention that each token of a layer receives, meaned over heads and queries; ``None`` where the keys are not the layer's own tokens."""
+        site, program = values.site, self.run.program
+        queries, keys = ({atom.group.root() for atom in axis} for axis in program.axes[site.attention][-2:])
+        if not queries & keys:
+            return None
+        mean = values.attention.mean(-1 if site.transposed else -2)
+        heads = self.head_axes(values)
+        mean = (mean.mean(heads) if heads else mean).flatten(1)
+        count = math.prod(layer.value.shape[i + 1] for i in layer.token_axes)
+        if tokens_of(program, site.values) == tokens_of(program, layer.node) and mean.shape[1] == count:
+            return mean
+        before = [n for s, n in self.run.layers.items() if n is not layer.node and self.run.session.flow.reaches(n, site.values)]
+        nearest = before[-1] if before else next(s.node for s in self.streams if self.run.session.flow.reaches(s.node, site.values))
+        moved = self.move(site.values, mean, nearest)
+        return moved if moved.shape[1] == count else None
+
+    def same_tokens(self, values: SiteValues, layer: LayerValues) -> bool:
+        """Whether a site's queries are the tokens of a layer's output, one for one."""
+        axes = self.run.program.axes
+        query = axes[values.site.attention][-1 if values.site.transposed else -2]
+        tokens = [axes[layer.node][i] for i in layer.token_axes]
+        same = len(tokens) == 1 and {a.group.root() for a in tokens[0]} == {a.group.root() for a in query}
+        others = [i for i in range(1, values.attention.dim() - 2) if values.attention.shape[i] > 1 and i not in self.head_axes(values)]
+        return same and not others
+
     def head_axes(self, values: SiteValues) -> tuple[int, ...]:
         """Which axes of a site's map, batch first, are heads: neither queries and keys nor windows."""
         axes = self.run.program.axes[values.site.attention]
@@ -139,12 +165,20 @@ class Rolling:
 
     def place(self, node: fx.Node, numbers: Tensor) -> dict[str, Tensor]:
         """Numbers (batch, *token positions) at ``node``, handed down to each stream's tokens by skip connections alone, (batch, tokens)."""
-        plan = self.run.session.handing_down((node,), self.run.sites, self.streams)
+        return self._handed_down(node, numbers, self.streams)
+
+    def _handed_down(self, node: fx.Node, numbers: Tensor, ends: tuple[Stream, ...]) -> dict[str, Tensor]:
+        plan = self.run.session.handing_down((node,), self.run.sites, ends)
         shape = val(node).shape
         tokens = [i for i, axis in enumerate(self.run.program.axes[node]) if is_token(axis)]
         spread = numbers.reshape(len(numbers), 1, *(shape[i] if i in tokens else 1 for i in range(len(shape)))).expand(-1, -1, *shape)
         found = propagate(plan, self._values(plan), {node: torch.cat([spread, torch.ones_like(spread)], 1)}, account=False).found
-        return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in self.streams}
+        return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
+
+    def move(self, node: fx.Node, numbers: Tensor, to: fx.Node) -> Tensor:
+        """The same, down to another tensor's tokens, (batch, tokens)."""
+        end = Stream("", to, to, tuple(i for i, axis in enumerate(self.run.program.axes[to]) if is_token(axis)))
+        return self._handed_down(node, numbers, (end,))[""]
 
     def identity(self) -> dict[str, Tensor]:
         """What skip connections alone leave of the target, by stream (batch, tokens)."""

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Given, Prepared, describe
+from relprop.api.projection import projection_segment
 from relprop.api.session import Session
-from relprop.errors import InputError, NoAttentionError, message
+from relprop.errors import InputError, NoAttentionError, OptionError, message
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out, placing
 from relprop.methods import Method, chosen_layers, input_level
 from relprop.plan import Plan
-from relprop.rollup import Stream
+from relprop.rollup import Stream, block_input, tokens_of
 from relprop.targets import Context, Start, possible_starts, resolve
 from relprop.tracer.binding import Inputs
-from relprop.tracer.program import Program, Site, place
+from relprop.tracer.program import Program, Site, is_floating, place, role
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
 
@@ -55,6 +57,8 @@ class Draft:
     keep: set[fx.Node] = field(default_factory=set)
     watch: tuple[fx.Node, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    layers: Mapping[Site, fx.Node] = field(default_factory=dict)
+    features: tuple[fx.Node, ...] = ()
 
 
 @dataclass
@@ -70,6 +74,8 @@ class Run:
     forward: Forward
     watch: tuple[fx.Node, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    layers: Mapping[Site, fx.Node] = field(default_factory=dict)
+    features: tuple[fx.Node, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -100,7 +106,7 @@ def run_drafts(drafts: Sequence[Draft], inputs: Inputs) -> list[Run]:
     keep = set(first.program.output_nodes).union(*(d.keep for d in drafts))
     done = forward(first.program, first.model, inputs, keep, dict.fromkeys(n for d in drafts for n in d.watch))
     refuse_nonfinite(first, done)
-    return [Run(d.session, inputs, d.request, d.sites, d.chosen, d.plan, done, d.watch, d.facts) for d in drafts]
+    return [Run(d.session, inputs, d.request, d.sites, d.chosen, d.plan, done, d.watch, d.facts, d.layers, d.features) for d in drafts]
 
 
 def draft_attention(session: Session, targets: list[Any], request: Request) -> Draft:
@@ -118,9 +124,49 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
         _need_sites(session, sites)
     rollup, streams = session.rollup(starts, sites)
     keep = rollup.keep | (plan.keep if plan is not None else set()) | {n for s in streams for n in placing(s, session.flow)}
-    return Draft(session, request, sites, chosen, plan, set(keep), tuple(s.attention for s in chosen), {
-        **facts_of(session, plan, request), "attention_sites": [s.path for s in sites],
-    })
+    facts = {**facts_of(session, plan, request), "attention_sites": [s.path for s in sites]}
+    draft = Draft(session, request, sites, chosen, plan, set(keep), tuple(s.attention for s in chosen), facts)
+    _add_hidden(draft, starts)
+    return draft
+
+
+def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
+    """What methods over hidden states and values need beside the attention maps."""
+    session, needs = draft.session, draft.request.needs
+    if needs & {"hidden", "values"}:
+        found = session.layer_outputs(draft.sites, tuple(s for s in starts if s in session.flow.members))
+        draft.layers = {s: found[s] for s in draft.chosen if s in found}
+    if "features" in needs:
+        draft.features = named_nodes(session.program, draft.request.options.get("target_layers")) or tuple(
+            n for n in [block_input(session.flow, draft.chosen[-1])] if n is not None
+        )
+    if "inputs" in needs:
+        draft.keep |= set(session.program.leaves.values())
+    nodes = (*(draft.layers.values() if "hidden" in needs else ()), *draft.features)
+    draft.keep |= {*nodes, *draft.layers.values()}
+    draft.watch += nodes if "gradient" in needs else ()
+    if "values" in needs:
+        for site, node in draft.layers.items():
+            segment = Segment.between(session.program, session.flow, site.values, node)
+            draft.keep |= {site.values, site.attention, *segment.beside}
+    if "projections" in needs:
+        for site in draft.chosen:
+            draft.keep |= {site.values, *projection_segment(session, site).beside}
+
+
+def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:
+    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one that is not there or holds no tokens."""
+    found = []
+    for path in [paths] if isinstance(paths, str) else paths or ():
+        calls = [n for n in program.graph.nodes if n.op == "call_function" and is_floating(n) and role(n) == "activation" and any(p == path for p, _ in place(n).modules)]
+        if not calls or not tokens_of(program, calls[-1]):
+            known = dict.fromkeys(p for n in program.graph.nodes if n.meta.get("role") == "activation" and tokens_of(program, n) for p, _ in place(n).modules if p)
+            raise OptionError(message(
+                f"target_layers: {'no module call' if not calls else 'the output of the module call'} {path!r} {'is on the way' if not calls else 'holds no tokens'}",
+                then=[f"one of {', '.join(list(known)[:12])}{', ...' if len(known) > 12 else ''}"],
+            ))
+        found.append(calls[-1])
+    return tuple(found)
 
 
 def facts_of(session: Session, plan: Plan | None, request: Request) -> dict[str, Any]:

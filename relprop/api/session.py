@@ -15,7 +15,7 @@ from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
 from relprop.errors import InputError, OptionError, message, warn
 from relprop.layout import Layout, lay_out
 from relprop.plan import Plan, flowing, make_plan
-from relprop.rollup import Merges, Stream, rollup_plan
+from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import named, registered
 from relprop.tracer.binding import Inputs
@@ -58,6 +58,10 @@ class Session:
     def handing_down(self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
         """The walk from some tensors to the token tensors of ``read``."""
         return self._kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
+
+    def layer_outputs(self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]) -> dict[Site, fx.Node]:
+        """Where the sites' layers end."""
+        return self._kept(("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts))  # type: ignore[no-any-return]
 
     def layout(self, stream: Stream) -> Layout:
         """Where the stream's tokens came from."""

@@ -22,12 +22,15 @@ from relprop.methods.base import (
 )
 from relprop.methods.flow import attention_flow
 from relprop.methods.gae import gae
+from relprop.methods.hidden import attcat, cat, gradcam_features
 from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
+from relprop.methods.masks import vit_cx
 from relprop.methods.positions import positions
 from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, partial_lrp, raw_attention
+from relprop.methods.values import attention_norm, value_zeroing
 
 GRADIENT, RELEVANCE, NOTHING = frozenset({"gradient"}), frozenset({"relevance"}), frozenset[str]()
-NEEDS = frozenset({"gradient", "relevance", "hidden", "values"})
+NEEDS = frozenset({"gradient", "relevance", "hidden", "features", "values", "projections", "inputs"})
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
 
 METHODS: dict[str, Method] = {method.name: method for method in (
@@ -40,6 +43,12 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("gradcam", gradcam, GRADIENT, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),
     Method("gae", gae, GRADIENT, shared=READ, cost="4", source="Chefer, Gur & Wolf, ICCV 2021"),
     Method("partial_lrp", partial_lrp, RELEVANCE, rules="reference_lrp", shared=READ, cost="6", source="Voita et al., ACL 2019"),
+    Method("cat", cat, GRADIENT | {"hidden"}, shared=("layers",), signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
+    Method("attcat", attcat, GRADIENT | {"hidden"}, shared=("layers",), signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
+    Method("gradcam_features", gradcam_features, GRADIENT | {"features"}, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),
+    Method("attention_norm", attention_norm, frozenset({"projections", "inputs"}), False, shared=ROLLED, cost="3", source="Kobayashi et al., EMNLP 2020"),
+    Method("value_zeroing", value_zeroing, frozenset({"values", "hidden"}), False, shared=("layers", "normalize_rows"), cost="s + 2", source="Mohebbi et al., EACL 2023"),
+    Method("vit_cx", vit_cx, frozenset({"features", "inputs"}), shared=("layers",), cost="masks + 2", source="Xie et al., IJCAI 2023"),
     Method("lrp", lrp, RELEVANCE, level="input", rules="lrp", signed=True, cost="6", source="Binder et al., ICANN 2016"),
     Method("input_gradient", input_gradient, GRADIENT, level="input", cost="3", source="Simonyan et al., ICLR workshop 2014"),
     Method("gradient_x_input", gradient_x_input, GRADIENT, level="input", signed=True, cost="3", source="Shrikumar et al., 2016"),
@@ -80,7 +89,7 @@ def register(
 
     Args:
         function: ``function(at, **options)``; ``at`` is an ``AttentionValues`` or, with ``level="input"``, an ``InputValues``.
-        needs: any of ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"values"``: what is computed for it.
+        needs: any of ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``, ``"projections"``, ``"inputs"``: what is computed for it.
         shared: options applied for it: any of ``"layers"``, ``"normalize_rows"``, ``"head_fusion"``, ``"discard_ratio"``.
 
     Raises:

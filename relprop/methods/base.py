@@ -30,12 +30,21 @@ class SiteValues:
 
 @dataclass(frozen=True)
 class LayerValues:
-    """The output h^l of the layer that an attention site is in: its value and ∂y_t/∂h^l, each (batch, *one sample's shape); ``None``: not asked for."""
+    """A tensor of the graph that holds tokens: its value and ∂y_t/∂value, each (batch, *one sample's shape); ``None``: not asked for.
 
-    site: Site
+    ``token_axes``: which axes of one sample's shape are tokens. ``site``: the attention site whose layer it ends, if it does.
+    """
+
     node: fx.Node
     value: Tensor
     gradient: Tensor | None
+    token_axes: tuple[int, ...]
+    site: Site | None = None
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Σ over the axes that are no tokens, (batch, tokens), of something of the tensor's shape."""
+        features = [i + 1 for i in range(values.dim() - 1) if i not in self.token_axes]
+        return values.sum(features).flatten(1) if features else values.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -61,17 +70,26 @@ class Tokens:
 class AttentionValues:
     """What a run found, for a method over attention, and what it can ask of the roll-up.
 
-    ``sites``: the attention sites that ``layers=`` chose, in forward order. ``layers``: the outputs of their layers (for a method that needs
-    ``"hidden"``). ``content``: by input, which tokens are patches or words, (batch, tokens), bool. ``last``: by input, the index in ``sites`` of the
+    ``sites``: the attention sites that ``layers=`` chose, in forward order. ``layers``: the outputs of their layers, for a method that needs
+    ``"hidden"``; ``features``: the tensors that ``target_layers=`` names, or what the last site's queries, keys and values come from, for one that needs
+    ``"features"``. ``content``: by input, which tokens are patches or words, (batch, tokens), bool. ``last``: by input, the index in ``sites`` of the
     last site that reads its tokens with nothing but skip connections between it and the target.
 
     ``rows(matrices)``: what the head reads through each site alone, all others passed by their skip connections: by input (batch, sites, tokens), for
     a matrix per contraction, meaned over heads. ``heads(values, map)``: the same for one site and each of its heads, (batch, heads, tokens);
     ``head_means(values, map)`` the mean of each head's whole map, (batch, heads).
     ``place(node, numbers)``: numbers (batch, *token positions) at a tensor of the graph, handed down to the input's tokens by skip connections.
-    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: whose tokens a site's queries and
-    its keys are. ``dense(values, map)``: a site's map with its heads fused, (batch, queries, keys); refused for windows. ``replayed(site, values)``: the output of the site's layer if its values were these,
-    (variants, batch, ...). ``output(*inputs)``: y_t (batch,) for other values of the explained inputs. ``inputs``: their values now, by name.
+    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: whose tokens a site's queries and its keys
+    are. ``dense(values, map)``: a site's map with its heads fused, (batch, queries, keys); refused for windows. ``move(node, numbers, to)``: as
+    ``place``, down to another tensor of the graph. ``received(values, layer)``: the attention that each token of a layer receives, meaned over heads and queries, (batch, tokens);
+    ``None`` if the site's keys are other tokens than its queries.
+
+    ``grids``: by input, its patches (h, w) and its size (H, W), for an image. ``inputs``: what is explained, (batch, *one sample's shape), by name; for one
+    that needs ``"inputs"``, ``output(name, value)`` is y_t (batch,) if it were another.
+
+    For a method that needs ``"values"``: ``value(node)`` of V or of a layer's output, and ``replay(changed, end, variants)``: the values at ``end``,
+    (variants, batch, ...), if those at ``changed`` were ``variants``; ``same_tokens(values, layer)``: whether a site's queries are the tokens of a layer's output,
+    one for one; ``projected_norms(values)``: ‖f(x_j)‖, f a head's part of the value and output projections, (batch, ..., heads, keys) as in the map.
     """
 
     sites: Sequence[SiteValues]
@@ -85,6 +103,16 @@ class AttentionValues:
     identity: Callable[[], Mapping[str, Tensor]]
     reads: Callable[[Site], tuple[Tokens, Tokens]]
     dense: Callable[[SiteValues, Tensor], Tensor]
+    move: Callable[[fx.Node, Tensor, fx.Node], Tensor]
+    value: Callable[[fx.Node], Tensor]
+    replay: Callable[[fx.Node, fx.Node, Tensor], Tensor]
+    received: Callable[[SiteValues, LayerValues], Tensor | None]
+    same_tokens: Callable[[SiteValues, LayerValues], bool]
+    projected_norms: Callable[[SiteValues], Tensor]
+    grids: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
+    inputs: Mapping[str, Tensor]
+    output: Callable[[str, Tensor], Tensor]
+    features: Sequence[LayerValues] = ()
     run: Any = None
 
 
@@ -96,7 +124,7 @@ class Method:
     """``function(at, **options)``, with ``at`` an ``AttentionValues`` or, at the input level, an ``InputValues``.
 
     Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap`` per explained input; at the input an attribution
-    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"values"``. ``rules`` is the rule set it takes
+    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``, ``"projections"``. ``rules`` is the rule set it takes
     by default. ``shared``: the options that are the same for many methods and are applied for it. ``cost``: in forward passes, for one target.
     """
 

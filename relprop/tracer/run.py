@@ -45,7 +45,7 @@ def execute(
             elif node.op == "get_attr":
                 values[node] = _cast(normal(_parameter(program, model, str(node.target))), program.dtype)
             elif not node.meta["batched"]:
-                values[node] = _call(node, values, program.dtype)
+                values[node] = call_node(node, values, program.dtype)
         wanted = [n for n in nodes if n in kept or n in still]
         _run_section([n for n in nodes if n.op == "call_function" and n.meta["batched"]], wanted, values, program.dtype)
         if visit is not None and nodes[-1] in watch:
@@ -93,7 +93,7 @@ def _run_section(nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dt
     def section(*given: Any) -> tuple[Any, ...]:
         env = _Layered(dict(zip(entering, given, strict=True)), values)
         for node in nodes:
-            env.own[node] = _call(node, env, dtype)
+            env.own[node] = call_node(node, env, dtype)
             for done in gone.get(node, ()):
                 del env.own[done]
         return tuple(env.own[n] for n in leaving)
@@ -157,7 +157,8 @@ def _plain(x: Any, dtype: torch.dtype | None) -> Any:
     return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
-def _call(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
+def call_node(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
+    """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in ``template``."""
     operands, rebuild = template(node, dtype)
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -37,11 +38,14 @@ def show_image(axes: Axes, image: Tensor, title: str) -> None:
 
 
 def show_heatmap(axes: Axes, heat: Tensor, title: str, image: Tensor | None = None) -> Any:
-    """A heat map (H, W) over the grey image it explains."""
+    """A heat map (H, W) over the grey image it explains; one with negative values in colours that diverge about 0."""
     if image is not None:
         pixels = _pixels(image)
         axes.imshow(pixels if pixels.ndim == 2 else pixels.mean(-1), cmap="gray", vmin=0, vmax=1)
-    drawn = axes.imshow(heat.detach().float().cpu().numpy(), cmap="inferno", alpha=0.75 if image is not None else 1.0)
+    values = heat.detach().float().cpu()
+    strongest = float(values.abs().max()) or 1.0
+    scale: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -strongest, "vmax": strongest} if bool((values < 0).any()) else {"cmap": "inferno"}
+    drawn = axes.imshow(values.numpy(), alpha=0.75 if image is not None else 1.0, **scale)
     axes.set_title(title)
     axes.set_axis_off()
     return drawn
@@ -92,7 +96,33 @@ def _plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
     else:
         labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
         fig, (axes,) = figure(1, max(4.0, 0.32 * len(scores)), 3)
-        axes.bar(range(len(scores)), scores, color=["tab:red" if c else "lightgrey" for c in explanation.content[sample].tolist()])
+        axes.bar(range(len(scores)), scores, color=_colours(scores, explanation.content[sample].tolist()))
         axes.set_xticks(list(range(len(scores))), labels, rotation=90)
     axes.set_title(title)
+    return fig
+
+
+def _colours(scores: list[float], content: list[bool]) -> list[str]:
+    """Red for the target, blue against it, grey for what is no content."""
+    return ["lightgrey" if not c else "tab:red" if s >= 0 else "tab:blue" for s, c in zip(scores, content, strict=True)]
+
+
+def plot_comparison(explanations: Mapping[str, Explanation], image: Tensor | None, *, sample: int) -> Figure:
+    """Several methods' explanations of one sample side by side, each on its own scale: heat maps, or a row of shaded tokens each."""
+    first = next(iter(explanations.values()))
+    if not -len(first) <= sample < len(first):
+        raise OptionError(f"sample={sample}: the explanations have {len(first)} samples")
+    if all(e.grid is not None and len(e.grid) == 2 for e in explanations.values()):
+        fig, columns = figure(len(explanations), 2.6, 3.0)
+        for axes, (label, e) in zip(columns, explanations.items(), strict=True):
+            show_heatmap(axes, e.heatmap()[sample], label, image)
+        return fig
+    same = {label: e for label, e in explanations.items() if e.scores.shape == first.scores.shape}
+    labels = first.tokens[sample] if first.tokens else [str(i) for i in range(first.scores.shape[1])]
+    fig, (axes,) = figure(1, max(4.0, 0.5 * len(labels)), 0.4 * len(same) + 1.2)
+    rows = [(e.scores[sample] / float(e.scores[sample].abs().max() or 1)).detach().float().cpu().tolist() for e in same.values()]
+    axes.imshow(rows, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    axes.set_xticks(list(range(len(labels))), labels, rotation=90)
+    axes.set_yticks(list(range(len(same))), list(same))
+    axes.set_title(f"target {first.target[sample]}")
     return fig

@@ -1,0 +1,53 @@
+"""A part of the graph run again with other values at one node, everything beside it as it was: what a layer would give if its values were these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+
+from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.order import Flow
+from relprop.tracer.program import Program
+from relprop.tracer.run import Values, call_node, per_sample
+
+AT_ONCE = 16  # variants in one vmap
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The nodes on the way from ``changed`` to ``end``, in order; ``beside``: what else they read."""
+
+    program: Program
+    changed: fx.Node
+    end: fx.Node
+    nodes: tuple[fx.Node, ...]
+    beside: tuple[fx.Node, ...]
+
+    @classmethod
+    def between(cls, program: Program, flow: Flow, changed: fx.Node, end: fx.Node) -> Segment:
+        """The part of ``program`` from ``changed`` (exclusive) to ``end``."""
+        nodes = tuple(flow.between(changed, end))
+        inside = {*nodes, changed}
+        return cls(program, changed, end, nodes, tuple(dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in inside)))
+
+    def run(self, values: Values, variants: Tensor) -> Tensor:
+        """The values at ``end``, (variants, batch, *one sample's shape), for ``variants`` (variants, batch, *one sample's shape) at ``changed``.
+
+        ``values`` has those of ``beside``, batch first where they depend on an input.
+        """
+        batched = [n for n in self.beside if n.meta["batched"]]
+        fixed = {n: values[n] for n in self.beside if not n.meta["batched"]}
+
+        def one_sample(changed: Tensor, *given: Tensor) -> Tensor:
+            def one(variant: Tensor) -> Tensor:
+                env = {**fixed, **dict(zip(batched, given, strict=True)), self.changed: variant}
+                for node in self.nodes:
+                    env[node] = call_node(node, env, self.program.dtype)
+                return env[self.end]
+            return torch.func.vmap(one, randomness="same")(changed)
+
+        found = [per_sample(partial(one_sample), some.transpose(0, 1), *(values[n] for n in batched)) for some in variants.split(AT_ONCE)]
+        return torch.cat(found, 1).transpose(0, 1)

@@ -1,0 +1,52 @@
+"""Methods over what attention moves: how large the moved vectors are, and what a layer would give without one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from relprop.errors import OptionError
+from relprop.methods.base import AttentionValues, SiteValues
+from relprop.numerics import safe_divide
+
+
+def attention_norm(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
+    """‖α_ij f(x_j)‖, f the value and output projections of a head, in place of A, rolled up (Kobayashi et al. 2020). Not class-specific."""
+    return {v.site.contraction: v.attention * _along_keys(v, at.projected_norms(v)) for v in at.sites}
+
+
+def _along_keys(values: SiteValues, norms: Tensor) -> Tensor:
+    """‖f(x_j)‖ (..., heads, keys) as a factor of the map."""
+    return norms.unsqueeze(-1 if values.site.transposed else -2)
+
+
+def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
+    """1 − cos(h_i, h_i without token j's value vectors), h the layer's output, rows divided by their sums, rolled up (Mohebbi et al. 2023). Not class-specific.
+
+    As many runs of each layer as it has keys.
+    """
+    layers = {layer.site: layer for layer in at.layers}
+    found = {}
+    for values in at.sites:
+        site = values.site
+        layer = layers.get(site)
+        if layer is None or not at.same_tokens(values, layer):
+            raise OptionError(f"value_zeroing: the queries of the attention at {site.path!r} are not the tokens of its layer's output, one for one")
+        key = -1 if site.transposed else -2
+        given = at.value(site.values)
+        count = given.shape[key]
+        apart = 1 - torch.eye(count, dtype=given.dtype, device=given.device)
+        variants = given.unsqueeze(0) * apart.reshape(count, *(count if i == given.dim() + key else 1 for i in range(given.dim())))
+        changed = at.replay(site.values, layer.node, variants)
+        feature = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
+        if len(feature) != 1 + (layer.value.shape[1] == 1 and 0 not in layer.token_axes):
+            raise OptionError(f"value_zeroing: the output of the layer of {site.path!r} has {len(feature)} axes of features")
+        distance = 1 - F.cosine_similarity(changed, layer.value.unsqueeze(0).expand_as(changed), dim=feature[-1] + 1, eps=0)
+        matrix = distance.clamp(min=0).flatten(2).permute(1, 2, 0)  # (batch, queries, keys)
+        matrix = safe_divide(matrix, matrix.sum(2, keepdim=True))
+        matrix = matrix.mT if site.transposed else matrix
+        found[site.contraction] = matrix.reshape(len(matrix), *(1,) * (values.attention.dim() - 3), *matrix.shape[1:]).expand_as(values.attention)
+    return found

@@ -1,0 +1,54 @@
+"""Where the layer of an attention site ends: the tensor h^l that everything after it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from relprop.tracer.axes import is_token
+from relprop.tracer.editing import val
+from relprop.tracer.order import Flow
+from relprop.tracer.program import Program, Site
+
+
+def layer_outputs(program: Program, flow: Flow, sites: Sequence[Site], starts: Sequence[fx.Node]) -> dict[Site, fx.Node]:
+    """For each site the output of its layer, where it has one that holds the tokens of its queries.
+
+    It is the last node through which everything passes that a site gives to later sites and to the target: of a block with an MLP the sum after the MLP,
+    with norms after it the norm's output. After the last site nothing tells the layer from the head, so there it is the last such node of the same
+    operation as the layer before.
+    """
+    found: dict[Site, fx.Node] = {}
+    for i, site in enumerate(sites):
+        part = Flow((n for n in flow.nodes if flow.reaches(site.contraction, n)), {site.contraction})
+        later = [n for s in sites[i + 1:] for n in (s.attention, s.values) if n in part.members]
+        ends = [*later, *(s for s in starts if s in part.members)]
+        node = part.common_dominator(ends) if ends else None
+        chain = []
+        while node is not None and node is not site.contraction:
+            chain.append(node)
+            node = part.dominator(node)
+        kept = [n for n in chain if tokens_of(program, n) and tokens_of(program, n) == _widest(program, chain)]
+        if not kept:
+            continue
+        before = next(reversed(found.values()), None)
+        same = [n for n in kept if before is not None and n.target == before.target]
+        found[site] = kept[0] if later or not same else same[0]
+    return found
+
+
+def block_input(flow: Flow, site: Site) -> fx.Node | None:
+    """The tensor that a site's queries, keys and values all come from: in blocks that normalise first, the norm's output."""
+    inside = [n for n in (site.attention, site.values) if n in flow.members]
+    return flow.common_dominator(inside) if inside else None
+
+
+def tokens_of(program: Program, node: fx.Node) -> tuple[int, ...]:
+    """The lengths of a tensor's token axes."""
+    return tuple(val(node).shape[i] for i, axis in enumerate(program.axes.get(node, ())) if is_token(axis))
+
+
+def _widest(program: Program, chain: Sequence[fx.Node]) -> tuple[int, ...]:
+    """The token axes that the nodes right after the site have: what the head picks from them later has fewer."""
+    return next((t for n in reversed(chain) if (t := tokens_of(program, n))), ())

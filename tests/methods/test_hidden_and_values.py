@@ -1,0 +1,187 @@
+"""Methods over hidden states and values, against the eager model: autograd at its layers' outputs, hooks that zero its values, its own projections."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+from relprop.errors import OptionError
+from tests.common.models import build, closeness, sample
+
+EXACT = 1e-9
+IDS = torch.arange(5, 17).reshape(2, 6)
+
+
+def bert(**settings):
+    torch.manual_seed(0)
+    fields = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24, "num_labels": 3, **settings}
+    return hf.BertForSequenceClassification(hf.BertConfig(**fields)).double().eval()
+
+
+def llama():
+    torch.manual_seed(0)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+    )).double().eval()
+
+
+def vit():
+    torch.manual_seed(0)
+    return hf.ViTForImageClassification(hf.ViTConfig(
+        image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, num_labels=4,
+    )).double().eval()
+
+
+def hidden_states(model, ids, logit):
+    """Every layer's output and ∂logit/∂it, from the eager model."""
+    out = model(input_ids=ids, output_hidden_states=True, output_attentions=True)
+    states = out.hidden_states[1:]
+    return states, torch.autograd.grad(logit(out), states), out.attentions
+
+
+@pytest.mark.parametrize("method", ["cat", "attcat"])
+def test_cat_is_gradient_times_hidden_state(method):
+    model = bert(attn_implementation="eager")
+    states, gradients, attentions = hidden_states(model, IDS, lambda out: out.logits[:, 1].sum())
+    by_hand = [(g * h).sum(2) for h, g in zip(states, gradients, strict=True)]
+    if method == "attcat":
+        by_hand = [a.mean((1, 2)) * c for a, c in zip(attentions, by_hand, strict=True)]
+    e = relprop.explain(model, {"input_ids": IDS}, 1, method=method, keep="layers")
+    assert closeness(e.layers, torch.stack(by_hand, 1).detach()) <= EXACT
+    assert closeness(e.scores, sum(by_hand).detach()) <= EXACT
+    assert (e.scores < 0).any() and torch.equal(e.magnitude * e.direction, e.scores)
+    one = relprop.explain(model, {"input_ids": IDS}, 1, method=method, layers=[1], keep="layers")
+    assert closeness(one.scores, by_hand[1].detach()) <= EXACT and one.layers.shape[1] == 1
+
+
+def test_cat_of_blocks_that_normalise_first():
+    """The last layer's output is the sum before the final norm, as it is for the layers before it."""
+    model, x, seen = build(), sample(), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: seen.append(out))
+    x.requires_grad_()
+    gradients = torch.autograd.grad(model(x)[:, 1].sum(), seen)
+    by_hand = torch.stack([(g * h).sum(2) for h, g in zip(seen, gradients, strict=True)], 1).detach()
+    e = relprop.explain(build(), sample(), 1, method="cat", keep="layers")
+    assert float((e.layers - by_hand).abs().max()) <= EXACT * float(by_hand.abs().max())
+
+
+def test_gradcam_on_a_feature_map():
+    model, pixels = vit(), torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for path in (None, "vit.layers.0"):
+        seen = []
+        module = dict(model.named_modules())[path] if path else next(m for n, m in model.named_modules() if n.endswith("1.layernorm_before"))
+        hook = module.register_forward_hook(lambda m, args, out, seen=seen: seen.append(out[0] if isinstance(out, tuple) else out))
+        logit = model(pixel_values=pixels.clone().requires_grad_()).logits[:, 2].sum()
+        hook.remove()
+        (gradient,) = torch.autograd.grad(logit, seen)
+        features = seen[0].detach()
+        weights = gradient[:, 1:].mean(1, keepdim=True)
+        by_hand = F.pad((weights * features[:, 1:]).sum(2).clamp(min=0), (1, 0))
+        e = relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=path)
+        assert float((e.scores - by_hand).abs().max()) <= EXACT * float(by_hand.abs().max())
+    with pytest.raises(OptionError, match=r"(?s)no module call 'nothing' is on the way.*one of vit"):
+        relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=["nothing"])
+    with pytest.raises(OptionError, match="'classifier' holds no tokens"):
+        relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers="classifier")
+
+
+def rolled(matrices, row):
+    """The row of Π (I + M) by hand, and what of it is no skip connection."""
+    one = torch.eye(matrices[0].shape[-1], dtype=torch.float64)
+    c = one.expand_as(matrices[0])
+    for m in matrices:
+        c = (one + m) @ c
+    return c[:, row] - one[row]
+
+
+def test_value_zeroing_by_hook():
+    model = bert()
+    with torch.no_grad():
+        layers = model.bert.encoder.layer
+        base = model(input_ids=IDS, output_hidden_states=True).hidden_states
+        matrices = []
+        for number, layer in enumerate(layers):
+            columns = []
+            for j in range(IDS.shape[1]):
+                def zero(module, args, out, j=j):
+                    out = out.clone()
+                    out[:, j] = 0
+                    return out
+                hook = layer.attention.self.value.register_forward_hook(zero)
+                changed = layer(base[number])
+                hook.remove()
+                changed = changed[0] if isinstance(changed, tuple) else changed
+                columns.append(1 - F.cosine_similarity(base[number + 1], changed, dim=-1))
+            m = torch.stack(columns, 2)
+            matrices.append(m / m.sum(2, keepdim=True))
+    e = relprop.explain(model, {"input_ids": IDS}, 1, method="value_zeroing")
+    assert closeness(e.scores, rolled(matrices, 0)) <= 1e-7  # 1 − cos of vectors that are nearly parallel
+    assert torch.equal(e.scores, relprop.explain(model, {"input_ids": IDS}, 2, method="value_zeroing").scores)
+
+
+def test_attention_norm_by_the_models_own_projections():
+    model = bert(attn_implementation="eager")
+    with torch.no_grad():
+        out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
+        matrices = []
+        for h, attention, layer in zip(out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False):
+            values = layer.attention.self.value(h).unflatten(2, (2, 8))
+            weight = layer.attention.output.dense.weight.unflatten(1, (2, 8))
+            norms = torch.einsum("bkhd,ohd->bhko", values, weight).norm(dim=3)
+            matrices.append((attention * norms[:, :, None]).mean(1))
+    e = relprop.explain(model, {"input_ids": IDS}, 1, method="attention_norm")
+    assert closeness(e.scores, rolled(matrices, 0)) <= EXACT
+
+
+def test_attention_norm_with_grouped_queries():
+    model = llama()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
+        matrices = []
+        for h, attention, layer in zip(out.hidden_states, out.attentions, model.model.layers, strict=False):
+            values = layer.self_attn.v_proj(layer.input_layernorm(h)).unflatten(2, (2, 4)).repeat_interleave(2, 2)
+            weight = layer.self_attn.o_proj.weight.unflatten(1, (4, 4))
+            norms = torch.einsum("bkhd,ohd->bhko", values, weight).norm(dim=3)
+            matrices.append((attention * norms[:, :, None]).mean(1))
+    e = relprop.explain(model, {"input_ids": IDS}, method="attention_norm")
+    assert closeness(e.scores, rolled(matrices, -1)) <= EXACT
+
+
+class Cross(nn.Module):
+    """Queries of one input, keys and values of another: as many keys as it pleases."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv, self.out, self.head = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, memory):
+        q = self.q(x).unflatten(2, (2, 4)).transpose(1, 2)
+        k, v = (t.unflatten(2, (2, 4)).transpose(1, 2) for t in self.kv(memory).chunk(2, -1))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.head((x + self.out(y))[:, 0])
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_attention_norm_of_any_number_of_keys(count):
+    torch.manual_seed(0)
+    model = Cross().double().eval()
+    x, memory = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(2, count, 8, dtype=torch.float64)
+    e = relprop.explain(model, {"x": x, "memory": memory}, 1, method="attention_norm", keep="blocks")
+    values = model.kv(memory).chunk(2, -1)[1].unflatten(2, (2, 4))
+    norms = torch.einsum("bkhd,ohd->bhko", values, model.out.weight.unflatten(1, (2, 4))).norm(dim=3)
+    by_hand = (e.blocks[0].attention * norms[:, :, None]).mean(1)[:, 0]
+    assert list(e.streams) == ["memory"] and closeness(e.scores, by_hand.detach()) <= EXACT
+
+
+@pytest.mark.parametrize("method", ["cat", "attcat", "gradcam_features", "value_zeroing", "attention_norm"])
+@pytest.mark.parametrize("make", [bert, llama], ids=lambda f: f.__name__)
+def test_a_batch_gives_what_each_sample_gives(method, make):
+    model, target = make(), None if make is llama else [0, 2]
+    e = relprop.explain(model, {"input_ids": IDS}, target, method=method)
+    for i in range(2):
+        alone = relprop.explain(model, {"input_ids": IDS[i:i + 1]}, None if target is None else target[i], method=method)
+        assert float((alone.scores - e.scores[i:i + 1]).abs().max()) <= EXACT * max(float(e.scores.abs().max()), 1e-6)
