@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -373,6 +374,15 @@ def test_bad_options(name):
     options, said = BAD[name]
     with pytest.raises(OptionError, match=said):
         relprop.explain(Classifier(), torch.randn(1, TOKENS, 3), 0, **options)
+
+
+def test_the_page_on_methods_over_attention_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs/methods-attention.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(block, "methods-attention.md", "exec"), {})
+    assert "attention_flow" in capsys.readouterr().out
+    headings = set(re.findall(r"`(\w+)`", " ".join(line for line in text.splitlines() if line.startswith("### "))))
+    assert headings == {name for name, m in METHODS.items() if m.level == "attention"}
 
 
 # -- a user's own ---------------------------------------------------------------------------------------------------------------------------

@@ -288,7 +288,7 @@ def test_wrong_options_are_refused_with_the_list(name):
 
 
 def test_an_instrument_refers_to_explain():
-    with relprop.instrument(Affine(), X, 0) as probe, pytest.raises(OptionError, match=r"(?s)'lrp' works at the input.*attention is wanted: .*rollout.*method='lrp'\)"):
+    with relprop.instrument(Affine(), X, 0) as probe, pytest.raises(OptionError, match=r"(?s)'lrp' works at the input.*attention is wanted: rollout.*method='lrp'\)"):
         probe.explanation(method="lrp")
 
 
