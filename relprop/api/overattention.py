@@ -18,6 +18,7 @@ from relprop.interpreter.backward import Walk
 from relprop.interpreter.forward import detached
 from relprop.interpreter.replay import Segment
 from relprop.methods import AttentionValues, LayerValues, SiteValues, TokenMap
+from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
 from relprop.targets import Start
 from relprop.tracer.axes import is_token
@@ -28,7 +29,9 @@ def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Nod
     """What the run's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched nodes, for a method that needs them."""
     with torch.no_grad():
         walk, ledger = relevance_of(run, start)
-        at = tuple(SiteValues(s, run.forward.watched[s.attention].detach(), gradients.get(s.attention), _found(walk, run, s)) for s in run.chosen)
+        at = tuple(
+            SiteValues(s, _wide(run.forward.watched[s.attention].detach()), _wide(gradients.get(s.attention)), _found(walk, run, s)) for s in run.chosen
+        )
         rolling = Rolling(run, start, at)
         method, options = run.request.method, run.request.options
         found = method.function(_view(run, rolling, target, start, gradients), **{k: v for k, v in options.items() if k in method.own_options()})
@@ -56,7 +59,7 @@ def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapp
 
     def at(node: fx.Node, site: Site | None = None) -> LayerValues:
         tokens = tuple(i for i, axis in enumerate(run.program.axes[node]) if is_token(axis))
-        return LayerValues(node, values[node].detach(), gradients.get(node), tokens, site)
+        return LayerValues(node, _wide(values[node].detach()), _wide(gradients.get(node)), tokens, site)
 
     def replay(changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
         return Segment.between(run.program, flow, changed, end).run({n: detached(v) for n, v in values.items()}, variants)
@@ -68,12 +71,17 @@ def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapp
 
     return AttentionValues(
         sites=rolling.at, layers=[at(node, site) for site, node in run.layers.items()], content=content, last=rolling.last(), rows=rolling.rows,
-        heads=rolling.heads, head_means=rolling.head_means, place=rolling.place, identity=rolling.identity, move=rolling.move,
-        value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
+        heads=rolling.heads, head_means=rolling.head_means, place=rolling.place, identity=rolling.identity, reads=rolling.reads, dense=rolling.dense,
+        move=rolling.move, value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
         same_tokens=rolling.same_tokens, projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()), features=[at(n) for n in run.features], run=run, output=output,
         grids={s.name: _grid(run, s) for s in rolling.streams},
         inputs={s.name: tidied(values[s.leaf].detach(), s.leaf) for s in rolling.streams} if "inputs" in run.request.needs else {},
     )
+
+
+def _wide(value: Any) -> Any:
+    """What a model of half precision computed, in float32: fields and relevance are at least that."""
+    return None if value is None else value.to(at_least_float32(value.dtype))
 
 
 def _grid(run: Run, stream: Stream) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -90,7 +98,7 @@ def _rolled_up(rolling: Rolling, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
 
 
 def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
-    return {name: (m.scores, torch.zeros_like(m.scores)) for name, m in found.items()}
+    return {name: (m.scores, torch.zeros_like(m.scores) if m.identity is None else m.identity) for name, m in found.items()}
 
 
 def _layers(run: Run, found: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from relprop.api.reading import readings
 from relprop.api.run import Run
 from relprop.errors import OptionError, RollUpError
 from relprop.interpreter.backward import propagate
-from relprop.methods import LayerValues, SiteValues
+from relprop.methods import LayerValues, SiteValues, Tokens
 from relprop.methods.fusion import fused, without_smallest
 from relprop.plan import Plan
 from relprop.rollup import Stream, tokens_of
@@ -20,6 +21,7 @@ from relprop.rules.fields import attended_once
 from relprop.targets import Start
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
+from relprop.tracer.program import Site
 
 MATRIX_ROWS = 64
 Pairs = dict[str, tuple[Tensor, Tensor]]
@@ -35,6 +37,7 @@ class Rolling:
 
     def __post_init__(self) -> None:
         self.plan, self.streams = self.run.session.rollup(tuple(self.start.field), self.run.sites)
+        self._reads: dict[fx.Node, tuple[Tokens, Tokens]] | None = None
         if not self.streams:
             raise RollUpError("the roll-up does not arrive: no explained input feeds the attention sites")
 
@@ -114,6 +117,21 @@ class Rolling:
         others = [i for i in range(1, maps.dim()) if i not in axes]
         return maps.mean(others).flatten(1)
 
+    def dense(self, values: SiteValues, maps: Tensor) -> Tensor:
+        """A site's map with its heads fused, rows are queries: (batch, queries, keys). Raises ``OptionError`` where there are windows."""
+        axes = self.head_axes(values)
+        if math.prod(maps.shape[i] for i in axes) != math.prod(maps.shape[1:-2]):
+            raise OptionError(f"the attention at {values.site.path!r} is over windows, not over the whole sequence: there is no one matrix of it")
+        how = self.run.request.options.get("head_fusion", "mean")
+        found = fused(maps, axes, how, values.gradient).flatten(1, -3).mean(1) if maps.dim() > 3 else maps
+        return found.mT if values.site.transposed else found
+
+    def reads(self, site: Site) -> tuple[Tokens, Tokens]:
+        """Whose tokens a chosen site's queries and its keys are."""
+        if self._reads is None:
+            self._reads = readings(self.run, self.streams)
+        return self._reads[site.contraction]
+
     def received(self, values: SiteValues, layer: LayerValues) -> Tensor | None:
         """The attention that each token of a layer receives, meaned over heads and queries; ``None`` where the keys are not the layer's own tokens."""
         site, program = values.site, self.run.program
@@ -150,7 +168,7 @@ class Rolling:
         return self._handed_down(node, numbers, self.streams)
 
     def _handed_down(self, node: fx.Node, numbers: Tensor, ends: tuple[Stream, ...]) -> dict[str, Tensor]:
-        plan = self.run.session.handing_down(node, self.run.sites, ends)
+        plan = self.run.session.handing_down((node,), self.run.sites, ends)
         shape = val(node).shape
         tokens = [i for i, axis in enumerate(self.run.program.axes[node]) if is_token(axis)]
         spread = numbers.reshape(len(numbers), 1, *(shape[i] if i in tokens else 1 for i in range(len(shape)))).expand(-1, -1, *shape)

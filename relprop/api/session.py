@@ -55,9 +55,9 @@ class Session:
         """The roll-up pass from ``starts`` to the token tensors."""
         return self._kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
 
-    def handing_down(self, node: fx.Node, sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
-        """The walk from one tensor to the token tensors of ``read``."""
-        return self._kept(("down", node, sites, read), lambda: rollup_plan(self.program, self.model, (node,), sites, read)[0])  # type: ignore[no-any-return]
+    def handing_down(self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
+        """The walk from some tensors to the token tensors of ``read``."""
+        return self._kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
 
     def layer_outputs(self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]) -> dict[Site, fx.Node]:
         """Where the sites' layers end."""

@@ -17,8 +17,11 @@ from relprop.methods.base import (
     Method,
     SiteValues,
     TokenMap,
+    Tokens,
     chosen_layers,
 )
+from relprop.methods.flow import attention_flow
+from relprop.methods.gae import gae
 from relprop.methods.hidden import attcat, cat, gradcam_features
 from relprop.methods.inputs import attnlrp, cp_lrp, epsilon_lrp, gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.masks import vit_cx
@@ -36,9 +39,11 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("transformer_attribution", transformer_attribution, GRADIENT | RELEVANCE, shared=ROLLED, cost="6", source="Chefer, Gur & Wolf, CVPR 2021"),
     Method("rollout", rollout, class_specific=False, shared=(*ROLLED, "discard_ratio"), cost="2", source="Abnar & Zuidema, ACL 2020"),
     Method("raw_attention", raw_attention, class_specific=False, shared=READ, cost="2", source="Chefer, Gur & Wolf, CVPR 2021"),
+    Method("attention_flow", attention_flow, class_specific=False, shared=("layers",), cost="2, and s maximum flows", source="Abnar & Zuidema, ACL 2020"),
     Method("attention_grad", attention_grad, GRADIENT, shared=READ, signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
     Method("attention_times_grad", attention_times_grad, GRADIENT, shared=READ, cost="4", source="Barkan et al., CIKM 2021"),
     Method("gradcam", gradcam, GRADIENT, shared=("layers",), cost="4", source="Selvaraju et al., ICCV 2017"),
+    Method("gae", gae, GRADIENT, shared=READ, cost="4", source="Chefer, Gur & Wolf, ICCV 2021"),
     Method("partial_lrp", partial_lrp, RELEVANCE, rules="reference_lrp", shared=READ, cost="6", source="Voita et al., ACL 2019"),
     Method("cat", cat, GRADIENT | {"hidden"}, shared=("layers",), signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
     Method("attcat", attcat, GRADIENT | {"hidden"}, shared=("layers",), signed=True, cost="4", source="Qiang et al., NeurIPS 2022"),
@@ -132,6 +137,6 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
 
 
 __all__ = [
-    "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "available", "chosen_layers", "input_level",
+    "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "Tokens", "available", "chosen_layers", "input_level",
     "method_named", "positions", "register", "remove", "windows",
 ]

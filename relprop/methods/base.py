@@ -49,10 +49,21 @@ class LayerValues:
 
 @dataclass(frozen=True)
 class TokenMap:
-    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by layer in forward order, (batch, layers, tokens)."""
+    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by layer in forward order, (batch, layers, tokens),
+    and what skip connections alone leave, which ``row`` has besides the scores (``identity``, (batch, tokens); ``None``: 0)."""
 
     scores: Tensor
     layers: Tensor | None = None
+    identity: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Which inputs' tokens stand at the queries or the keys of a site, followed by skip connections: by name, and whether they are all the tokens
+    of one input, ``exactly``, in order. No name: tokens of the model's own (learned queries)."""
+
+    names: tuple[str, ...]
+    exactly: bool
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,9 @@ class AttentionValues:
     a matrix per contraction, meaned over heads. ``heads(values, map)``: the same for one site and each of its heads, (batch, heads, tokens);
     ``head_means(values, map)`` the mean of each head's whole map, (batch, heads).
     ``place(node, numbers)``: numbers (batch, *token positions) at a tensor of the graph, handed down to the input's tokens by skip connections.
-    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``move(node, numbers, to)``: as ``place``, down to another
-    tensor of the graph. ``received(values, layer)``: the attention that each token of a layer receives, meaned over heads and queries, (batch, tokens);
+    ``identity()``: what skip connections alone leave of the target, (batch, tokens), by input. ``reads(site)``: whose tokens a site's queries and its keys
+    are. ``dense(values, map)``: a site's map with its heads fused, (batch, queries, keys); refused for windows. ``move(node, numbers, to)``: as
+    ``place``, down to another tensor of the graph. ``received(values, layer)``: the attention that each token of a layer receives, meaned over heads and queries, (batch, tokens);
     ``None`` if the site's keys are other tokens than its queries.
 
     ``grids``: by input, its patches (h, w) and its size (H, W), for an image. ``inputs``: what is explained, (batch, *one sample's shape), by name; for one
@@ -89,6 +101,8 @@ class AttentionValues:
     head_means: Callable[[SiteValues, Tensor], Tensor]
     place: Callable[[fx.Node, Tensor], Mapping[str, Tensor]]
     identity: Callable[[], Mapping[str, Tensor]]
+    reads: Callable[[Site], tuple[Tokens, Tokens]]
+    dense: Callable[[SiteValues, Tensor], Tensor]
     move: Callable[[fx.Node, Tensor, fx.Node], Tensor]
     value: Callable[[fx.Node], Tensor]
     replay: Callable[[fx.Node, fx.Node, Tensor], Tensor]

@@ -42,7 +42,8 @@ def partial_lrp(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, T
 def gradcam(at: AttentionValues, *, layers: Layers = None, weights: str = "row") -> Mapping[str, TokenMap]:
     """(E_h w_h A_h)⁺ of the block nearest the output on content tokens, min–max to [0, 1]; w_h the mean of ∂y_t/∂A_h (Selvaraju et al. 2017, as in Chefer et al. 2021).
 
-    ``weights``: the mean over the content keys of the row the head reads (``"row"``), or over the head's whole map (``"map"``, their BERT code).
+    ``weights``: the mean over the content keys of the row the head reads (``"row"``), or over the head's whole map (``"map"``, their BERT code: padding
+    counts, so that a text alone and in a batch that pads it may differ).
     """
     if weights not in ("row", "map"):
         raise OptionError(f"weights={weights!r}: 'row' or 'map'")
