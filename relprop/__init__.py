@@ -12,6 +12,7 @@ from relprop.api.compare import Comparison, compare
 from relprop.api.explain import explain, explain_many, trace
 from relprop.api.generation import Generation, explain_generation
 from relprop.api.instrument import instrument
+from relprop.api.maximization import Maximization, activation_maximization
 from relprop.api.opening import open_model
 from relprop.api.stability import stability
 from relprop.errors import RelpropError, RelpropWarning
@@ -22,6 +23,7 @@ from relprop.storage import load
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comparison", "Explanation", "Generation", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "check", "compare", "errors", "explain", "explain_generation", "explain_many",
+    "Comparison", "Explanation", "Generation", "Maximization", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "activation_maximization", "check", "compare", "errors",
+    "explain", "explain_generation", "explain_many",
     "instrument", "load", "open_model", "register_rule", "rules", "stability", "targets", "trace",
 ]

@@ -110,6 +110,12 @@ def test_nothing_names_a_machine():
             assert not re.search(r"/root/|/home/\w|/work/", path.read_text()), path
 
 
+def test_nothing_is_left_of_a_merge():
+    """No file holds the markers of a conflict."""
+    for path in [*MODULES, *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+        assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path
+
+
 def test_files_stay_small():
     """A file is one idea, seldom above 300 lines."""
     long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 330}

@@ -38,9 +38,9 @@ def explain(
             tokens, queries, regions, any output by its name), a list with one per sample, or a callable from the output of one sample (batch
             dimension 1) to a scalar (docs/targets.md).
         method: ``"transformer_attribution"`` (Chefer et al. 2021, Eq. 13–14; options ``layers=``, ``normalize_rows=``, ``use_gradient=``) or
-            ``"rollout"``, over attention; ``"lrp"``, ``"input_gradient"``, ``"gradient_x_input"`` or ``"integrated_gradients"`` (options ``n_steps=``,
-            ``baseline=``), at the input of any model: one score per pixel, time step or token (docs/methods.md).
-        rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own, ``"paper"``, for ``lrp`` ``"lrp"``.
+            ``"rollout"``, over attention; ``"lrp"``, ``"attnlrp"``, ``"cp_lrp"``, ``"epsilon_lrp"``, ``"input_gradient"``, ``"gradient_x_input"`` or
+            ``"integrated_gradients"`` (options ``n_steps=``, ``baseline=``), at the input of any model: one score per pixel, time step or token (docs/methods.md).
+        rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own, ``"paper"``, for ``lrp`` and its relatives that of their name.
         batch_size: at most this many samples at a time; the numbers do not depend on it.
         precision: ``"float64"`` or ``"float32"`` computes in that type on copies; ``None`` in the model's own.
         on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and warns.

@@ -224,7 +224,7 @@ def relevance_of(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
     values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in run.forward.values.items()}
     total_walk: Walk | None = None
     started = None
-    for term in start.terms:
+    for term in start.contributions(values) if run.request.method.starts_with == "output" else start.terms:
         seeds = {n: s for n, s in term.seeds.items() if n in run.plan.starts}
         walk = propagate(run.plan, values, seeds, hooks=run.request.hooks)
         began = term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values())

@@ -23,10 +23,12 @@ from relprop.methods.base import (
 from relprop.methods.flow import attention_flow
 from relprop.methods.gae import gae
 from relprop.methods.hidden import attcat, cat, gradcam_features
-from relprop.methods.inputs import gradient_x_input, input_gradient, integrated_gradients, lrp
+from relprop.methods.inputs import attnlrp, cp_lrp, epsilon_lrp, gradient_x_input, input_gradient, integrated_gradients, lrp
 from relprop.methods.masks import vit_cx
-from relprop.methods.positions import positions
+from relprop.methods.perturbed import deeplift, occlusion
+from relprop.methods.positions import positions, windows
 from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, partial_lrp, raw_attention
+from relprop.methods.sampled import gradient_shap, random, smoothgrad
 from relprop.methods.values import attention_norm, value_zeroing
 
 GRADIENT, RELEVANCE, NOTHING = frozenset({"gradient"}), frozenset({"relevance"}), frozenset[str]()
@@ -53,6 +55,14 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("input_gradient", input_gradient, GRADIENT, level="input", cost="3", source="Simonyan et al., ICLR workshop 2014"),
     Method("gradient_x_input", gradient_x_input, GRADIENT, level="input", signed=True, cost="3", source="Shrikumar et al., 2016"),
     Method("integrated_gradients", integrated_gradients, level="input", signed=True, cost="3 n_steps", source="Sundararajan et al., ICML 2017"),
+    Method("attnlrp", attnlrp, RELEVANCE, level="input", rules="attnlrp", signed=True, cost="3", source="Achtibat et al., ICML 2024", starts_with="output"),
+    Method("cp_lrp", cp_lrp, RELEVANCE, level="input", rules="cp_lrp", signed=True, cost="3", source="Ali et al., ICML 2022", starts_with="output"),
+    Method("epsilon_lrp", epsilon_lrp, RELEVANCE, level="input", rules="epsilon", signed=True, cost="3", source="Bach et al., PLOS ONE 2015", starts_with="output"),
+    Method("smoothgrad", smoothgrad, level="input", cost="3 n_samples", source="Smilkov et al., 2017"),
+    Method("gradient_shap", gradient_shap, level="input", signed=True, cost="3 n_samples", source="Lundberg & Lee, NeurIPS 2017", whole=frozenset({"baselines"})),
+    Method("deeplift", deeplift, level="input", signed=True, cost="5", source="Shrikumar et al., ICML 2017"),
+    Method("occlusion", occlusion, level="input", signed=True, cost="windows + 1", source="Zeiler & Fergus, ECCV 2014"),
+    Method("random", random, class_specific=False, level="input", cost="1", source="the floor of every table"),
 )}
 
 
@@ -128,5 +138,5 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
 
 __all__ = [
     "METHODS", "AttentionValues", "Found", "InputValues", "LayerValues", "Method", "SiteValues", "Table", "TokenMap", "Tokens", "available", "chosen_layers", "input_level",
-    "method_named", "positions", "register", "remove",
+    "method_named", "positions", "register", "remove", "windows",
 ]

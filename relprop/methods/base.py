@@ -124,8 +124,11 @@ class Method:
     """``function(at, **options)``, with ``at`` an ``AttentionValues`` or, at the input level, an ``InputValues``.
 
     Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap`` per explained input; at the input an attribution
-    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``, ``"projections"``. ``rules`` is the rule set it takes
-    by default. ``shared``: the options that are the same for many methods and are applied for it. ``cost``: in forward passes, for one target.
+    per input. ``needs`` says what must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``,
+    ``"projections"``, ``"inputs"``. ``rules`` is the rule set it takes by default. ``shared``: the options that are the same for many methods and are
+    applied for it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target, or with y_t, the target's own value, so
+    that signed scores are contributions to y_t. ``whole`` are its options whose tensors have no entry per sample
+    along their first axis: they are handed on as tuples, and never cut with the batch.
     """
 
     name: str
@@ -138,6 +141,8 @@ class Method:
     signed: bool = False
     cost: str = ""
     source: str = ""
+    starts_with: Literal["one", "output"] = "one"
+    whole: frozenset[str] = frozenset()
 
     @property
     def description(self) -> str:
@@ -159,7 +164,7 @@ class Method:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
-        found = {**known, **given}
+        found = {**known, **{name: _entries(value) if name in self.whole else value for name, value in given.items()}}
         if "head_fusion" in self.shared:
             fusion_named(found["head_fusion"])
         if "discard_ratio" in self.shared:
@@ -174,6 +179,13 @@ class Method:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.description}"
+
+
+def _entries(value: Any) -> Any:
+    """A tensor as the tuple of its entries, each with a first axis of 1; so are those in a dict."""
+    if isinstance(value, Mapping):
+        return {name: _entries(v) for name, v in value.items()}
+    return value.split(1) if isinstance(value, Tensor) and value.dim() else value
 
 
 #: Options that are the same wherever a method has them: which sites (in forward order, −1 nearest the output), rows of Ā divided by their sums,
@@ -201,6 +213,8 @@ class InputValues:
 
     ``gradients`` and ``relevances`` are empty if not asked for. ``forward(*tensors)`` gives y_t of every sample, (batch,), for other
     values of the inputs (one tensor each, in the order of ``values``), attached to autograd. ``embed(name, ids)`` gives the embeddings of other ids.
+    ``contributions(*references)`` is DeepLIFT's: one tensor per input, given x′ of each, then y_t(x) and y_t(x′). ``positions`` are the axes of each value, the batch being
+    axis 0, that have a score each; the others are summed over. ``window`` is how many of them lie together along each, as ``occlusion`` hides them.
     """
 
     values: Mapping[str, Tensor]
@@ -208,3 +222,6 @@ class InputValues:
     relevances: Mapping[str, Tensor]
     forward: Callable[..., Tensor]
     embed: Callable[[str, Tensor], Tensor]
+    contributions: Callable[..., tuple[tuple[Tensor, ...], Tensor, Tensor]]
+    positions: Mapping[str, tuple[int, ...]]
+    window: Mapping[str, tuple[int, ...]]

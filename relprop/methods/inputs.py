@@ -20,7 +20,25 @@ CONVERGED = 0.05
 
 
 def lrp(at: InputValues) -> Mapping[str, Tensor]:
-    """Full LRP: relevance by Eq. 4 (z⁺, rule set ``lrp``) or by any other rule set, propagated down to the inputs. Signed where adds are: Eq. 6."""
+    """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs. Signed where adds are: Eq. 6."""
+    return at.relevances
+
+
+def attnlrp(at: InputValues) -> Mapping[str, Tensor]:
+    """Relevance by LRP-ε with rules for softmax, products and norms, started with y_t, down to the inputs (AttnLRP: Achtibat et al. 2024). Signed.
+
+    It sums to y_t less what biases and constant terms absorb.
+    """
+    return at.relevances
+
+
+def cp_lrp(at: InputValues) -> Mapping[str, Tensor]:
+    """The same with attention maps and gates as constants (CP-LRP: Ali et al. 2022). Signed."""
+    return at.relevances
+
+
+def epsilon_lrp(at: InputValues) -> Mapping[str, Tensor]:
+    """Relevance by LRP-ε, started with y_t, down to the inputs (Bach et al. 2015). Signed."""
     return at.relevances
 
 
@@ -41,9 +59,8 @@ def integrated_gradients(at: InputValues, *, n_steps: int = 50, baseline: Any = 
     ``None`` (zeros: for normalised pixels the mean colour, for ids embeddings of 0), a number, a tensor (its first axis the batch, or 1), integer
     ids for an input of ids, or a dict of these by input name. Warns (``RelpropWarning``) if the sum is off by more than 5 %, the authors' own check.
     """
-    if not isinstance(n_steps, int) or isinstance(n_steps, bool) or n_steps < 1:
-        raise OptionError(f"n_steps={n_steps!r}: a positive integer")
-    start = _baselines(at, baseline)
+    positive_integer("n_steps", n_steps)
+    start = baselines(at, baseline)
     try:
         from captum.attr import IntegratedGradients
     except ImportError:
@@ -54,12 +71,24 @@ def integrated_gradients(at: InputValues, *, n_steps: int = 50, baseline: Any = 
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise RelpropError(message(
-            f"the gradient on the way from the baseline cannot be taken: {str(error).splitlines()[0]}",
-            then=["give the operator a derivative (torch.library.register_autograd)", "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)"],
-        )) from error
+        raise no_gradient(error, "on the way from the baseline") from error
     _warn_unless_complete(at, found, start, n_steps)
     return dict(zip(at.values, found, strict=True))
+
+
+def no_gradient(error: RuntimeError, where: str) -> RelpropError:
+    """What autograd's refusal is turned into."""
+    return RelpropError(message(
+        f"the gradient {where} cannot be taken: {str(error).splitlines()[0]}",
+        then=["give the operator a derivative (torch.library.register_autograd)", "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)"],
+    ))
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """``value``, if it is one. Raises ``OptionError``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionError(f"{name}={value!r}: a positive integer")
+    return value
 
 
 def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int) -> None:
@@ -77,8 +106,8 @@ def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tup
         ))
 
 
-def _baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
-    """The tensor x′ of every input, of its full shape."""
+def baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
+    """The tensor x′ of every input, of its full shape. Raises ``OptionError`` for what is none."""
     if not isinstance(baseline, Mapping):
         if isinstance(baseline, Tensor) and len(at.values) > 1:
             raise OptionError(f"baseline is one tensor for {len(at.values)} explained inputs: give a dict by input name ({', '.join(map(repr, at.values))})")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import UnknownOperation, message
+from relprop.plan.gates import gate_notes
 from relprop.plan.regions import find_regions, region_step
 from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.call import Call
@@ -68,6 +69,8 @@ def make_plan(
     sites = tuple(s for s in program.sites if s.contraction in flow.members and s.contraction not in inner and s.contraction not in outputs)
     wanted = frozenset(w for w in wanted if w in flow.members and w not in inner)
     needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
+    if notes is None and regions:
+        notes = gate_notes(flow, sites, {node: region.op for node, region in outputs.items() if isinstance(region.op, str)})
     if on_unknown == "error":
         _refuse_unknown(flow, starts, inner | set(outputs), rules)
     steps: list[Step] = []

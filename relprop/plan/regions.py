@@ -14,7 +14,7 @@ from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.families import carry
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
-from relprop.tracer.composites import Composite, find_composites
+from relprop.tracer.composites import Composite, find_composites, held_constant
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
@@ -23,12 +23,13 @@ from relprop.tracer.run import template
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that are one operation to the walk."""
+    """Nodes that are one operation to the walk. To derivatives, the values of ``constant`` are constants."""
 
     output: fx.Node
     inner: frozenset[fx.Node]
     rule: Rule
     op: Any
+    constant: frozenset[fx.Node] = frozenset()
 
 
 def find_regions(
@@ -52,12 +53,15 @@ def find_regions(
             inner |= region.inner - {region.output}
     for composite in find_composites(flow):
         if not any(n in inner or n in outputs for n in composite.inner):
-            outputs[composite.output] = _written_out(composite)
+            outputs[composite.output] = _written_out(composite, rules, flow)
             inner |= composite.inner - {composite.output}
     return outputs, inner
 
 
-def _written_out(composite: Composite) -> Region:
+def _written_out(composite: Composite, rules: RuleSet, flow: Flow) -> Region:
+    constant = held_constant(composite, flow) if rules.norm is not None and composite.statistics else None
+    if rules.norm is not None and constant is not None:
+        return Region(composite.output, composite.inner, rules.norm, composite.label, constant)
     return Region(composite.output, composite.inner, Rule(carry.function, f"carry ({composite.label})", "carry", frozenset()), composite.label)
 
 
@@ -106,7 +110,7 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
         ordered = [n for n in program.graph.nodes if n in inside]
         entering = dict.fromkeys(i for n in ordered for i in tensor_inputs(n) if i not in inside)
         operands = tuple(sorted(entering, key=lambda n: n not in flow.members))
-        names, function = tuple("" for _ in operands), _replay(ordered, operands, region.output, program.dtype)
+        names, function = tuple("" for _ in operands), _replay(ordered, operands, region, program.dtype)
 
         def rebuild(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return tensors, {}
@@ -128,13 +132,14 @@ def _closure(region: Region, flow: Flow) -> set[fx.Node]:
     return closure
 
 
-def _replay(ordered: list[fx.Node], operands: tuple[fx.Node, ...], output: fx.Node, dtype: torch.dtype | None) -> Callable[..., Any]:
+def _replay(ordered: list[fx.Node], operands: tuple[fx.Node, ...], region: Region, dtype: torch.dtype | None) -> Callable[..., Any]:
     def function(*tensors: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
         for node in ordered:
             sources, rebuild = template(node, dtype)
             args, kwargs = rebuild(*(env[s] for s in sources))
-            env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return env[output]
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            env[node] = value.detach() if node in region.constant else value
+        return env[region.output]
 
     return function

@@ -8,6 +8,9 @@ times receives the sum of k relevances.
 from relprop.rules.call import Call, Operand, Split, Total
 from relprop.rules.families import carry, move
 from relprop.rules.presets import (
+    ATTNLRP,
+    ATTNLRP_IDENTITY,
+    CP_LRP,
     EPSILON,
     LRP,
     PAPER,
@@ -29,6 +32,6 @@ from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import RuleSet, register_rule
 
 __all__ = [
-    "EPSILON", "LRP", "PAPER", "PRESETS", "REFERENCE", "REFERENCE_LRP", "STABLE", "Call", "Operand", "Rule", "RuleSet", "Split", "Total",
-    "add", "carry", "conv2d", "generic", "linear", "matmul", "move", "product", "register_rule", "rule", "share", "stop", "subtract",
+    "ATTNLRP", "ATTNLRP_IDENTITY", "CP_LRP", "EPSILON", "LRP", "PAPER", "PRESETS", "REFERENCE", "REFERENCE_LRP", "STABLE", "Call", "Operand", "Rule",
+    "RuleSet", "Split", "Total", "add", "carry", "conv2d", "generic", "linear", "matmul", "move", "product", "register_rule", "rule", "share", "stop", "subtract",
 ]

@@ -7,6 +7,9 @@
 ``reference_lrp``  the rules of their LRP baseline: both halves of a linear op normalised apart, adds un-normalised
 ``lrp``          Eq. 4 (z⁺) on linear and conv, Eq. 6 un-normalised on adds, ½ on products
 ``epsilon``      LRP-ε on linear and conv (the bias absorbs its part), Eq. 6 with ε on adds, ½ on products
+``attnlrp``      Achtibat et al. 2024: LRP-ε, the softmax to first order, products of activations halved, σ of a norm constant
+``attnlrp_identity``  ``attnlrp`` with every norm as the identity, its centring and its β included
+``cp_lrp``       Ali et al. 2022: ``attnlrp`` with attention maps and gating activations as constants
 ===============  ==============================================================================================
 """
 
@@ -18,6 +21,7 @@ from typing import Any
 from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.rules import moves
 from relprop.rules import operations as ops
+from relprop.rules.attnlrp import attnlrp_lines, written_norm
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
@@ -109,4 +113,8 @@ EPSILON = variant(
     (ops.SUBTRACT, Rule(Subtract(Epsilon(), normalise=False), "sub: Eq. 6, ε", "balance", INPUTS)),
 )
 
-PRESETS = {rules.name: rules for rules in (PAPER, STABLE, REFERENCE, REFERENCE_LRP, LRP, EPSILON)}
+ATTNLRP = variant("attnlrp", *attnlrp_lines(), norm=written_norm())
+ATTNLRP_IDENTITY = variant("attnlrp_identity", *attnlrp_lines(norms=False))
+CP_LRP = variant("cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")), norm=written_norm())
+
+PRESETS = {rules.name: rules for rules in (PAPER, STABLE, REFERENCE, REFERENCE_LRP, LRP, EPSILON, ATTNLRP, ATTNLRP_IDENTITY, CP_LRP)}

@@ -61,6 +61,7 @@ class RuleSet:
     """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of a value used several times.
 
     ``fixed``: registered rules do not enter, and an op in no list takes ``generic`` without a word (the roll-up is such a set).
+    ``norm``: the rule on a norm written out in Python that is linear once its statistics are held constant; ``None``: relevance passes it unchanged.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RuleSet:
     generic: Rule
     fan_out: FanOut | None = None
     fixed: bool = False
+    norm: Rule | None = None
 
     def with_rule(self, key: Key, rule: Rule | Callable[..., Any]) -> RuleSet:
         """A new rule set in which ``rule`` is consulted first for ``key``.

@@ -26,12 +26,23 @@ class Term:
 
 @dataclass(frozen=True)
 class Start:
-    """A target worked out: y_t of every sample (``scalars``, attached to autograd), the terms of its relevance, and the roll-up's field."""
+    """A target worked out: y_t of every sample (``scalars``, attached to autograd), the terms of its relevance, and the roll-up's field.
+
+    The seeds are weights of output elements; where ``shares`` they are shares of 1 already, of a y_t that is no sum of these elements.
+    """
 
     label: tuple[Any, ...]
     scalars: Tensor
     terms: tuple[Term, ...]
     field: Mapping[fx.Node, Tensor]
+    shares: bool = False
+
+    def contributions(self, values: Mapping[fx.Node, Tensor]) -> tuple[Term, ...]:
+        """The terms started with y_t in place of 1: each element with its weight times its value, ``values`` being the outputs', batch first."""
+        def worth(node: fx.Node, seed: Tensor) -> Tensor:
+            value = self.scalars.reshape(-1, *[1] * (seed.dim() - 1)) if self.shares else values[node]
+            return seed * value.detach().to(seed.dtype)
+        return tuple(Term(term.coefficient, {node: worth(node, seed) for node, seed in term.seeds.items()}) for term in self.terms)
 
 
 @dataclass(frozen=True)

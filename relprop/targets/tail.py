@@ -58,7 +58,7 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
         ))
     rollup = rollup_plan_through(tail, (scalar,))
     fields = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
-    return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in fields.items()})
+    return Start(label, flat, (Term(1.0, seeds),), {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in fields.items()}, shares=True)
 
 
 def _as_output(value: Tensor, node: fx.Node, axis: int = 1) -> Tensor:
@@ -146,7 +146,7 @@ def _linear_start(label: tuple[Any, ...], scalars: Tensor, inputs: Inputs, conte
     field = {node: field_of(g) for node, g in wide.items()}
     if len(places) == 1:
         node = places[0][0]
-        return Start(label, scalars, (Term(1.0, {node: (wide[node] != 0).to(wide[node].dtype)}),), field)
+        return Start(label, scalars, (Term(1.0, {node: (wide[node] != 0).to(wide[node].dtype)}),), field, shares=True)
     coefficients = [float(parts[node][(0, *index)]) for node, index in places]
     if len(places) > MOST_TERMS:
         if abs(sum(coefficients)) <= 1e-6 * sum(map(abs, coefficients)):

@@ -63,6 +63,18 @@ def _region(flow: Flow, output: fx.Node) -> Composite | None:
     return Composite(source, output, members, any(name in STATISTICS for name in names))
 
 
+def held_constant(composite: Composite, flow: Flow) -> frozenset[fx.Node] | None:
+    """The inner nodes whose values, held constant, leave ``output`` a sum of constants times ``input``: deviations, not means. ``None``: none do."""
+    linear = {composite.input}
+    for node in (n for n in flow.nodes if n in composite.inner):
+        name, scaled = name_of(node), [a for a in node.args[:2] if isinstance(a, fx.Node) and a in linear]
+        kept = name in ("to", "type_as", "neg", "expand", "mean", "sum") and node.args[0] in linear
+        added = name in ("add", "sub") and len(scaled) == 2
+        if kept or added or (name in ("mul", "div") and len(scaled) == 1 and (name == "mul" or node.args[0] in linear)):
+            linear.add(node)
+    return frozenset(composite.inner - linear) if composite.output in linear else None
+
+
 def _over_features(node: fx.Node) -> bool:
     """A statistic over the last axis that keeps it: one number per position."""
     rank = len(val(node.args[0]).shape)  # type: ignore[arg-type]

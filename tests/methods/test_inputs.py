@@ -7,7 +7,7 @@ from torch import nn
 
 import relprop
 from relprop.errors import OptionError, RelpropError, TargetError
-from relprop.methods import input_level
+from relprop.methods import METHODS, input_level
 from tests.common.models import build, closeness, sample
 
 INPUT_LEVEL = input_level()
@@ -234,7 +234,8 @@ def test_nothing_is_rolled_up(method):
     e = relprop.explain(Convolution(), PIXELS, 0, method=method)
     assert e.method == method and torch.equal(e.row, e.scores) and not e.identity.any() and e.content.all()
     assert e.source.tolist() == list(range(16)) and e.scores.shape == (2, 16) and e.input is None and e.blocks is None
-    assert (e.ledger is not None) == (method == "lrp") and e.rules == ("lrp" if method == "lrp" else "none")
+    by_relevance = "relevance" in METHODS[method].needs
+    assert (e.ledger is not None) == by_relevance and e.rules == (METHODS[method].rules if by_relevance else "none")
     assert (method == "input_gradient") <= bool((e.scores >= 0).all())
 
 

@@ -186,7 +186,7 @@ def test_a_rule_that_returns_the_wrong_shares_is_named(function, words):
 def test_an_unknown_name_is_answered_with_the_list():
     assert named("stable", PRESETS) is PRESETS["stable"]
     assert named(PAPER, PRESETS) is PAPER
-    with pytest.raises(OptionError, match="rules='papers' is no rule set; there are epsilon, lrp, paper, reference, reference_lrp, stable"):
+    with pytest.raises(OptionError, match="rules='papers' is no rule set; there are attnlrp, attnlrp_identity, cp_lrp, epsilon, lrp, paper, reference, reference_lrp, stable"):
         named("papers", PRESETS)
 
 
