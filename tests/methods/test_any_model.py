@@ -361,8 +361,8 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
     model, x = build(), sample()
     targets = [0, [1, 2, 3], None, lambda y: y[0, 0] - y[0, 1], *([lambda y: y.softmax(-1)[0, 2]] if method != "deeplift" else [])]
     calls = []
-    plain = relprop.api.attribution.forward
-    monkeypatch.setattr(relprop.api.attribution, "forward", lambda *args: calls.append(1) or plain(*args))
+    plain = relprop.api.run.forward
+    monkeypatch.setattr(relprop.api.run, "forward", lambda *args: calls.append(1) or plain(*args))
     together = relprop.explain_many(model, x, targets, method=method, keep="input")
     assert len(calls) == 1
     for target, e in zip(targets, together, strict=True):

@@ -288,9 +288,12 @@ def test_wrong_options_are_refused_with_the_list(name):
         call()
 
 
-def test_an_instrument_refers_to_explain():
-    with relprop.instrument(Affine(), X, 0) as probe, pytest.raises(OptionError, match=r"(?s)'lrp' works at the input.*attention is wanted: rollout.*method='lrp'\)"):
-        probe.explanation(method="lrp")
+def test_an_instrument_explains_at_the_input_with_its_hooks():
+    with relprop.instrument(Affine(), X, 0, rules="lrp") as probe:
+        plain = probe.explanation(method="lrp")
+        assert closeness(plain.scores, relprop.explain(Affine(), X, 0, method="lrp").scores) <= EXACT
+        probe.hook(probe.names()[-1], lambda r: 2 * r)
+        assert closeness(probe.explanation(method="lrp").scores, 2 * plain.scores) <= EXACT
 
 
 class Sharp(nn.Module):
