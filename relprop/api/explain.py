@@ -37,14 +37,14 @@ def explain(
             similarity of a pair), an int, a label, a tuple that indexes one element of a higher-rank output, one of ``relprop.targets`` (spans,
             tokens, queries, regions, any output by its name), a list with one per sample, or a callable from the output of one sample (batch
             dimension 1) to a scalar (docs/targets.md).
-        method: ``"transformer_attribution"`` (Chefer et al. 2021, Eq. 13–14; options ``layers=``, ``normalize_rows=``, ``use_gradient=``) or
-            ``"rollout"``, over attention; ``"lrp"``, ``"attnlrp"``, ``"cp_lrp"``, ``"epsilon_lrp"``, ``"input_gradient"``, ``"gradient_x_input"`` or
-            ``"integrated_gradients"`` (options ``n_steps=``, ``baseline=``), at the input of any model: one score per pixel, time step or token (docs/methods.md).
+        method: ``"transformer_attribution"`` (Chefer et al. 2021, Eq. 13–14; options ``layers=``, ``head_fusion=``, ``normalize_rows=``, ``use_gradient=``), or
+            any that ``relprop.methods.available()`` lists: over attention, one score per token that attention mixes; or at the input of any model (``"lrp"``,
+            ``"attnlrp"``, ``"integrated_gradients"``, ...), one score per pixel, time step or token (docs/methods.md). Options are the method's own.
         rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own, ``"paper"``, for ``lrp`` and its relatives that of their name.
         batch_size: at most this many samples at a time; the numbers do not depend on it.
         precision: ``"float64"`` or ``"float32"`` computes in that type on copies; ``None`` in the model's own.
         on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and warns.
-        keep: any of ``"blocks"``, ``"matrix"``, ``"input"``, kept on the result.
+        keep: any of ``"blocks"``, ``"matrix"``, ``"input"``, ``"layers"``, kept on the result.
         progress: show a bar over the parts of ``batch_size`` (needs ``tqdm``).
         processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image processor or transform for pictures, a feature
             extractor for sound, a processor of several with a dict of its arguments. With ready inputs, too, it tells words, special tokens and seconds.

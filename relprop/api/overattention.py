@@ -33,8 +33,9 @@ def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Nod
             SiteValues(s, _wide(run.forward.watched[s.attention].detach()), _wide(gradients.get(s.attention)), _found(walk, run, s)) for s in run.chosen
         )
         rolling = Rolling(run, start, at)
+        known = {s.name: described(run, s.name, run.layout(s)) for s in rolling.streams}
         method, options = run.request.method, run.request.options
-        found = method.function(_view(run, rolling, target, start, gradients), **{k: v for k, v in options.items() if k in method.own_options()})
+        found = method.function(_view(run, rolling, known, target, start, gradients), **{k: v for k, v in options.items() if k in method.own_options()})
         matrix, layers, scores = None, dict[str, Tensor](), _rolled_up(rolling, found) if _is_matrices(found) else _token_maps(found)
         _warn_of_nothing(scores, at)
         if "matrix" in run.request.keep:
@@ -44,7 +45,7 @@ def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Nod
         if "layers" in run.request.keep:
             layers = _layers(run, found)
         streams = {
-            s.name: _token_scores(run, s, scores[s.name], walk, matrix, layers.get(s.name)) for s in rolling.streams if s.name in scores
+            s.name: _token_scores(run, s, known[s.name], scores[s.name], walk, matrix, layers.get(s.name)) for s in rolling.streams if s.name in scores
         }
     return Explanation(
         streams=streams, target=start.label, output=start.scalars.detach(), method=method.name, rules=run.session.rules.name,
@@ -52,9 +53,10 @@ def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Nod
     )
 
 
-def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> AttentionValues:
-    """The run as a method sees it."""
-    content = {s.name: described(run, s.name, run.layout(s))["content"] for s in rolling.streams}
+def _view(
+    run: Run, rolling: Rolling, known: Mapping[str, Mapping[str, Any]], target: Any, start: Start, gradients: Mapping[fx.Node, Tensor],
+) -> AttentionValues:
+    """The run as a method sees it. ``known``: what each input's tokens are."""
     flow, values = run.session.flow, run.forward.values
 
     def at(node: fx.Node, site: Site | None = None) -> LayerValues:
@@ -70,11 +72,12 @@ def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapp
         return output_from(run, target, start, tuple(leaves.values()))(*inputs.values())
 
     return AttentionValues(
-        sites=rolling.at, layers=[at(node, site) for site, node in run.layers.items()], content=content, last=rolling.last(), rows=rolling.rows,
+        sites=rolling.at, layers=[at(node, site) for site, node in run.layers.items()], content={name: k["content"] for name, k in known.items()}, last=rolling.last(), rows=rolling.rows,
         heads=rolling.heads, head_means=rolling.head_means, place=rolling.place, identity=rolling.identity, reads=rolling.reads, dense=rolling.dense,
         move=rolling.move, value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
-        same_tokens=rolling.same_tokens, projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()), features=[at(n) for n in run.features], run=run, output=output,
-        grids={s.name: _grid(run, s) for s in rolling.streams},
+        same_tokens=rolling.same_tokens, features=[at(n) for n in run.features], run=run, output=output,
+        projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()),
+        grids={name: (k["grid"], k["image"]) if k["grid"] and k["image"] else None for name, k in known.items()},
         inputs={s.name: tidied(values[s.leaf].detach(), s.leaf) for s in rolling.streams} if "inputs" in run.request.needs else {},
     )
 
@@ -82,11 +85,6 @@ def _view(run: Run, rolling: Rolling, target: Any, start: Start, gradients: Mapp
 def _wide(value: Any) -> Any:
     """What a model of half precision computed, in float32: fields and relevance are at least that."""
     return None if value is None else value.to(at_least_float32(value.dtype))
-
-
-def _grid(run: Run, stream: Stream) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    known = described(run, stream.name, run.layout(stream))
-    return (known["grid"], known["image"]) if known["grid"] and known["image"] else None
 
 
 def _is_matrices(found: Mapping[Any, Any]) -> bool:
@@ -109,16 +107,16 @@ def _layers(run: Run, found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return layers
 
 
-def _token_scores(run: Run, stream: Stream, pair: tuple[Tensor, Tensor], walk: Walk, matrix: Tensor | None, layers: Tensor | None) -> TokenScores:
+def _token_scores(
+    run: Run, stream: Stream, known: Mapping[str, Any], pair: tuple[Tensor, Tensor], walk: Walk, matrix: Tensor | None, layers: Tensor | None,
+) -> TokenScores:
     """One input's scores, with what its tokens are."""
     scores, identity = pair
     if not torch.isfinite(scores).all():
         bad = int((~torch.isfinite(scores)).any(1).sum())
         raise RelpropError(f"the scores of {bad} samples are not finite: relevance overflowed; precision='float64' may help")
     relevance = walk.found[stream.leaf][:, 0] if "input" in run.request.keep and stream.leaf in walk.found else None
-    return TokenScores(
-        stream.name, scores, scores + identity, identity, **described(run, stream.name, run.layout(stream)), matrix=matrix, input=relevance, layers=layers,
-    )
+    return TokenScores(stream.name, scores, scores + identity, identity, **known, matrix=matrix, input=relevance, layers=layers)
 
 
 def _warn_of_nothing(scores: Pairs, at: tuple[SiteValues, ...]) -> None:

@@ -186,6 +186,9 @@ class Rolling:
 
     def last(self) -> dict[str, int]:
         """By stream, the index of the last chosen site that reads its tokens with nothing but skip connections between it and the target."""
+        return self.run.session.kept(("last", self.run.chosen, self.run.sites, tuple(self.start.field), self.streams), self._last)  # type: ignore[no-any-return]
+
+    def _last(self) -> dict[str, int]:
         flow, contractions = self.run.session.flow, {s.contraction for s in self.run.sites}
 
         def skips(above: fx.Node, below: fx.Node) -> bool:

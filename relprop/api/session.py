@@ -40,8 +40,8 @@ class Session:
     def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
         """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of, once."""
         key = ("relevance", self.rules, starts, wanted, self.on_unknown)
-        plan: Plan = self._kept(key, lambda: make_plan(self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown))
-        told = self._kept(("told", *key), list)
+        plan: Plan = self.kept(key, lambda: make_plan(self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown))
+        told = self.kept(("told", *key), list)
         if plan.generic and not told:
             told.append(True)
             ops = sorted({str(n.target) for n in plan.generic})
@@ -53,24 +53,24 @@ class Session:
 
     def rollup(self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Plan, tuple[Stream, ...]]:
         """The roll-up pass from ``starts`` to the token tensors."""
-        return self._kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
+        return self.kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
 
     def handing_down(self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
         """The walk from some tensors to the token tensors of ``read``."""
-        return self._kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
+        return self.kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
 
     def layer_outputs(self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]) -> dict[Site, fx.Node]:
         """Where the sites' layers end."""
-        return self._kept(("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts))  # type: ignore[no-any-return]
+        return self.kept(("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts))  # type: ignore[no-any-return]
 
     def layout(self, stream: Stream) -> Layout:
         """Where the stream's tokens came from."""
-        return self._kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))  # type: ignore[no-any-return]
+        return self.kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))  # type: ignore[no-any-return]
 
     @property
     def flow(self) -> Flow:
         """The program's flowing nodes."""
-        return self._kept(("flow",), lambda: flowing(self.program, PAPER))  # type: ignore[no-any-return]
+        return self.kept(("flow",), lambda: flowing(self.program, PAPER))  # type: ignore[no-any-return]
 
     @property
     def merges(self) -> Merges:
@@ -78,9 +78,10 @@ class Session:
         def make() -> Merges:
             inside = {n for c in find_composites(self.flow) for n in c.inner}
             return Merges(self.flow, self.program.sites, inside, self.program.axes)
-        return self._kept(("merges",), make)  # type: ignore[no-any-return]
+        return self.kept(("merges",), make)  # type: ignore[no-any-return]
 
-    def _kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, worked out once per program and kept with it under ``key``, until a registered rule changes."""
         full = (*key, registered())
         if full not in self.program.memo:
             self.program.memo[full] = make()

@@ -108,7 +108,7 @@ def _colours(scores: list[float], content: list[bool]) -> list[str]:
 
 
 def plot_comparison(explanations: Mapping[str, Explanation], image: Tensor | None, *, sample: int) -> Figure:
-    """Several methods' explanations of one sample side by side, each on its own scale: heat maps, or a row of shaded tokens each."""
+    """Several methods' explanations of one sample side by side, each on its own scale (that of its content): heat maps, or a row of shaded tokens each."""
     first = next(iter(explanations.values()))
     if not -len(first) <= sample < len(first):
         raise OptionError(f"sample={sample}: the explanations have {len(first)} samples")
@@ -120,7 +120,8 @@ def plot_comparison(explanations: Mapping[str, Explanation], image: Tensor | Non
     same = {label: e for label, e in explanations.items() if e.scores.shape == first.scores.shape}
     labels = first.tokens[sample] if first.tokens else [str(i) for i in range(first.scores.shape[1])]
     fig, (axes,) = figure(1, max(4.0, 0.5 * len(labels)), 0.4 * len(same) + 1.2)
-    rows = [(e.scores[sample] / float(e.scores[sample].abs().max() or 1)).detach().float().cpu().tolist() for e in same.values()]
+    content = first.content[sample].to(first.scores.device)
+    rows = [(e.scores[sample] / float(e.scores[sample][content].abs().max() or 1)).clamp(-1, 1).detach().float().cpu().tolist() for e in same.values()]
     axes.imshow(rows, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     axes.set_xticks(list(range(len(labels))), labels, rotation=90)
     axes.set_yticks(list(range(len(same))), list(same))
