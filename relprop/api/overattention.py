@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.api.attribution import output_from, tidied
-from relprop.api.projection import projected_norms
+from relprop.api.projection import projected_norms, sum_norms
 from relprop.api.rolling import Pairs, Rolling
 from relprop.api.run import Run, described, relevance_of
 from relprop.errors import OptionError, RelpropError, message, warn
@@ -77,6 +77,7 @@ def _view(
         move=rolling.move, value=lambda node: values[node].detach(), replay=replay, received=rolling.received,
         same_tokens=rolling.same_tokens, features=[at(n) for n in run.features], run=run, output=output,
         projected_norms=lambda v: projected_norms(run.session, v, rolling.head_axes(v), replay, values[v.site.values].detach()),
+        sum_norms=lambda v: sum_norms(run.session, v, rolling.head_axes(v), replay, {n: detached(x) for n, x in values.items()}),
         grids={name: (k["grid"], k["image"]) if k["grid"] and k["image"] else None for name, k in known.items()},
         inputs={s.name: tidied(values[s.leaf].detach(), s.leaf) for s in rolling.streams} if "inputs" in run.request.needs else {},
     )

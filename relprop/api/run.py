@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Given, Prepared, describe
-from relprop.api.projection import projection_segment
+from relprop.api.projection import projection_segment, residual_of
 from relprop.api.session import Session
 from relprop.errors import InputError, NoAttentionError, OptionError, message
 from relprop.interpreter.backward import Hook, Walk, propagate
@@ -152,6 +152,9 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
     if "projections" in needs:
         for site in draft.chosen:
             draft.keep |= {site.values, *projection_segment(session, site).beside}
+            if draft.request.options.get("variant") == "2021":
+                merge, skips, norm = residual_of(session, site)
+                draft.keep |= {merge, *skips, *(norm.all_input_nodes if norm is not None else ())}
 
 
 def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:

@@ -89,7 +89,8 @@ class AttentionValues:
 
     For a method that needs ``"values"``: ``value(node)`` of V or of a layer's output, and ``replay(changed, end, variants)``: the values at ``end``,
     (variants, batch, ...), if those at ``changed`` were ``variants``; ``same_tokens(values, layer)``: whether a site's queries are the tokens of a layer's output,
-    one for one; ``projected_norms(values)``: ‖f(x_j)‖, f a head's part of the value and output projections, (batch, ..., heads, keys) as in the map.
+    one for one; ``projected_norms(values)``: ‖f(x_j)‖, f a head's part of the value and output projections, (batch, ..., heads, keys) as in the map;
+    ``sum_norms(values)``: ‖Σ_h α_ij f(x_j) + δ_ij x_i‖ after the norm behind the sum, (batch, queries, keys).
     """
 
     sites: Sequence[SiteValues]
@@ -109,6 +110,7 @@ class AttentionValues:
     received: Callable[[SiteValues, LayerValues], Tensor | None]
     same_tokens: Callable[[SiteValues, LayerValues], bool]
     projected_norms: Callable[[SiteValues], Tensor]
+    sum_norms: Callable[[SiteValues], Tensor]
     grids: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
     inputs: Mapping[str, Tensor]
     output: Callable[[str, Tensor], Tensor]

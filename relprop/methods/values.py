@@ -13,9 +13,23 @@ from relprop.methods.base import AttentionValues, SiteValues
 from relprop.numerics import safe_divide
 
 
-def attention_norm(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
-    """‖α_ij f(x_j)‖, f the value and output projections of a head, in place of A, rolled up (Kobayashi et al. 2020). Not class-specific."""
-    return {v.site.contraction: v.attention * _along_keys(v, at.projected_norms(v)) for v in at.sites}
+def attention_norm(at: AttentionValues, *, variant: str = "2020") -> Mapping[fx.Node, Tensor]:
+    """‖α_ij f(x_j)‖, f the value and output projections of a head, in place of A, rolled up (Kobayashi et al. 2020). Not class-specific.
+
+    ``variant="2021"`` (Kobayashi et al. 2021): the norm of all that token j puts into token i, ‖Σ_h α_ij f(x_j) + δ_ij x_i‖, after the layer norm behind the
+    sum, if there is one, with the statistics of the whole sum: its matrix holds the skip connection already, and what is rolled up is that matrix.
+    """
+    if variant not in ("2020", "2021"):
+        raise OptionError(f"variant={variant!r}: '2020' or '2021'")
+    if variant == "2020":
+        return {v.site.contraction: v.attention * _along_keys(v, at.projected_norms(v)) for v in at.sites}
+    found = {}
+    for v in at.sites:
+        matrix = at.sum_norms(v)  # (batch, queries, keys); I + M of the roll-up is to be this, so M is it less I
+        matrix = matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        matrix = matrix.mT if v.site.transposed else matrix
+        found[v.site.contraction] = matrix.reshape(len(matrix), *(1,) * (v.attention.dim() - 3), *matrix.shape[1:]).expand_as(v.attention)
+    return found
 
 
 def _along_keys(values: SiteValues, norms: Tensor) -> Tensor:

@@ -136,6 +136,40 @@ def test_attention_norm_by_the_models_own_projections():
     assert closeness(e.scores, rolled(matrices, 0)) <= EXACT
 
 
+def test_attention_norm_with_residual_and_norm():
+    """Kobayashi et al. 2021 on BERT: every token's part of LN(Σ_h A f(x) + x), the norm's statistics those of the whole."""
+    model = bert(attn_implementation="eager")
+    with torch.no_grad():
+        out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
+        c = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
+        for h, attention, layer in zip(out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False):
+            dense, norm = layer.attention.output.dense, layer.attention.output.LayerNorm
+            values = layer.attention.self.value(h).unflatten(2, (2, 8))
+            parts = torch.einsum("bhqk,bkhd,ohd->bqko", attention, values, dense.weight.unflatten(1, (2, 8))) + torch.eye(6)[None, :, :, None] * h[:, None]
+            whole = parts.sum(2) + dense.bias
+            assert closeness(norm(whole), layer.attention(h)[0]) <= 1e-12
+            parts = (parts - parts.mean(3, keepdim=True)) / (whole.var(2, correction=0) + norm.eps).sqrt()[:, :, None, None] * norm.weight
+            c = parts.norm(dim=3) @ c
+    e = relprop.explain(model, {"input_ids": IDS}, 1, method="attention_norm", variant="2021")
+    assert closeness(e.row, c[:, 0]) <= EXACT
+    with pytest.raises(OptionError, match="variant='2022': '2020' or '2021'"):
+        relprop.explain(model, {"input_ids": IDS}, 1, method="attention_norm", variant="2022")
+
+
+def test_attention_norm_with_residual_of_blocks_that_normalise_first():
+    model = llama()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
+        c = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
+        for h, attention, layer in zip(out.hidden_states, out.attentions, model.model.layers, strict=False):
+            values = layer.self_attn.v_proj(layer.input_layernorm(h)).unflatten(2, (2, 4)).repeat_interleave(2, 2)
+            parts = torch.einsum("bhqk,bkhd,ohd->bqko", attention, values, layer.self_attn.o_proj.weight.unflatten(1, (4, 4)))
+            c = (parts + torch.eye(6)[None, :, :, None] * h[:, None]).norm(dim=3) @ c
+    e = relprop.explain(model, {"input_ids": IDS}, method="attention_norm", variant="2021")
+    assert closeness(e.row, c[:, -1]) <= EXACT
+
+
 def test_attention_norm_with_grouped_queries():
     model = llama()
     model.set_attn_implementation("eager")
