@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
 from relprop.targets import Start
 from relprop.tracer.axes import is_token
+from relprop.tracer.editing import val
 from relprop.tracer.program import Site
 
 
@@ -64,7 +66,10 @@ def _view(
         return LayerValues(node, _wide(values[node].detach()), _wide(gradients.get(node)), tokens, site)
 
     def replay(changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
-        return Segment.between(run.program, flow, changed, end).run({n: detached(v) for n, v in values.items()}, variants)
+        own = run.program.dtype or val(changed).dtype
+        dtype = at_least_float32(own)
+        program = run.program if dtype == own else replace(run.program, dtype=dtype, memo={})  # small differences are not for half precision
+        return Segment.between(program, flow, changed, end).run({n: _wide(detached(v)) for n, v in values.items()}, variants.to(dtype))
 
     def output(name: str, value: Tensor) -> Tensor:
         leaves = run.program.leaves
@@ -85,7 +90,7 @@ def _view(
 
 def _wide(value: Any) -> Any:
     """What a model of half precision computed, in float32: fields and relevance are at least that."""
-    return None if value is None else value.to(at_least_float32(value.dtype))
+    return value.to(at_least_float32(value.dtype)) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _is_matrices(found: Mapping[Any, Any]) -> bool:

@@ -54,11 +54,11 @@ def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
         count = given.shape[key]
         apart = 1 - torch.eye(count, dtype=given.dtype, device=given.device)
         variants = given.unsqueeze(0) * apart.reshape(count, *(count if i == given.dim() + key else 1 for i in range(given.dim())))
-        changed = at.replay(site.values, layer.node, variants)
+        plain, *_ = changed = at.replay(site.values, layer.node, torch.cat([given.unsqueeze(0), variants]))
         feature = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
         if len(feature) != 1 + (layer.value.shape[1] == 1 and 0 not in layer.token_axes):
             raise OptionError(f"value_zeroing: the output of the layer of {site.path!r} has {len(feature)} axes of features")
-        distance = 1 - F.cosine_similarity(changed, layer.value.unsqueeze(0).expand_as(changed), dim=feature[-1] + 1, eps=0)
+        distance = 1 - F.cosine_similarity(changed[1:], plain.unsqueeze(0).expand_as(changed[1:]), dim=feature[-1] + 1, eps=0)
         matrix = distance.clamp(min=0).flatten(2).permute(1, 2, 0)  # (batch, queries, keys)
         matrix = safe_divide(matrix, matrix.sum(2, keepdim=True))
         matrix = matrix.mT if site.transposed else matrix

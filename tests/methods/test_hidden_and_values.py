@@ -219,3 +219,12 @@ def test_a_batch_gives_what_each_sample_gives(method, make):
     for i in range(2):
         alone = relprop.explain(model, {"input_ids": IDS[i:i + 1]}, None if target is None else target[i], method=method)
         assert float((alone.scores - e.scores[i:i + 1]).abs().max()) <= EXACT * max(float(e.scores.abs().max()), 1e-6)
+
+
+@pytest.mark.parametrize("method", ["value_zeroing", "attention_norm", "attcat"])
+def test_half_precision_is_close_to_single(method):
+    """What a method works out from a bf16 model's values is worked out in float32: only the values themselves are rounded."""
+    model = bert().float()
+    single = relprop.explain(model, {"input_ids": IDS}, 1, method=method)
+    half = relprop.explain(model.to(torch.bfloat16), {"input_ids": IDS}, 1, method=method)
+    assert half.scores.dtype == torch.float32 and closeness(half.scores, single.scores) <= 0.1
