@@ -64,7 +64,7 @@ class Linear(EpsilonLinear):
             shares[0] = x * (s @ call.inputs[1])
         for i, operand in enumerate(call.operands):
             if operand.argument == "bias":
-                shares[i] = operand.value * s.sum((0, 2, 3) if convolved else tuple(range(s.dim() - 1)))
+                shares[i] = operand.value * (s.sum((0, 2, 3)) if convolved else s.sum_to_size(operand.value.shape))
         return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
 
 
