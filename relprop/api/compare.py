@@ -120,7 +120,7 @@ def _calls(methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None) -> dic
     """The calls by label; a method that is there twice is told apart by its options."""
     if isinstance(methods, str):
         methods = [methods]
-    wanted = [name for name, m in METHODS.items() if m.cost.isdigit()] if methods is None else list(methods)
+    wanted = [name for name, m in METHODS.items() if m.cost.replace(".", "").isdigit()] if methods is None else list(methods)
     if not wanted:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
     calls: dict[str, MethodCall] = {}
