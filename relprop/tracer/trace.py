@@ -29,7 +29,8 @@ _KEPT = 16
 def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...] | None = None) -> Program:
     """The model as a ``Program`` for inputs of these shapes.
 
-    ``token_inputs`` names the inputs to explain (default: all floating ones, and the first integer one that feeds an embedding).
+    ``token_inputs`` names the inputs to explain (default: all floating ones, and integer ones that feed an embedding, but for embeddings that are only
+    added to another input's: segments, places).
     The graph is compared with the model on the first sample, once, and a mismatch raises ``CaptureError``. Programs are cached
     per model and input shapes, until the model's structure changes; one that holds for its own input only is not cached.
     """
@@ -159,10 +160,32 @@ def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] |
         if value.is_floating_point():
             leaves[name] = node
         elif value.dtype != torch.bool and (embedding := _embedding_of(node)) is not None:
-            another = any(not val(placeholders[n]).is_floating_point() for n in leaves)
-            if token_inputs is not None or not another:
+            others = [leaf for n, leaf in leaves.items() if not val(placeholders[n]).is_floating_point()]
+            if token_inputs is not None or not _only_added(embedding, others):
                 leaves[name] = embedding
     return leaves
+
+
+def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
+    """Whether an embedding is side information: added, position by position, to that of another explained input (segments, places), and nothing else."""
+    below = set(leaves)
+    for node in embedding.graph.nodes:
+        if node.op == "call_function" and any(i in below for i in tensor_inputs(node)):
+            below.add(node)
+    met, left, seen = False, list(embedding.users), {embedding}
+    while left:
+        node = left.pop()
+        if node in below and name_of(node) in ("add", "add_"):
+            met = True
+        elif node in below or name_of(node) not in BESIDE:
+            return False
+        elif node not in seen:
+            seen.add(node)
+            left += node.users
+    return met
+
+
+BESIDE = frozenset("add mul div to dropout unsqueeze squeeze expand reshape view select slice permute transpose contiguous clone layer_norm".split())
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:

@@ -312,3 +312,38 @@ def test_what_is_masked_before_the_blocks_has_no_score():
     ratio = c[:, 0] / e.row
     assert (e.row[~mask] == 0).all() and (e.row[mask] > 0).all()
     assert torch.allclose(ratio[mask], ratio[0, 0].expand_as(ratio[mask]), rtol=1e-9)
+
+
+class Reader(nn.Module):
+    """A text, and what stands beside its words: segments added to them, or a second text in a tower of its own."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.second = second
+        self.words, self.more, self.norm = nn.Embedding(9, WIDTH), nn.Embedding(9, WIDTH), nn.LayerNorm(WIDTH)
+        self.blocks, self.others, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, 3)
+
+    def forward(self, words, more):
+        x, y = self.words(words), self.more(more)
+        if self.second == "segments":
+            x = self.norm(x + 0.5 * y)
+        for block in self.blocks:
+            x = block(x)
+        if self.second == "segments":
+            return self.head(x.mean(1))
+        for block in self.others:
+            y = block(y)
+        return self.head(x.mean(1) + y.mean(1) if self.second == "a sum of towers" else x.mean(1) * y.mean(1))
+
+
+@pytest.mark.parametrize(("second", "streams"), [
+    ("segments", ["words"]), ("a sum of towers", ["words", "more"]), ("a product of towers", ["words", "more"]),
+])
+def test_a_second_input_of_ids_is_explained_unless_it_is_only_added(second, streams):
+    e = explained(Reader(second), {"words": ids(S), "more": ids(S)})
+    assert list(e.streams) == streams and all((s.scores != 0).any() for s in e.streams.values())
+    if len(streams) == 2:
+        m = matrices(e)
+        for name, (first, last) in zip(streams, ((m[0], m[1]), (m[2], m[3])), strict=True):
+            c = (torch.eye(S) + last) @ (torch.eye(S) + first)
+            agree(e[name].row, c.mean(1))  # each tower whole, as if it were alone
