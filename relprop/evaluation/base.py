@@ -108,7 +108,7 @@ def finite(name: str, values: Tensor, axes: str) -> Tensor:
         raise InputError(f"{name}: no samples")
     bad = ~values.isfinite()
     if bad.any():
-        raise InputError(f"{name}: {int(bad.sum())} values are NaN or infinite, the first of them in sample {int(bad.flatten(1).any(1).int().argmax())}")
+        raise InputError(f"{name}: {int(bad.sum())} values are NaN or infinite, the first of them in sample {int(bad.reshape(len(bad), -1).any(1).int().argmax())}")
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
