@@ -27,6 +27,8 @@ def scores_and_content(scores: Explanation | Tensor, content: Any) -> tuple[Tens
 
 def text_of(inputs: Mapping[str, Tensor], scores: Explanation | Tensor, content: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, their scores, and which of them are content, each (batch, tokens), the last two on the CPU. Raises ``InputError``."""
+    if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
+        raise InputError(message(f"inputs: {', '.join(map(repr, other))} is no tensor", then=['tokenizer(..., padding=True, return_tensors="pt")']))
     ids = inputs.get("input_ids")
     if ids is None or ids.dim() != 2 or not len(ids):
         raise InputError(f"inputs: input_ids (batch, tokens) are needed; there are {', '.join(f'{k} {list(v.shape)}' for k, v in inputs.items()) or 'none'}")

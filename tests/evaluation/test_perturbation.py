@@ -194,6 +194,7 @@ def test_texts_score_the_same_whatever_the_batch_size(removal):
 
 WRONG_TEXTS = {
     "scores": ({}, SCORES[:, 1:], CONTENT, r"scores are \[2, 7\], input_ids \[2, 8\]"),
+    "lists": ({"input_ids": [[1, 2]]}, SCORES, CONTENT, "'input_ids' is no tensor(.|\n)*return_tensors"),
     "no content": ({}, SCORES, None, "which tokens are not special"),
     "padding": ({}, SCORES, CONTENT | (IDS == 0), "their attention mask is 0"),
     "NaN": ({}, SCORES * torch.nan, CONTENT, "scores: 16 values are NaN"),
