@@ -15,13 +15,15 @@ from relprop.explanation import Explanation
 Words = Sequence[Sequence[Sequence[int]]]
 
 
-def scores_and_content(scores: Explanation | Tensor, content: Any) -> tuple[Tensor, Tensor]:
-    """Scores and which tokens count, each (batch, tokens), on the CPU. Raises ``InputError``."""
+def scores_and_content(scores: Explanation | Tensor, content: Any, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scores and which tokens count, each (batch, tokens) as ``ids`` are, on the CPU. Raises ``InputError``."""
     if isinstance(scores, Explanation):
         content, scores = scores.content if content is None else content, scores.scores
     if content is None:
         raise InputError(message("content says which tokens are not special, and scores as a tensor do not", then=["content=   # (batch, tokens), 1 for the words' tokens"]))
     values = finite("scores", scores, "batch, tokens").cpu()
+    if ids is not None and values.shape != ids.shape:
+        raise InputError(f"scores are {list(values.shape)}, input_ids {list(ids.shape)}: a score for every token is needed")
     return values, bools("content", content, values.shape)
 
 
@@ -35,9 +37,7 @@ def text_of(inputs: Mapping[str, Tensor], scores: Explanation | Tensor, content:
     uneven = [f"{name} {list(value.shape)}" for name, value in inputs.items() if value.dim() == 0 or len(value) != len(ids)]
     if uneven:
         raise InputError(f"inputs: {', '.join(uneven)} beside input_ids {list(ids.shape)}: one row per sample is needed")
-    values, found = scores_and_content(scores, content)
-    if values.shape != ids.shape:
-        raise InputError(f"scores are {list(values.shape)}, input_ids {list(ids.shape)}: a score for every token is needed")
+    values, found = scores_and_content(scores, content, ids)
     mask = inputs.get("attention_mask")
     if mask is not None and (found & (mask.cpu() == 0)).any():
         raise InputError("content: some of these tokens are padding, their attention mask is 0")

@@ -17,7 +17,7 @@ from relprop.explanation import Explanation
 
 @dataclass(frozen=True)
 class TokenF1:
-    """F1 of the top-k words against the human rationale (ERASER Movie Reviews; DeYoung et al. 2020; Chefer et al. 2021, Fig. 5).
+    """F1 of the top-k words against the human rationale (ERASER Movie Reviews; DeYoung et al. 2020; Chefer et al. 2021, Fig. 4).
 
     Of each document the k words of highest score are the rationale found; precision and recall are over words, F1 is per document, and the number of a
     data set is its mean over documents. A document with fewer than k words has all of them marked.
@@ -32,7 +32,7 @@ class TokenF1:
     name: ClassVar[str] = "token-F1"
     higher_is_better: ClassVar[bool] = True
     protocol: ClassVar[str] = "paper"
-    source: ClassVar[str] = "Chefer, Gur & Wolf, CVPR 2021, Sec. 4; DeYoung et al., ACL 2020 (ERASER)"
+    source: ClassVar[str] = "Chefer, Gur & Wolf, CVPR 2021, Fig. 4; DeYoung et al., ACL 2020 (ERASER)"
     deviations: ClassVar[tuple[str, ...]] = (
         "The published code sets negative scores to 0 before it ranks, which makes ties of them; here they keep their order (the paper's own method has none).",
         "The published code also runs k = 5, 15, ..., 75 and fails on a document of fewer than k words; here all its words are marked.",
@@ -82,7 +82,7 @@ class PrecisionAtK:
 
     higher_is_better: ClassVar[bool] = True
     protocol: ClassVar[str] = "paper"
-    source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Sec. 4.2 and Fig. 3"
+    source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Fig. 3"
     deviations: ClassVar[tuple[str, ...]] = (
         "A count of tokens, as in the paper, not divided by K: answers of few tokens cannot reach K.",
         "Special tokens and padding are not ranked; the paper does not say.",
