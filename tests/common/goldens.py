@@ -16,7 +16,7 @@ class Goldens:
     def __init__(self, name):
         with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as archive:
             self.arrays = {key: archive[key] for key in archive.files}
-        self.meta = json.loads(str(self.arrays.pop("meta")))
+        self.meta = json.loads(str(self.arrays.pop("meta", "{}")))
 
     def __getitem__(self, key):
         return torch.from_numpy(self.arrays[key])
