@@ -101,7 +101,11 @@ class Explanation:
     def __getitem__(self, name: str) -> Explanation:
         """The explanation of one input. Raises ``OptionError`` naming the inputs there are."""
         if name not in self.streams:
-            raise OptionError(f"explanation[{name!r}]: the explained inputs are {', '.join(map(repr, self.streams))}")
+            apart = name in self.facts.get("inputs_without_attention", ())
+            raise OptionError(message(
+                f"explanation[{name!r}]: the explained inputs are {', '.join(map(repr, self.streams))}" + ("; this one feeds the target past all attention" if apart else ""),
+                then=["method='lrp' and the others at the input explain it, too"] if apart else [],
+            ))
         return replace(self, streams={name: self.streams[name]})
 
     def _only(self, what: str) -> TokenScores:

@@ -51,6 +51,7 @@ class Report:
     draws: tuple[str, ...] = ()
     capture_error: str = ""
     rollup: tuple[str, ...] = ()
+    past_attention: tuple[str, ...] = ()
     rollup_error: str = ""
 
     @property
@@ -80,7 +81,7 @@ class Report:
         lines.append(f"  methods that apply   {', '.join(self.methods)}")
         for title, entries in (
             ("no site", self.softmaxes_without_site), ("generic rule", self.generic), ("UNKNOWN", self.unknown), ("hidden site", self.hidden_sites),
-            ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
+            ("input past all attention (no scores over attention)", self.past_attention), ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
             ("random numbers, drawn once", self.draws),
         ):
             lines += [f"  {title}: {entry}" for entry in entries]
@@ -123,12 +124,12 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
     program = session.program
     counts = Counter((_label(s.op), s.rule.family, s.rule.name) for s in plan.steps)
     rows = tuple(Row(op, n, family, rule) for (op, family, rule), n in counts.most_common())
-    arrives, why = _arrival(session, plan, starts)
+    arrives, past, why = _arrival(session, plan, starts)
     return Report(
         session.rules.name, rows, tuple(s.path for s in plan.sites), tuple(f"the softmax at {place(n)}: {reason}" for n, reason in program.no_sites),
         _found(plan, "generic"), _found(plan, "unknown"), _found(plan, "hidden site"),
         tuple(describe(n) for n in program.graph.nodes if name_of(n) == "detach" and n in session.flow.members),
-        program.front_end, program.decisions, program.draws, "", arrives, why,
+        program.front_end, program.decisions, program.draws, "", arrives, past, why,
     )
 
 
@@ -140,20 +141,20 @@ def _found(plan: Plan, kind: str) -> tuple[str, ...]:
     return tuple(f"{f.text}  at {describe(f.node)}" for f in plan.findings if f.kind == kind)
 
 
-def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple[tuple[str, ...], str]:
-    """The inputs whose tokens the roll-up reaches, or why it reaches none."""
+def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The inputs whose tokens the roll-up reaches and those that pass no attention, or why it reaches none."""
     if not plan.steps:
-        return (), "no output that a target could read depends on an explained input"
+        return (), (), "no output that a target could read depends on an explained input"
     if not plan.sites:
         usable = ", ".join(f"method={name!r}" for name in input_level())
-        return (), f"the roll-up has no attention site to pass: the default method does not apply to this model; use {usable}"
+        return (), (), f"the roll-up has no attention site to pass: the default method does not apply to this model; use {usable}"
     try:
         _, streams = session.rollup(starts, plan.sites)
     except RelpropError as error:
-        return (), str(error)
+        return (), (), str(error)
     if not streams:
-        return (), "the roll-up reaches no explained input"
-    return tuple(f"{s.name} ({'×'.join(map(str, s.sizes))} tokens)" for s in streams), ""
+        return (), (), "the roll-up reaches no explained input"
+    return tuple(f"{s.name} ({'×'.join(map(str, s.sizes))} tokens)" for s in streams), tuple(session.past_attention(starts, streams)), ""
 
 
 __all__ = ["Report", "Row", "check"]

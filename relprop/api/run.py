@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from relprop.adapters import Given, Prepared, describe
 from relprop.api.projection import projection_segment, residual_of
 from relprop.api.session import Session
-from relprop.errors import InputError, NoAttentionError, OptionError, message
+from relprop.errors import InputError, NoAttentionError, OptionError, message, warn
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Account, Ledger
@@ -124,7 +124,14 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
         _need_sites(session, sites)
     rollup, streams = session.rollup(starts, sites)
     keep = rollup.keep | (plan.keep if plan is not None else set()) | {n for s in streams for n in placing(s, session.flow)}
-    facts = {**facts_of(session, plan, request), "attention_sites": [s.path for s in sites]}
+    apart = session.past_attention(starts, streams)
+    if streams and apart and not session.kept(("told of", starts, sites), list):
+        session.kept(("told of", starts, sites), list).append(True)
+        warn(message(
+            f"{', '.join(map(repr, apart))} feeds the target past all attention: methods over attention have no scores for it",
+            then=["method='lrp' and the others at the input explain every input"],
+        ))
+    facts = {**facts_of(session, plan, request), "attention_sites": [s.path for s in sites], "inputs_without_attention": apart}
     draft = Draft(session, request, sites, chosen, plan, set(keep), tuple(s.attention for s in chosen), facts)
     _add_hidden(draft, starts)
     return draft

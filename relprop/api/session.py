@@ -59,6 +59,12 @@ class Session:
         """The walk from some tensors to the token tensors of ``read``."""
         return self.kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
 
+    def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
+        """The explained inputs that feed a target but have no tokens in any attention: a convolutional tower beside a transformer."""
+        scored = {s.name for s in streams}
+        ends = [s for s in starts if s in self.flow.members]
+        return [n for n, leaf in self.program.leaves.items() if n not in scored and any(self.flow.reaches(leaf, e) for e in ends)]
+
     def layer_outputs(self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]) -> dict[Site, fx.Node]:
         """Where the sites' layers end."""
         return self.kept(("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts))  # type: ignore[no-any-return]

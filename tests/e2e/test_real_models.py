@@ -8,6 +8,8 @@ import torch
 import transformers
 
 import relprop
+from relprop.sweep.subjects import build as build_subject
+from relprop.sweep.subjects import subjects
 
 TOKENS, VOCABULARY = 7, 50
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 32}
@@ -96,3 +98,16 @@ def test_a_released_architecture_at_its_own_size():
     assert e.ledger.worst() <= 1e-5
     assert relprop.explain(model, image, precision="float64").ledger.worst() <= 1e-12
     assert e.grid == (14, 14) and e.heatmap().shape == (2, 224, 224)
+
+
+def test_an_input_past_all_attention_is_said():
+    """ALIGN's image tower is an EfficientNet: the picture has no tokens, which is no reason to leave it out without a word."""
+    subject = next(s for s in subjects("hf", "AlignModel") if s.entry == "AlignModel")
+    built = build_subject(subject)
+    with pytest.warns(relprop.RelpropWarning, match=r"(?s)'pixel_values' feeds the target past all attention.*method='lrp'"):
+        e = relprop.explain(built.model, built.inputs)
+    assert list(e.streams) == ["input_ids"] and e.facts["inputs_without_attention"] == ["pixel_values"]
+    with pytest.raises(relprop.errors.OptionError, match=r"(?s)explained inputs are 'input_ids'; this one feeds the target past all attention.*method='lrp'"):
+        e["pixel_values"]
+    assert set(relprop.explain(built.model, built.inputs, method="lrp").streams) == {"input_ids", "pixel_values"}
+    assert relprop.check(built.model, built.inputs).past_attention == ("pixel_values",)
