@@ -116,6 +116,13 @@ def test_nothing_is_left_of_a_merge():
         assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path
 
 
+def test_every_linked_file_is_there():
+    """Pictures and pages that the README and the docs link to exist: in a clone, so they are committed."""
+    for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
 def test_files_stay_small():
     """A file is one idea, seldom above 300 lines."""
     long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 330}
