@@ -16,18 +16,9 @@ from collections.abc import Callable
 
 import timm
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from counting import flops
 
 import relprop
-
-
-def flops(call: Callable[[], object]) -> int:
-    """Those of a second call: the counter hooks every module, for which the first captures the model anew."""
-    with FlopCounterMode(display=False) as counter:
-        call()
-        first = counter.get_total_flops()
-        call()
-    return counter.get_total_flops() - first
 
 
 def seconds(call: Callable[[], object]) -> float:

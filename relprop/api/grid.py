@@ -62,7 +62,8 @@ def explain_grid(
         split = _per_sample(targets, bound.batch)
 
         def sessions(part: Inputs) -> list[Session]:
-            return [open_session(model, part, rules=r, precision=precision, on_unknown=on_unknown) for r in rules]
+            first = open_session(model, part, rules=rules[0], precision=precision, on_unknown=on_unknown)
+            return [first.under(r) for r in rules]
 
         with same_chance(model):
             opened_sessions = sessions(bound)

@@ -17,12 +17,10 @@ from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.backward import Walk
 from relprop.interpreter.forward import detached
-from relprop.interpreter.replay import Segment
 from relprop.methods import AttentionValues, LayerValues, SiteValues, TokenMap
 from relprop.numerics import at_least_float32
-from relprop.rollup import Stream
+from relprop.rollup import Stream, token_axes
 from relprop.targets import Start
-from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
 
@@ -59,17 +57,17 @@ def _view(
     run: Run, rolling: Rolling, known: Mapping[str, Mapping[str, Any]], target: Any, start: Start, gradients: Mapping[fx.Node, Tensor],
 ) -> AttentionValues:
     """The run as a method sees it. ``known``: what each input's tokens are."""
-    flow, values = run.session.flow, run.forward.values
+    values = run.forward.values
 
     def at(node: fx.Node, site: Site | None = None) -> LayerValues:
-        tokens = tuple(i for i, axis in enumerate(run.program.axes[node]) if is_token(axis))
-        return LayerValues(node, _wide(values[node].detach()), _wide(gradients.get(node)), tokens, site)
+        return LayerValues(node, _wide(values[node].detach()), _wide(gradients.get(node)), token_axes(run.program, node), site)
 
     def replay(changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
-        own = run.program.dtype or val(changed).dtype
+        segment, own = run.session.segment(changed, end), run.program.dtype or val(changed).dtype
         dtype = at_least_float32(own)
-        program = run.program if dtype == own else replace(run.program, dtype=dtype, memo={})  # small differences are not for half precision
-        return Segment.between(program, flow, changed, end).run({n: _wide(detached(v)) for n, v in values.items()}, variants.to(dtype))
+        if dtype != own:  # small differences are not for half precision
+            segment = replace(segment, program=replace(run.program, dtype=dtype, memo={}))
+        return segment.run({n: _wide(detached(values[n])) for n in segment.beside}, variants.to(dtype))
 
     def output(name: str, value: Tensor) -> Tensor:
         leaves = run.program.leaves

@@ -10,10 +10,9 @@ from torch import Tensor, fx
 
 from relprop.api.session import Session
 from relprop.errors import OptionError
-from relprop.interpreter.replay import Segment
 from relprop.methods import SiteValues
+from relprop.rollup import token_axes, tokens_of
 from relprop.rules import operations as ops
-from relprop.tracer.axes import is_token
 from relprop.tracer.editing import argument, tensor_inputs, val
 from relprop.tracer.program import Site, packet
 
@@ -37,11 +36,6 @@ def output_projection(session: Session, site: Site) -> fx.Node:
     raise OptionError(f"attention_norm: no linear map takes the heads' results of the attention at {site.path!r} as they are, so there is no f(x) to measure")
 
 
-def projection_segment(session: Session, site: Site) -> Segment:
-    """What runs from a contraction to its output projection."""
-    return Segment.between(session.program, session.flow, site.contraction, output_projection(session, site))
-
-
 def projected(session: Session, values: SiteValues, head_axes: tuple[int, ...], replay: Replay, moved: Tensor) -> Tensor:
     """f(x_j) of each head, (heads, batch, windows, keys, features). ``moved``: V, batch first."""
     site = values.site
@@ -51,8 +45,8 @@ def projected(session: Session, values: SiteValues, head_axes: tuple[int, ...], 
     keys, queries = moved.shape[query], shape[query]
     heads = math.prod(maps.shape[i] for i in head_axes)
     windows = math.prod(maps.shape[i] for i in range(1, maps.dim() - 2) if i not in head_axes)
-    end_tokens = [i for i, axis in enumerate(session.program.axes[end]) if is_token(axis)]
-    if math.prod(val(end).shape[i] for i in end_tokens) != windows * queries:
+    end_tokens = token_axes(session.program, end)
+    if math.prod(tokens_of(session.program, end)) != windows * queries:
         raise OptionError(f"attention_norm: the output projection after the attention at {site.path!r} does not hold its queries one for one")
     wide = moved.expand(len(moved), *[s if i not in (len(shape) + query, len(shape) + feature) else moved.shape[i + 1] for i, s in enumerate(shape)])
     apart = torch.eye(heads, dtype=wide.dtype, device=wide.device)

@@ -16,7 +16,7 @@ from relprop.interpreter.backward import propagate
 from relprop.methods import LayerValues, SiteValues, Tokens
 from relprop.methods.fusion import fused, without_smallest
 from relprop.plan import Plan
-from relprop.rollup import Stream, tokens_of
+from relprop.rollup import Stream, token_axes, tokens_of
 from relprop.rules.fields import attended_once
 from relprop.targets import Start
 from relprop.tracer.axes import is_token
@@ -76,9 +76,8 @@ class Rolling:
         if top is None:
             raise RollUpError("keep='matrix' needs a token sequence of constant length from the first attention site to the last")
         plan, _ = run.session.rollup((top,), run.sites)
-        axes = [i for i, axis in enumerate(run.program.axes[top]) if is_token(axis)]
-        shape = val(top).shape
-        count = math.prod(shape[i] for i in axes)
+        axes, shape = token_axes(run.program, top), val(top).shape
+        count = math.prod(tokens_of(run.program, top))
         like = next(iter(matrices.values()))
         shared = {node: m.unsqueeze(1) for node, m in matrices.items()}
         rows = []
@@ -170,14 +169,14 @@ class Rolling:
     def _handed_down(self, node: fx.Node, numbers: Tensor, ends: tuple[Stream, ...]) -> dict[str, Tensor]:
         plan = self.run.session.handing_down((node,), self.run.sites, ends)
         shape = val(node).shape
-        tokens = [i for i, axis in enumerate(self.run.program.axes[node]) if is_token(axis)]
+        tokens = token_axes(self.run.program, node)
         spread = numbers.reshape(len(numbers), 1, *(shape[i] if i in tokens else 1 for i in range(len(shape)))).expand(-1, -1, *shape)
         found = propagate(plan, self._values(plan), {node: torch.cat([spread, torch.ones_like(spread)], 1)}, account=False).found
         return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
 
     def move(self, node: fx.Node, numbers: Tensor, to: fx.Node) -> Tensor:
         """The same, down to another tensor's tokens, (batch, tokens)."""
-        end = Stream("", to, to, tuple(i for i, axis in enumerate(self.run.program.axes[to]) if is_token(axis)))
+        end = Stream("", to, to, token_axes(self.run.program, to))
         return self._handed_down(node, numbers, (end,))[""]
 
     def identity(self) -> dict[str, Tensor]:

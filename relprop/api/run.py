@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Given, Prepared, describe
-from relprop.api.projection import projection_segment, residual_of
+from relprop.api.projection import output_projection, residual_of
 from relprop.api.session import Session
 from relprop.errors import InputError, NoAttentionError, OptionError, message, warn
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Account, Ledger
-from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out, placing
 from relprop.methods import Method, chosen_layers, input_level
 from relprop.plan import Plan
@@ -154,11 +153,10 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
     draft.watch += nodes if "gradient" in needs else ()
     if "values" in needs:
         for site, node in draft.layers.items():
-            segment = Segment.between(session.program, session.flow, site.values, node)
-            draft.keep |= {site.values, site.attention, *segment.beside}
+            draft.keep |= {site.values, site.attention, *session.segment(site.values, node).beside}
     if "projections" in needs:
         for site in draft.chosen:
-            draft.keep |= {site.values, *projection_segment(session, site).beside}
+            draft.keep |= {site.values, *session.segment(site.contraction, output_projection(session, site)).beside}
             if draft.request.options.get("variant") == "2021":
                 merge, skips, norm = residual_of(session, site)
                 draft.keep |= {merge, *skips, *(norm.all_input_nodes if norm is not None else ())}

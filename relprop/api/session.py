@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from relprop.adapters import Adapter, adapter_for
 from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
 from relprop.errors import InputError, OptionError, message, warn
+from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
@@ -37,6 +38,10 @@ class Session:
     rules: RuleSet
     on_unknown: str
 
+    def under(self, rules: RuleSet | str) -> Session:
+        """The same program under another rule set."""
+        return replace(self, rules=named(rules, PRESETS))
+
     def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
         """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of, once."""
         key = ("relevance", self.rules, starts, wanted, self.on_unknown)
@@ -58,6 +63,10 @@ class Session:
     def handing_down(self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
         """The walk from some tensors to the token tensors of ``read``."""
         return self.kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
+
+    def segment(self, changed: fx.Node, end: fx.Node) -> Segment:
+        """The part of the graph from one node to another, to be run again."""
+        return self.kept(("segment", changed, end), lambda: Segment.between(self.program, self.flow, changed, end))  # type: ignore[no-any-return]
 
     def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
         """The explained inputs that feed a target but have no tokens in any attention: a convolutional tower beside a transformer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -49,5 +48,5 @@ class Segment:
                 return env[self.end]
             return torch.func.vmap(one, randomness="same")(changed)
 
-        found = [per_sample(partial(one_sample), some.transpose(0, 1), *(values[n] for n in batched)) for some in variants.split(AT_ONCE)]
+        found = [per_sample(one_sample, some.transpose(0, 1), *(values[n] for n in batched)) for some in variants.split(AT_ONCE)]
         return torch.cat(found, 1).transpose(0, 1)

@@ -31,7 +31,7 @@ from relprop.methods.rows import attention_grad, attention_times_grad, gradcam, 
 from relprop.methods.sampled import gradient_shap, random, smoothgrad
 from relprop.methods.values import attention_norm, value_zeroing
 
-GRADIENT, RELEVANCE, NOTHING = frozenset({"gradient"}), frozenset({"relevance"}), frozenset[str]()
+GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
 NEEDS = frozenset({"gradient", "relevance", "hidden", "features", "values", "projections", "inputs"})
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
 

@@ -7,7 +7,7 @@ forward pass is shared by all targets; tests hold them equal. What takes more th
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,31 +91,41 @@ def positive_integer(name: str, value: Any) -> int:
     return value
 
 
+def by_input(at: InputValues, option: str, given: Any) -> dict[str, Any]:
+    """An option that is a dict by input name, or one value for all of them, as a dict. Raises ``OptionError`` for a name of no explained input."""
+    named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(at.values, given)
+    unknown = [name for name in named if name not in at.values]
+    if unknown:
+        raise OptionError(f"{option} for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
+    return named
+
+
+def sums(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Σ and Σ|·| of the contributions of all inputs together, (batch,), in double."""
+    parts = [f.flatten(1).double() for f in found]
+    return torch.stack([p.sum(1) for p in parts]).sum(0), torch.stack([p.abs().sum(1) for p in parts]).sum(0)
+
+
 def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int) -> None:
     difference = (at.forward(*at.values.values()) - at.forward(*start)).double()
-    parts = [f.flatten(1).double() for f in found]
-    gap = (sum(p.sum(1) for p in parts) - difference).abs()
-    size = sum(p.abs().sum(1) for p in parts)
+    total, size = sums(found)
+    gap = (total - difference).abs()
     bad = (gap > CONVERGED * difference.abs()) & (gap > 1e-4 * size)
     if bool(bad.any()):
         worst = int((gap / size).nan_to_num().argmax())
         warn(message(
             f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have not converged with n_steps={n_steps}: those of sample {worst} sum to "
-            f"{float(sum(p[worst].sum() for p in parts)):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
+            f"{float(total[worst]):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
             then=[f"n_steps={4 * n_steps}", "another baseline=: near embeddings of 0 a model that normalises them changes fastest"],
         ))
 
 
 def baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
     """The tensor x′ of every input, of its full shape. Raises ``OptionError`` for what is none."""
-    if not isinstance(baseline, Mapping):
-        if isinstance(baseline, Tensor) and len(at.values) > 1:
-            raise OptionError(f"baseline is one tensor for {len(at.values)} explained inputs: give a dict by input name ({', '.join(map(repr, at.values))})")
-        baseline = dict.fromkeys(at.values, baseline)
-    unknown = [name for name in baseline if name not in at.values]
-    if unknown:
-        raise OptionError(f"baseline for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
-    return tuple(_baseline(at, name, baseline.get(name)) for name in at.values)
+    if isinstance(baseline, Tensor) and len(at.values) > 1:
+        raise OptionError(f"baseline is one tensor for {len(at.values)} explained inputs: give a dict by input name ({', '.join(map(repr, at.values))})")
+    named = by_input(at, "baseline", baseline)
+    return tuple(_baseline(at, name, named.get(name)) for name in at.values)
 
 
 def _baseline(at: InputValues, name: str, given: Any) -> Tensor:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropWarning, message
+from relprop.errors import OptionError, message, warn
 from relprop.methods.base import InputValues
-from relprop.methods.inputs import baselines
+from relprop.methods.inputs import baselines, by_input, sums
 
 ROUNDING = 0.01
 
@@ -72,25 +71,21 @@ def deeplift(at: InputValues, *, baseline: Any = None) -> Mapping[str, Tensor]:
 def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
     """The rules are complete; what is missing is rounding, and said where it is more than that of y_t itself."""
     difference, own = y.double() - y0.double(), 16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs())
-    parts = [f.flatten(1).double() for f in found]
-    gap, size = (sum(p.sum(1) for p in parts) - difference).abs(), sum(p.abs().sum(1) for p in parts)
+    summed, size = sums(found)
+    gap = (summed - difference).abs()
     bad = (gap > ROUNDING * (size + difference.abs())) & (gap > own)
     if bool(bad.any()):
         worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
-        warnings.warn(message(
+        warn(message(
             f"deeplift of {int(bad.sum())} of {len(gap)} samples is off by rounding: that of sample {worst} sums to "
-            f"{float(sum(p[worst].sum() for p in parts)):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
+            f"{float(summed[worst]):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
             then=["precision='float64'"],
-        ), RelpropWarning, stacklevel=6)
+        ))
 
 
 def _sizes(at: InputValues, name: str, option: str, given: Any, default: tuple[int, ...]) -> tuple[int, ...]:
     """One positive integer per position axis of an input."""
-    if isinstance(given, Mapping):
-        unknown = [n for n in given if n not in at.values]
-        if unknown:
-            raise OptionError(f"{option} for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
-        given = given.get(name)
+    given = by_input(at, option, given).get(name)
     if given is None:
         return default
     axes = len(at.positions[name])
@@ -98,12 +93,6 @@ def _sizes(at: InputValues, name: str, option: str, given: Any, default: tuple[i
     if len(sizes) != axes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise OptionError(f"{option}={given!r} for {name!r}: a positive integer, or {axes} of them, one per axis of positions, or a dict of these by input name")
     return sizes
-
-
-def _whole(at: InputValues, name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """``sizes`` along the positions and everything along the features, without the batch."""
-    along = dict(zip(at.positions[name], sizes, strict=True))
-    return tuple(along.get(i, n) for i, n in enumerate(at.values[name].shape))[1:]
 
 
 def _features(at: InputValues, name: str) -> int:

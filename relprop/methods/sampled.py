@@ -18,7 +18,7 @@ from torch import Tensor
 from relprop.errors import OptionError
 from relprop.methods.base import InputValues
 from relprop.methods.inputs import baselines as references
-from relprop.methods.inputs import no_gradient, positive_integer
+from relprop.methods.inputs import by_input, no_gradient, positive_integer
 from relprop.numerics import at_least_float32
 
 
@@ -116,10 +116,7 @@ def _range(value: Tensor) -> Tensor:
 
 def _per_input(at: InputValues, option: str, given: Any) -> dict[str, float]:
     """A number ≥ 0 for every input; one that a dict does not name has 0."""
-    named = given if isinstance(given, Mapping) else dict.fromkeys(at.values, given)
-    unknown = [name for name in named if name not in at.values]
-    if unknown:
-        raise OptionError(f"{option} for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
+    named = by_input(at, option, given)
     for value in named.values():
         if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
             raise OptionError(f"{option}={given!r}: a number that is not negative, or a dict of these by input name")

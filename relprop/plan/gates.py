@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from torch import fx
 
 from relprop.rules import operations as ops
+from relprop.tracer.attention import SOFTMAX
 from relprop.tracer.editing import argument, name_of
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
-SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
 WEIGHTS = frozenset({"sigmoid", "hardsigmoid"}) | SOFTMAX
 BOUNDED = frozenset({"tanh", "hardtanh", "softsign"})
 OTHER = frozenset({"activation written out"}) | frozenset("gelu relu relu6 silu mish elu selu celu leaky_relu prelu hardswish softplus log_sigmoid exp".split())

@@ -18,7 +18,7 @@ from relprop.tracer.composites import Composite, find_composites, held_constant
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
-from relprop.tracer.run import template
+from relprop.tracer.run import call_node, template
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,7 @@ def _replay(ordered: list[fx.Node], operands: tuple[fx.Node, ...], region: Regio
     def function(*tensors: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
         for node in ordered:
-            sources, rebuild = template(node, dtype)
-            args, kwargs = rebuild(*(env[s] for s in sources))
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            value = call_node(node, env, dtype)
             env[node] = value.detach() if node in region.constant else value
         return env[region.output]
 

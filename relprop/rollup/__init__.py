@@ -3,9 +3,9 @@
 The rules themselves are in ``rules/rollup.py``; this is what only the whole graph can tell them.
 """
 
-from relprop.rollup.layers import block_input, layer_outputs, tokens_of
+from relprop.rollup.layers import block_input, layer_outputs, token_axes, tokens_of
 from relprop.rollup.merges import Merges
 from relprop.rollup.planning import rollup_plan, rollup_plan_through
 from relprop.rollup.streams import Stream
 
-__all__ = ["Merges", "Stream", "block_input", "layer_outputs", "rollup_plan", "rollup_plan_through", "tokens_of"]
+__all__ = ["Merges", "Stream", "block_input", "layer_outputs", "rollup_plan", "rollup_plan_through", "token_axes", "tokens_of"]

@@ -44,9 +44,14 @@ def block_input(flow: Flow, site: Site) -> fx.Node | None:
     return flow.common_dominator(inside) if inside else None
 
 
+def token_axes(program: Program, node: fx.Node) -> tuple[int, ...]:
+    """Which axes of a tensor are tokens."""
+    return tuple(i for i, axis in enumerate(program.axes.get(node, ())) if is_token(axis))
+
+
 def tokens_of(program: Program, node: fx.Node) -> tuple[int, ...]:
     """The lengths of a tensor's token axes."""
-    return tuple(val(node).shape[i] for i, axis in enumerate(program.axes.get(node, ())) if is_token(axis))
+    return tuple(val(node).shape[i] for i in token_axes(program, node))
 
 
 def _widest(program: Program, chain: Sequence[fx.Node]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import RollUpError, message
+from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.fields import number
-from relprop.tracer.axes import is_token
 from relprop.tracer.editing import name_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -55,7 +55,7 @@ def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tu
         part = Flow((n for n in flow.nodes if flow.reaches(leaf, n)), {leaf})
         node = part.common_dominator([*ends, *below])
         others = [other for other in program.leaves.values() if other is not leaf]
-        while node is not None and (any(flow.reaches(o, node) for o in others) or not _token_axes(program, node) or _shuffled(part, node)):
+        while node is not None and (any(flow.reaches(o, node) for o in others) or not token_axes(program, node) or _shuffled(part, node)):
             node = part.dominator(node)
         if node is None and name_of(leaf) == "embedding":  # a sequence of one
             found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))
@@ -66,17 +66,14 @@ def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tu
                 then=["relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer without a roll-up"],
             ))
         node = _before_masks(program, part, node)
-        found.append(Stream(name, leaf, node, _token_axes(program, node)))
+        found.append(Stream(name, leaf, node, token_axes(program, node)))
     return tuple(found)
 
 
 def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:
     """The tensor of the same tokens from before any of them was masked out: what stands at a masked position comes from others, and is not its own."""
-    def sizes(n: fx.Node) -> list[int]:
-        return [val(n).shape[i] for i in _token_axes(program, n)]
-
     found, above = node, node
-    while (before := part.dominator(above)) is not None and sizes(before) == sizes(node):
+    while (before := part.dominator(above)) is not None and tokens_of(program, before) == tokens_of(program, node):
         found = before if name_of(above) in MASKS else found
         above = before
     return found
@@ -99,7 +96,3 @@ def _by_chance(node: fx.Node) -> bool:
         left += [i for i in n.all_input_nodes if i not in seen]
         seen.update(n.all_input_nodes)
     return False
-
-
-def _token_axes(program: Program, node: fx.Node) -> tuple[int, ...]:
-    return tuple(i for i, axis in enumerate(program.axes[node]) if is_token(axis))

@@ -18,7 +18,7 @@ from relprop.rules import operations as ops
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.closed import Matmul
-from relprop.rules.families import STABILISER, ZERO, Add, carry, lost_by_division, split_vjp
+from relprop.rules.families import STABILISER, ZERO, Add, Sample, carry, lost_by_division, split_vjp
 from relprop.rules.rule import Rule, rule
 
 #: ε of ``attnlrp`` and ``cp_lrp``, absolute. A term of an all but cancelling sum is held down by it; ordinary sums do not feel it.
@@ -26,7 +26,6 @@ EPSILON = 1e-9
 INPUTS, BOTH = frozenset({"inputs"}), frozenset({"inputs", "output"})
 SOFTMAX = "constant term of the softmax"
 CONSTANT = "a number added"
-POSITIONS = "positions that are read"
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,6 @@ class Linear(EpsilonLinear):
             if operand.argument == "bias":
                 shares[i] = operand.value * (s.sum((0, 2, 3)) if convolved else s.sum_to_size(operand.value.shape))
         return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """LRP-ε on values read at positions that the second operand gives: the interpolation is linear in the values, positions receive nothing."""
-
-    divide: Divide
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if not call.operands[0].flows:
-            return Split((None,) * len(call.operands), {POSITIONS: total(relevance)})
-        z, pull = split_vjp(call, (0,))
-        s = self.divide(relevance, z)
-        return Split(call.only(call.inputs[0] * pull(s)[0], 0), lost_by_division(relevance, s, z, ZERO))
 
 
 @dataclass(frozen=True)
@@ -224,7 +209,7 @@ def attnlrp_lines(epsilon: float = EPSILON, *, constants: tuple[str, ...] = ("co
     matmul = Rule(BothMatrices(divide, constants), f"matmul: LRP-ε, {names}", "balance", BOTH, linear)
     product = Rule(BothFactors(divide, constants), f"product: LRP-ε, {names}", "balance", BOTH, carry)
     lines = (
-        (ops.LINEAR + ops.CONV2D + ops.SHARE + ops.GATHERED_SUM, linear), (ops.SAMPLE, Rule(Sampled(divide), "sample: LRP-ε", "balance", INPUTS)),
+        (ops.LINEAR + ops.CONV2D + ops.SHARE + ops.GATHERED_SUM, linear), (ops.SAMPLE, Rule(Sample(divide=divide, signed=True), "sample: LRP-ε", "balance", INPUTS)),
         (ops.MATMUL, matmul), (ops.packets("div divide true_divide"), replace(quotient, lone=carry)), (ops.PRODUCT, product),
         (ops.ADD, Rule(Sum(divide), "add: LRP-ε", "balance", BOTH)), (ops.SUBTRACT, Rule(Sum(divide, sign=-1.0), "sub: LRP-ε", "balance", BOTH)),
         (ops.packets("rsub"), Rule(Sum(divide, sign=-1.0, turned=True), "rsub: LRP-ε", "balance", BOTH)),

@@ -115,7 +115,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Sample(Share):
-    """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the interpolation's weights; positions receive nothing."""
+    """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the interpolation's weights; positions receive nothing.
+
+    ``signed``: values of both signs take part, as in LRP-ε (the interpolation is linear in them).
+    """
+
+    signed: bool = False
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if not call.operands[0].flows:
@@ -124,10 +129,10 @@ class Sample(Share):
         def read(x: Tensor) -> Tensor:
             return call.apply(x, *call.inputs[1:])  # type: ignore[no-any-return]
 
-        x = positive(call.inputs[0])
+        x = call.inputs[0] if self.signed else positive(call.inputs[0])
         z, pull = torch.func.vjp(read, x)  # type: ignore[misc]
         s = self.divide(relevance, z)
-        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, NO_POSITIVE))
+        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, ZERO if self.signed else NO_POSITIVE))
 
 
 def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:
