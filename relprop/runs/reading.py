@@ -31,8 +31,8 @@ class RunResults:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        self.failed: Mapping[int, Failure] = read_failures(folder)
         self._catalogue = Catalogue(folder / "shards", self.manifest.samples)
+        self.failed: Mapping[int, Failure] = {i: f for i, f in read_failures(folder).items() if self._catalogue.of(i) is None}
         if self._catalogue.twice:
             warn(f"{self._catalogue.twice} samples of {folder.name!r} are in two shards: the first one counts")
 

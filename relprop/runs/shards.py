@@ -76,11 +76,11 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     pa = arrow()
     table = pa.Table.from_pydict(_by_column(records, columns), schema=schema(columns))
     tensors = {f"{r.index}.{name}": t.detach().cpu().contiguous().clone() for r in records for name, t in r.tensors.items()}
-    facts = {"indices": [r.index for r in records], "tensors": bool(tensors)}
-    path = folder / f"{min(facts['indices']):09d}-{max(facts['indices']):09d}-{owner()}.parquet"
+    indices = [r.index for r in records]
+    path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
     if tensors:
         write_atomically(path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary))
-    table = table.replace_schema_metadata({META: json.dumps(facts).encode()})
+    table = table.replace_schema_metadata({META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()})
     write_atomically(path, lambda temporary: pa.parquet.write_table(table, temporary))
     return path
 
@@ -112,7 +112,7 @@ class Catalogue:
 
     def __init__(self, folder: Path, samples: int) -> None:
         self.folder, self.samples = folder, samples
-        self.refreshed_from: set[str] = set()
+        self._seen: set[str] = set()
         self.shards: list[Shard] = []
         self.number = np.full(samples, -1, dtype=np.int32)
         self.twice = 0
@@ -121,7 +121,7 @@ class Catalogue:
     def refresh(self) -> Catalogue:
         """Take in what was committed since. Raises ``InputError`` for a damaged shard."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        for name in sorted(n for n in names - self.refreshed_from if n.endswith(".parquet") and not n.startswith(".")):
+        for name in sorted(n for n in names - self._seen if n.endswith(".parquet") and not n.startswith(".")):
             shard = _read(self.folder / name, self.samples)
             if shard.has_tensors and name.removesuffix("parquet") + "safetensors" not in names:
                 raise _damaged(shard.path, "its .safetensors file is gone")
@@ -129,7 +129,7 @@ class Catalogue:
             self.twice += len(shard.indices) - len(fresh)
             self.number[fresh] = len(self.shards)
             self.shards.append(shard)
-            self.refreshed_from.add(name)
+            self._seen.add(name)
         return self
 
     @property
