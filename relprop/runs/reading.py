@@ -84,6 +84,11 @@ class RunResults:
             held.move_to_end(shard.path)
             yield from held[shard.path].get(index, ())
 
+    def rows_of(self, index: int) -> list[dict[str, Any]]:
+        """One sample's rows; none if it is not done."""
+        shard = self._catalogue.of(index)
+        return [] if shard is None else _by_index(shard).get(index, [])
+
     def tensors(self, index: int) -> dict[str, Tensor]:
         """One sample's tensors by name. Raises ``OptionError`` if the sample is not done."""
         if not 0 <= index < self.samples:

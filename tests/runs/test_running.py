@@ -154,7 +154,7 @@ def test_one_large_sample_does_not_make_all_batches_small(tmp_path):
 
     summary = run(OneLarge(32), tmp_path, batch_size=8, on_error="skip", progress=False)
     assert summary.batch_size == 8 and summary.done == 31 and list(read_run(tmp_path).failed) == [5]
-    with pytest.raises(InputError, match="'sample-5' .number 5. does not fit into memory, even alone"):
+    with pytest.raises(InputError, match=r"'sample-5' .number 5. does not fit into memory, even alone"):
         run(OneLarge(32), tmp_path / "other", batch_size=8, progress=False)
 
 
