@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +11,7 @@ from torch import Tensor
 from relprop.api.grid import MethodCall
 from relprop.errors import OptionError, message
 from relprop.methods import method_named
+from relprop.runs.fingerprints import of_callable, of_value
 
 Function = Callable[[Any, Any, Tensor], Tensor]
 
@@ -39,14 +38,10 @@ class Entry:
     def identity(self) -> dict[str, Any]:
         """What its numbers depend on, as plain JSON: of a function its source."""
         if self.function is not None:
-            try:
-                text = inspect.getsource(self.function)
-            except (OSError, TypeError):
-                text = repr(self.function)
-            return {"name": self.name, "function": hashlib.sha256(text.encode()).hexdigest()[:16]}
+            return {"name": self.name, "function": of_callable(self.function), "class_specific": self.class_specific}
         if self.call is None:
             return {"name": self.name}
-        return {"name": self.name, "method": self.call.method, "options": {k: repr(v) for k, v in sorted(self.call.options.items())}, "rules": str(self.call.rules)}
+        return {"name": self.name, "method": self.call.method, "options": of_value(self.call.options), "rules": of_value(self.call.rules)}
 
 
 RANDOM = Entry("random", class_specific=False)

@@ -68,6 +68,7 @@ class Numbers:
     measures: tuple[Measure, ...]
     tables: Mapping[tuple[str, str], Tensor]
     refused: Mapping[str, str] = field(default_factory=dict)
+    memo: dict[Any, Cell | None] = field(default_factory=dict, repr=False)
 
     def table(self, title: str = "", rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, draws: int = 2000) -> Table:
         """A table of some rows and columns by name (``None``: all). Raises ``OptionError`` for a name that there is not."""
@@ -86,8 +87,10 @@ class Numbers:
         found = self.tables.get((row.name, column.measure.name))
         if found is None or (column.statistic.of_classes and not row.class_specific):
             return None
-        floor = self.tables.get((RANDOM.name, column.measure.name)) if row.name != RANDOM.name else None
-        return _cell(found, floor, column.statistic, draws)
+        if (at := (row.name, column.name, draws)) not in self.memo:
+            floor = self.tables.get((RANDOM.name, column.measure.name)) if row.name != RANDOM.name else None
+            self.memo[at] = _cell(found, floor, column.statistic, draws)
+        return self.memo[at]
 
 
 def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int) -> Cell | None:

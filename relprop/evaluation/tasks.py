@@ -20,7 +20,7 @@ from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, ClassCorrelation, ImageCurve, Maps, Measure, Randomisation, SegmentationCounts, Unfaithful, Unstable
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
-from relprop.runs import fingerprint
+from relprop.runs.fingerprints import of_callable, of_model
 from relprop.tracer.surroundings import evaluating
 
 
@@ -81,7 +81,7 @@ class Task:
     def identity(self) -> dict[str, Any]:
         """Everything the numbers depend on beside the rows."""
         measured = [{"name": m.name, "metric": m.metric.name, "protocol": m.metric.protocol, "options": repr(m)} for m in self.measures]
-        return {"kind": self.kind, "model": fingerprint(self.model), "data": self.source.identity(), "seed": self.seed, "measures": measured}
+        return {"kind": self.kind, "model": of_model(self.model), "data": self.source.identity(), "seed": self.seed, "measures": measured}
 
     def maps(self, batch: Batch, rows: Sequence[Entry]) -> list[Maps | RelpropError]:
         """Of every row the maps of all classes that the measures ask for, or why the method is not defined for this model."""
@@ -154,7 +154,7 @@ class ImageTask(Task):
     kind: ClassVar[str] = "image"
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "normalize": getattr(self.normalize, "__name__", repr(self.normalize))}
+        return {**super().identity(), "normalize": of_callable(self.normalize)}
 
     def possible(self, sample: Sample) -> list[Measure]:
         found: list[Measure] = [] if sample.label is None else [ImageCurve("negative"), ImageCurve("positive")]

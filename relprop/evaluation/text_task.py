@@ -20,6 +20,7 @@ from relprop.evaluation.perturbation import TextPerturbation
 from relprop.evaluation.tasks import Task
 from relprop.evaluation.words import PrecisionAtK, TokenF1
 from relprop.explanation import Explanation
+from relprop.runs.fingerprints import of_tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,7 @@ class TextTask(Task):
             raise OptionError("TextTask(tokenizer=): a fast tokenizer with a padding token is needed")
 
     def identity(self) -> dict[str, Any]:
-        tokenizer = {"class": type(self.tokenizer).__name__, "size": len(self.tokenizer), "pad_to": self.pad_to, "max_length": self.max_length}
-        return {**super().identity(), "tokenizer": tokenizer}
+        return {**super().identity(), "tokenizer": of_tokenizer(self.tokenizer), "pad_to": self.pad_to, "max_length": self.max_length}
 
     def possible(self, sample: Sample) -> list[Measure]:
         found: list[Measure] = [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]

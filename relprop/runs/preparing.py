@@ -1,0 +1,137 @@
+"""Samples as a model's inputs: images of one shape together, texts padded to one length, and which positions are padding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from relprop.api.wrapped import speaker
+from relprop.data import Sample
+from relprop.errors import InputError, OptionError, message
+from relprop.runs import fingerprints
+
+STEP = 32  # texts are padded to multiples of this: one captured graph for each length
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Samples that go through the model together: their ``places`` in the batch, the model's ``inputs``, and for each text how many tokens are not padding."""
+
+    places: tuple[int, ...]
+    inputs: Any
+    lengths: tuple[int, ...] | None = None
+    truncated: tuple[bool, ...] | None = None
+
+
+class Preparation(Protocol):
+    """How samples become inputs. ``processor``: what explains the inputs' positions to relprop, if anything does."""
+
+    processor: Any
+
+    def identity(self) -> dict[str, Any]:
+        """Everything the inputs depend on beside the samples."""
+
+    def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
+        """The samples as inputs on the model's device, each sample in one group."""
+
+
+class Images:
+    """Images (C, H, W) in [0, 1], each through ``normalize``; those of one shape are one group."""
+
+    processor = None
+
+    def __init__(self, normalize: Callable[[Tensor], Tensor] | None) -> None:
+        self.normalize = normalize
+
+    def identity(self) -> dict[str, Any]:
+        """The transform as it prints itself."""
+        return {"normalize": fingerprints.of_callable(self.normalize)}
+
+    def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
+        """By shape, in the order in which the shapes appear."""
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+        images = [self.image(s) for s in samples]
+        shapes = [(tuple(i.shape), i.dtype) for i in images]
+        for shape in dict.fromkeys(shapes):
+            places = tuple(i for i, s in enumerate(shapes) if s == shape)
+            yield Group(places, torch.stack([images[i] for i in places]).to(like.device, like.dtype))
+
+    def image(self, sample: Sample) -> Tensor:
+        """One image as the model takes it. Raises ``InputError`` with the sample's key."""
+        if not isinstance(sample.inputs, Tensor) or sample.inputs.dim() != 3:
+            what = tuple(sample.inputs.shape) if isinstance(sample.inputs, Tensor) else type(sample.inputs).__name__
+            raise InputError(f"sample {sample.key!r} is no image (C, H, W): {what}")
+        if self.normalize is None:
+            return sample.inputs
+        try:
+            made = self.normalize(sample.inputs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"normalize does not take sample {sample.key!r}, {tuple(sample.inputs.shape)}: {error}") from error
+        if not isinstance(made, Tensor) or made.dim() != 3:
+            raise InputError(f"normalize gave {type(made).__name__} {tuple(getattr(made, 'shape', ()))} for sample {sample.key!r}, not an image (C, H, W)")
+        return made
+
+
+class Texts:
+    """Texts and pairs of texts through a tokenizer, padded on the right; without a padding token, those of one length are one group.
+
+    ``max_length``: longer texts are cut; ``None``: at what the tokenizer says its model takes.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None) -> None:
+        if tokenizer is None:
+            raise OptionError(message("texts need what turns them into tokens", then=["ExplainWork(model, source, processor=tokenizer)"]))
+        self.processor = tokenizer
+        self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            raise OptionError(f"processor={type(tokenizer).__name__} is no tokenizer")
+        own = getattr(self.tokenizer, "model_max_length", None)
+        self.max_length = max_length or (own if isinstance(own, int) and own < 1_000_000 else None)
+
+    def identity(self) -> dict[str, Any]:
+        """The tokenizer by its vocabulary and what it does; where texts are cut."""
+        return {"tokenizer": fingerprints.of_tokenizer(self.tokenizer), "max_length": self.max_length}
+
+    def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
+        """All together, or by length."""
+        texts = [_texts(s) for s in samples]
+        if len({len(t) for t in texts}) > 1:
+            raise InputError(f"some samples are one text and others are pairs: {samples[0].key!r} and others of its batch")
+        whole = [len(ids) for ids in self.tokenize(texts, truncation=False)["input_ids"]]
+        lengths = [n if self.max_length is None else min(n, self.max_length) for n in whole]
+        pads = self.tokenizer.pad_token is not None
+        for length in [max(lengths)] if pads else dict.fromkeys(lengths):
+            places = tuple(i for i, n in enumerate(lengths) if pads or n == length)
+            padding: dict[str, Any] = {}
+            if pads:
+                up = -(-length // STEP) * STEP
+                padding = {"padding": "max_length", "max_length": up if self.max_length is None else min(up, self.max_length), "padding_side": "right"}
+            elif self.max_length is not None:
+                padding = {"max_length": self.max_length}
+            made = self.tokenize([texts[i] for i in places], return_tensors="pt", truncation=self.max_length is not None, **padding)
+            yield Group(places, _accepted(made, model), tuple(lengths[i] for i in places), tuple(whole[i] > lengths[i] for i in places))
+
+    def tokenize(self, texts: Sequence[tuple[str, ...]], **options: Any) -> Any:
+        """The tokenizer's encoding of texts, or of pairs."""
+        return self.tokenizer(*[list(column) for column in zip(*texts, strict=True)], verbose=False, **options)
+
+
+def _texts(sample: Sample) -> tuple[str, ...]:
+    texts = (sample.inputs,) if isinstance(sample.inputs, str) else sample.inputs
+    if not isinstance(texts, tuple) or len(texts) not in (1, 2) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"sample {sample.key!r} is neither a text nor a pair of texts")
+    return texts
+
+
+def _accepted(made: Any, model: nn.Module) -> Any:
+    """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since it knows the words."""
+    takes = inspect.signature(speaker(model).forward).parameters
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for name in [n for n in made if n not in takes]:
+        del made[name]
+    return made.to(device)
