@@ -15,8 +15,8 @@ ABLATIONS = tuple(Entry(name, MethodCall(OURS, options)) for name, options in (
     ("without ∇A", {"use_gradient": False}), ("block nearest the output", {"layers": [-1]}), ("block B−1", {"layers": [1]}),
 ))
 FURTHER = ("gae", "attention_norm", "gradcam_features", "attnlrp", "cp_lrp", "epsilon_lrp", "input_gradient", "gradient_x_input", "integrated_gradients")
-IMAGE_ROWS: tuple[Any, ...] = (*CVPR_2021, *ABLATIONS, *dict.fromkeys((*ATTCAT, *FURTHER)))
-TEXT_ROWS: tuple[Any, ...] = (*CVPR_2021, *dict.fromkeys((*ATTCAT, *FURTHER)))
+TEXT_ROWS: tuple[Any, ...] = tuple(dict.fromkeys((*CVPR_2021, *ATTCAT, *FURTHER)))
+IMAGE_ROWS: tuple[Any, ...] = (*TEXT_ROWS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
