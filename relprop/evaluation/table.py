@@ -16,7 +16,6 @@ from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry
 from relprop.evaluation.measures import Measure, Statistic
 
-
 FLOORS = (RANDOM.name, POSITION.name)
 
 
