@@ -79,8 +79,8 @@ def _span(value: Any, texts: Sequence[str], where: str) -> Span:
 
 
 def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
-    """The names among labels, sorted; ``None`` if all are numbers."""
-    found = {value for value in values if not unlabelled(value)}
+    """The names among labels, sorted; ``None`` if all are numbers. What is neither is refused where it is read (``class_index``)."""
+    found = {value for value in values if isinstance(value, (bool, int, str)) and not unlabelled(value)}
     return None if all(_number(value) is not None for value in found) else tuple(sorted(map(str, found)))
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Span
 from relprop.data.columns import cell
-from relprop.data.files import described, digest, existing, position
+from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
 from relprop.errors import InputError, OptionError, message
 
@@ -53,6 +53,7 @@ class EraserMovies:
         if self.split not in found:
             raise OptionError(f"split={self.split!r}: {folder.name} has {', '.join(found) or 'no .jsonl files'}")
         existing(folder / "docs", "folder")
+        given_classes(self.classes)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -64,8 +65,10 @@ class EraserMovies:
         return JsonLines(Path(self.folder) / f"{self.split}.jsonl")
 
     def identity(self) -> dict[str, Any]:
-        """The annotations' file (documents are ERASER's own), the split and the classes."""
-        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), "split": self.split, "classes": described(tuple(self.classes))}
+        """The annotations' file, the documents' names and sizes, the split and the classes."""
+        folder = Path(self.folder) / "docs"
+        documents = listing(folder, sorted(path.name for path in folder.iterdir()))
+        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), **documents, "split": self.split, "classes": described(tuple(self.classes))}
 
     def __len__(self) -> int:
         return len(self._annotations)

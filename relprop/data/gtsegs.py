@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from relprop.data.base import Sample
-from relprop.data.files import described, digest, existing, needed, position
+from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, to_image
 from relprop.errors import InputError, message
 
@@ -46,6 +46,7 @@ class ImageNetSegmentation:
     def __post_init__(self) -> None:
         existing(self.path)
         to_image(self.size, None)
+        given_classes(self.classes)
         with self._opened() as file:
             _references(file, "img", self._where)
             _references(file, "gt", self._where)
@@ -56,7 +57,7 @@ class ImageNetSegmentation:
     @property
     def labels(self) -> tuple[str, ...] | None:
         """``classes``."""
-        return None if self.classes is None else tuple(self.classes)
+        return given_classes(self.classes)
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Span
 from relprop.data.columns import cell, class_index, class_names, text_sample
-from relprop.data.files import described, digest, existing, needed, position
+from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, Transform, as_image, rgb, to_image
 from relprop.data.pieces import overlapping, split_words
 from relprop.errors import InputError, OptionError, message
 
 LOOKED_AT = 256  # rows that tell one data set from another
+TEXTS = ("string", "large_string")  # as features call them
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class HuggingFaceData:
 
     def __post_init__(self) -> None:
         to_image(self.size, self.transform)
+        given_classes(self.classes)
         _ = self._data
 
     @property
@@ -61,10 +63,11 @@ class HuggingFaceData:
     def labels(self) -> tuple[str, ...] | None:
         """``classes``, else the features' names, else the names in the column; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
-            return None if self.classes is None else tuple(self.classes)
-        feature = self._data.features.get(self.label) if self._data.features else None
-        names = getattr(feature, "names", None)
-        return tuple(names) if names is not None else class_names(self._data.unique(self.label))
+            return given_classes(self.classes)
+        feature: Any = (self._data.features or {}).get(self.label)
+        if getattr(feature, "names", None) is not None:
+            return tuple(feature.names)
+        return class_names(self._data.unique(self.label)) if getattr(feature, "dtype", None) in TEXTS else None
 
     def identity(self) -> dict[str, Any]:
         """Rows, columns, options, and the SHA-256 of up to 256 rows evenly chosen (their texts and labels; of pictures only the labels)."""
@@ -98,8 +101,9 @@ class HuggingFaceData:
         if self.text is None and self.image is None:
             guess = _only(data, [c for c in named.values() if c])
             named[guess[0]] = guess[1]
-        if missing := [f"{name}={column!r}" for name, column in named.items() if column is not None and column not in data.column_names]:
-            raise InputError(message(f"no column for {', '.join(missing)}; there are {', '.join(map(repr, data.column_names))}", at=self.name, then=["label=None   # if there are no labels"]))
+        known = data.column_names if data.format["type"] != "custom" else list(data[0]) if len(data) else named.values()
+        if missing := [f"{name}={column!r}" for name, column in named.items() if column is not None and column not in known]:
+            raise InputError(message(f"no column for {', '.join(missing)}; there are {', '.join(map(repr, known))}", at=self.name, then=["label=None   # if there are no labels"]))
         return named
 
 
@@ -187,9 +191,9 @@ def _answers(found: Any, where: str) -> list[tuple[str, int]]:
 
 def loaded(folder: str | Path) -> Any:
     """The ``datasets.Dataset`` or ``DatasetDict`` in a folder that ``save_to_disk`` made. Raises ``InputError``."""
-    folder = existing(folder, "folder")
+    folder, datasets = existing(folder, "folder"), needed("datasets")
     try:
-        return needed("datasets").load_from_disk(str(folder))
+        return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(message(f"{folder.name} holds no data set as save_to_disk makes it: {error}")) from None
 
@@ -231,7 +235,7 @@ def _only(data: Any, others: Sequence[str]) -> tuple[str, str]:
     """The only column of pictures, else the only one of texts, that is not named otherwise."""
     kinds = {column: getattr(feature, "dtype", None) for column, feature in (data.features or {}).items() if column not in others}
     pictures = [c for c in kinds if type(data.features[c]).__name__ == "Image"]
-    texts = [c for c, kind in kinds.items() if kind in ("string", "large_string")]
+    texts = [c for c, kind in kinds.items() if kind in TEXTS]
     found = [("image", c) for c in pictures] or [("text", c) for c in texts]
     if len(found) != 1:
         raise OptionError(message(f"the columns are {', '.join(map(repr, data.column_names))}: which is explained?", then=["text='sentence'", "text='premise', pair='hypothesis'", "image='image'"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 from relprop.data.base import Source
 from relprop.data.eraser import EraserMovies
-from relprop.data.files import existing
 from relprop.data.gtsegs import ImageNetSegmentation
 from relprop.data.huggingface import HuggingFaceData, Squad, loaded
-from relprop.data.images import ImageFolder
+from relprop.data.images import ENDINGS, ImageFolder
 from relprop.data.rows import READERS
 from relprop.data.tables import ImageTable, TextTable
 from relprop.errors import InputError, OptionError, message
@@ -36,7 +36,9 @@ def open_data(spec: Any, **options: Any) -> Source:
     ``ImageTable``). Raises ``OptionError`` for an option that the reader does not have, ``InputError`` for what no reader takes.
     """
     if isinstance(spec, (str, Path)):
-        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(existing(spec), options), spec, options)
+        if not Path(spec).exists():
+            raise InputError(message(f"{spec} does not exist", then=KNOWN))
+        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options), spec, options)
     if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
         return _made(_of_dataset(spec, options), spec, options)
     if isinstance(spec, Source):
@@ -51,6 +53,8 @@ def _of_folder(folder: Path) -> Callable[..., Source]:
         return EraserMovies
     if any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
         return HuggingFaceData
+    if not any(name.lower().endswith(ENDINGS) for _, _, names in os.walk(folder, followlinks=True) for name in names):
+        raise InputError(message(f"{folder}: a folder of no known format", then=KNOWN))
     return ImageFolder
 
 

@@ -35,7 +35,7 @@ def holds_the_laws(source, length: int, anew, *, fork: bool = False) -> None:
     for sample in source:
         assert isinstance(sample, Sample)
         if source.kind == "image":
-            assert sample.inputs.dim() == 3 and sample.inputs.dtype == torch.float32 and 0 <= sample.inputs.min() and sample.inputs.max() <= 1
+            assert sample.inputs.dim() == 3 and sample.inputs.dtype == torch.float32 and sample.inputs.min() >= 0 and sample.inputs.max() <= 1
         if sample.words is not None:
             texts = (sample.inputs,) if isinstance(sample.inputs, str) else sample.inputs
             assert all(texts[w.text][w.start:w.end].strip() for w in sample.words)

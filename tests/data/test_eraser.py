@@ -38,6 +38,9 @@ def test_reviews(tmp_path):
     assert first.key == "negR_1.txt" and first.inputs == DOCUMENT and [s.label for s in source] == [0, 1] and source.labels == ("NEG", "POS")
     assert [first.inputs[w.start:w.end] for w in first.words] == TOKENS
     assert [token for token, marked in zip(TOKENS, first.rationale, strict=True) if marked] == ["cats", "are", "unhappy", ".", "the", "end"]
+    told = source.identity()
+    (tmp_path / "docs/posR_2.txt").write_text("a film of many fine cats")
+    assert EraserMovies(tmp_path).identity() != told
     assert second.inputs == "a fine film\nof cats" and not any(second.rationale) and len(second.words) == 5
 
 
@@ -66,7 +69,7 @@ def test_rationales_reach_the_models_tokens(tmp_path):
 def test_splits_and_classes(tmp_path):
     written(tmp_path, annotation([]), split="val")
     assert EraserMovies(tmp_path, split="val", classes=("POS", "NEG"))[0].label == 1
-    with pytest.raises(OptionError, match="split='test': .* has val"):
+    with pytest.raises(OptionError, match=r"split='test': .* has val"):
         EraserMovies(tmp_path)
 
 
@@ -92,5 +95,5 @@ def test_malformed(tmp_path, row, said):
 def test_documents_in_another_encoding(tmp_path):
     written(tmp_path, annotation([]))
     (tmp_path / "docs/negR_1.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(InputError, match="negR_1.txt is not UTF-8"):
+    with pytest.raises(InputError, match=r"negR_1.txt is not UTF-8"):
         EraserMovies(tmp_path)[0]

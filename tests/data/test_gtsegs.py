@@ -99,6 +99,10 @@ def test_missing_and_misshapen(path):
     changed(path, "value", None)
     with pytest.raises(InputError, match="no /value/img; there is #refs#"):
         ImageNetSegmentation(path)
+    with h5py.File(path, "r+") as file:
+        file["value"] = np.zeros(3)
+    with pytest.raises(InputError, match="no /value/img; there is #refs#, value"):
+        ImageNetSegmentation(path)
 
 
 def test_files_that_are_not_whole(path, tmp_path):

@@ -154,7 +154,7 @@ def test_timms_transform_is_cut_in_two(shape, changes):
     transform, normalize = image_transform(config)
     picture = noise(*shape)
     image = transform(picture)
-    assert 0 <= image.min() and image.max() <= 1
+    assert image.min() >= 0 and image.max() <= 1
     assert torch.equal(normalize(image), timm.data.create_transform(**config, is_training=False)(picture))
     assert torch.equal(normalize(torch.stack([image, image])), torch.stack([normalize(image)] * 2))
 
@@ -184,6 +184,16 @@ def test_hugging_face_processors_are_cut_in_two(kind):
     assert torch.equal(normalize(transform(picture)), plain(picture, return_tensors="pt")["pixel_values"][0])
 
 
+def test_a_processors_settings_are_of_the_identity(tmp_path):
+    noise(40, 50).save(tmp_path / "x.png")
+
+    def source(size=32):
+        return ImageFolder(tmp_path, transform=image_transform(transformers.ViTImageProcessor(size={"height": size, "width": size}))[0])
+
+    holds_the_laws(source(), 1, source)
+    assert source().identity() != source(33).identity()
+
+
 def test_a_processor_that_does_not_scale_is_refused():
     with pytest.raises(InputError, match="does not make images"):
         image_transform(transformers.ViTImageProcessor(do_rescale=False))[0](noise(30, 30))
@@ -200,6 +210,8 @@ BAD = {
     "a file": (lambda root: ImageFolder(root / "x.txt"), InputError, "is no folder"),
     "no pictures": (lambda root: len(ImageFolder(root)), InputError, "no pictures"),
     "size and transform": (lambda root: ImageFolder(root, size=3, transform=lambda p: p), OptionError, "exclude each other"),
+    "one class": (lambda root: ImageFolder(root, classes="cat"), OptionError, "(?s)classes='cat': names of classes, each once"),
+    "class twice": (lambda root: ImageFolder(root, classes=("cat", "cat")), OptionError, "each once"),
     "no size": (lambda root: ImageFolder(root, size=0), OptionError, "size=0"),
     "no model": (lambda root: image_transform(torch.nn.Linear(2, 2)), OptionError, "Linear says nothing"),
 }
