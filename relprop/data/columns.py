@@ -97,8 +97,11 @@ def class_index(value: Any, names: Sequence[str] | None, where: str) -> int | No
         return None
     number = _number(value)
     if number is None or number < 0 or (names is not None and number >= len(names)):
-        known = f"the {len(names)} classes are {', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}" if names else "a number from 0 on, or a name, is needed"
-        raise InputError(message(f"label {value!r}: {known}", at=where, then=["classes=(...)   # the model's class names, in its order", "label=None   # not to read it"]))
+        known = "a number from 0 on, or a name, is needed"
+        if names:
+            known = f"the {len(names)} classes are {', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}"
+        then = ["classes=(...)   # the model's class names, in its order", "label=None   # not to read it"]
+        raise InputError(message(f"label {value!r}: {known}", at=where, then=then))
     return number
 
 

@@ -34,9 +34,10 @@ def eraser_words(text: str) -> tuple[Span, ...]:
 class EraserMovies:
     """Reviews in ERASER's files: ``docs/`` with a document per file, and ``train.jsonl``, ``val.jsonl``, ``test.jsonl`` with an annotation per line.
 
-    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its order. ``Sample.inputs`` is the document as it is in its file,
-    ``words`` its tokens as ERASER counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are ``annotation_id``. A review is a document: an
-    annotation with evidence in several documents, as other data sets of ERASER have, is refused. Raises ``InputError`` for files that are missing or malformed.
+    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its order. ``Sample.inputs`` is the document as it is in its
+    file, ``words`` its tokens as ERASER counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are
+    ``annotation_id``. A review is one document: an annotation with evidence in several, as other data sets of ERASER have, is refused. Raises
+    ``InputError`` for files that are missing or malformed.
     """
 
     folder: str | Path
@@ -68,7 +69,8 @@ class EraserMovies:
         """The annotations' file, the documents' names and sizes, the split and the classes."""
         folder = Path(self.folder) / "docs"
         documents = listing(folder, sorted(path.name for path in folder.iterdir()))
-        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), **documents, "split": self.split, "classes": described(tuple(self.classes))}
+        options = {"split": self.split, "classes": described(tuple(self.classes))}
+        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), **documents, **options}
 
     def __len__(self) -> int:
         return len(self._annotations)
@@ -78,7 +80,9 @@ class EraserMovies:
         row, where = self._annotations.row(index), f"{self.split}.jsonl, row {index}"
         key, label, groups = (cell(row, column, where, column) for column in ("annotation_id", "classification", "evidences"))
         if label not in self.classes:
-            raise InputError(message(f"classification {label!r}: the classes are {', '.join(map(repr, self.classes))}", at=where, then=["classes=(...)"]))
+            known = ", ".join(map(repr, self.classes))
+            then = ["classes=(...)   # the model's, in its order"]
+            raise InputError(message(f"classification {label!r}: the classes are {known}", at=where, then=then))
         evidences = _evidences(groups, where)
         text = self._document(_document_of(row, evidences, where), where)
         words = eraser_words(text)

@@ -64,7 +64,8 @@ def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
 def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     """The option ``classes``: names, each once. Raises ``OptionError`` for one text, and for repeated names."""
     if isinstance(classes, str) or (classes is not None and (len(set(classes)) != len(classes) or not all(isinstance(name, str) for name in classes))):
-        raise OptionError(message(f"classes={classes!r}: names of classes, each once, in the model's order, are needed", then=['classes=("negative", "positive")']))
+        fact = f"classes={classes!r}: names of classes, each once, in the model's order, are needed"
+        raise OptionError(message(fact, then=['classes=("negative", "positive")']))
     return None if classes is None else tuple(classes)
 
 

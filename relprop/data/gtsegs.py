@@ -151,7 +151,10 @@ def _references(file: Any, name: str, where: str) -> Any:
     found = file.get(f"/value/{name}") if "/value" in file else None
     if found is None:
         inside = list(file["/value"]) if "/value" in file and isinstance(file["/value"], h5py.Group) else list(file)
-        raise InputError(message(f"no /value/{name}; there is {', '.join(map(str, inside)) or 'nothing'}", at=where, then=["gtsegs_ijcv.mat of ImageNet-Segmentation is laid out so"]))
+        there = ", ".join(map(str, inside)) or "nothing"
+        then = ["gtsegs_ijcv.mat as published: relprop.data.ImageNetSegmentation says how it is laid out"]
+        raise InputError(message(f"no /value/{name}; there is {there}", at=where, then=then))
     if not isinstance(found, h5py.Dataset) or h5py.check_ref_dtype(found.dtype) is not h5py.Reference or found.ndim != 2 or found.shape[1] != 1:
-        raise InputError(message(f"/value/{name} is {getattr(found, 'shape', 'a group')}, {getattr(found, 'dtype', '')}: references (N, 1) are needed", at=where))
+        is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
+        raise InputError(message(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where))
     return found

@@ -122,7 +122,7 @@ def rgb(picture: Any) -> Any:
 
 
 def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
-    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says. Raises ``InputError`` with ``name`` for one that cannot be read."""
+    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says. Raises ``InputError`` that names it."""
     image = needed("PIL.Image")
     try:
         with image.open(path) as picture:
@@ -194,7 +194,7 @@ class ImageFolder:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError`` for a folder without, or with some in a class and some not."""
+        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError`` if there are none, or some in a class and some not."""
         root = Path(self.root)
         inside = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith("."))
         loose = tuple(name for name in inside if name.lower().endswith(ENDINGS) and (root / name).is_file())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,19 @@ def open_data(spec: Any, **options: Any) -> Source:
         if not Path(spec).exists():
             raise InputError(message(f"{spec} does not exist", then=KNOWN))
         return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options), spec, options)
-    if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
-        return _made(_of_dataset(spec, options), spec, options)
-    if isinstance(spec, Source):
+    if _is_source(spec):
         if options:
             raise OptionError(f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is made already, give them to it")
-        return spec
+        made: Source = spec
+        return made
+    if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
+        return _made(_of_dataset(spec, options), spec, options)
     raise InputError(message(f"{type(spec).__name__} is no data set", then=KNOWN))
+
+
+def _is_source(spec: Any) -> bool:
+    """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of it."""
+    return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in ("name", "kind", "labels", "identity", "__len__", "__getitem__"))
 
 
 def _of_folder(folder: Path) -> Callable[..., Source]:

@@ -17,7 +17,8 @@ from tests.data.laws import holds_the_laws
 @pytest.fixture
 def nli():
     """As GLUE's MNLI."""
-    features = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": ClassLabel(names=["entailment", "neutral", "contradiction"]), "idx": Value("int32")})
+    classes = ClassLabel(names=["entailment", "neutral", "contradiction"])
+    features = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": classes, "idx": Value("int32")})
     rows = {"premise": ["A cat sat.", "Dogs bark"], "hypothesis": ["It sat.", "Cats bark"], "label": [0, -1], "idx": [10, 11]}
     return datasets.Dataset.from_dict(rows, features=features)
 
@@ -132,21 +133,22 @@ QUESTIONS = [
 
 
 def squad_file(path, questions=QUESTIONS, context=CONTEXT):
-    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Normans", "paragraphs": [{"context": context, "qas": questions}]}]}), encoding="utf-8")
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Normans", "paragraphs": [{"context": context, "qas": questions}]}]}))
     return path
 
 
 def squad_rows():
+    answers = [{name: [a[name] for a in q["answers"]] for name in ("text", "answer_start")} for q in QUESTIONS]
     return datasets.Dataset.from_list([
-        {"id": q["id"], "title": "Normans", "context": CONTEXT, "question": q["question"], "answers": {n: [a[n] for a in q["answers"]] for n in ("text", "answer_start")}}
-        for q in QUESTIONS
+        {"id": q["id"], "title": "Normans", "context": CONTEXT, "question": q["question"], "answers": a} for q, a in zip(QUESTIONS, answers, strict=True)
     ])
 
 
 @pytest.mark.parametrize("kind", ["file", "data set", "folder"])
 def test_squad(tmp_path, kind):
     squad_rows().save_to_disk(tmp_path / "squad")
-    make = {"file": lambda: Squad(squad_file(tmp_path / "dev-v2.0.json")), "data set": lambda: Squad(squad_rows()), "folder": lambda: Squad(tmp_path / "squad")}[kind]
+    path = squad_file(tmp_path / "dev-v2.0.json")
+    make = {"file": lambda: Squad(path), "data set": lambda: Squad(squad_rows()), "folder": lambda: Squad(tmp_path / "squad")}[kind]
     source = make()
     holds_the_laws(source, 3, make)
     assert [s.key for s in source] == ["a", "b", "c"] and source.labels is None and source.kind == "text"

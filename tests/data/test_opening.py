@@ -48,6 +48,13 @@ def test_known_formats(tmp_path, case):
     assert open_data(source) is source
 
 
+def test_a_source_is_handed_back_unread(tmp_path):
+    path = test_tables.table(tmp_path / "x.csv", test_tables.ROWS)
+    source = TextTable(path)
+    path.unlink()
+    assert open_data(source) is source
+
+
 def test_unknown(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"")
     for spec, said in ((tmp_path / "x.parquet", "the ending '.parquet'(?s:.*)gtsegs_ijcv.mat(?s:.*).csv"), (tmp_path / "none", "does not exist(?s:.*)gtsegs"),

@@ -26,7 +26,8 @@ def test_words_are_the_text_without_white_space(text):
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("It's fine-tuned, no?", ["It", "'", "s", "fine", "-", "tuned", ",", "no", "?"]), ("$5.00 + 3", ["$", "5", ".", "00", "+", "3"]), ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+    ("It's fine-tuned, no?", ["It", "'", "s", "fine", "-", "tuned", ",", "no", "?"]),
+    ("$5.00 + 3", ["$", "5", ".", "00", "+", "3"]), ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
     ("cafe\u0301 x", ["cafe\u0301", "x"]), ("a_b\tc\u00a0d", ["a", "_", "b", "c", "d"]), ("", []), (" \n", []), ("...", [".", ".", "."]),
 ])
 def test_split_words(text, expected):

@@ -115,7 +115,8 @@ def test_given_words_are_kept_without_a_rationale(tmp_path):
 
 BAD_RATIONALES = {
     "too few": ([1], "for 1 words, and there are 3"), "outside": ([[0, 99]], "outside the text, of 11 characters"), "backwards": ([[3, 2]], "outside the text"),
-    "other text": ([[0, 1, 1]], "outside the text"), "mixed": ([0, [1, 2]], "holds int 0"), "number": (3, "rationale is int 3"), "text": ("0 1 0", "is no list in JSON"), "floats": ([0.5], "holds float"),
+    "other text": ([[0, 1, 1]], "outside the text"), "mixed": ([0, [1, 2]], "holds int 0"), "number": (3, "rationale is int 3"),
+    "text": ("0 1 0", "is no list in JSON"), "floats": ([0.5], "holds float"),
 }
 
 
