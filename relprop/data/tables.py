@@ -44,7 +44,7 @@ class Table:
         """``classes``, else the names in the column of labels; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
             return given_classes(self.classes)
-        return class_names(cell(self._rows.row(i), self.label, self._where(i), "label") for i in range(len(self)))
+        return class_names(cell(row, self.label, self._where(i), "label") for i, row in enumerate(self._rows))
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
@@ -109,7 +109,7 @@ class ImageTable(Table):
 
     def identity(self) -> dict[str, Any]:
         """The table, the pictures' paths and sizes, and the options."""
-        paths = (str(self._rows.row(i).get(self.image)) for i in range(len(self)))
+        paths = (str(row.get(self.image)) for row in self._rows)
         return {**super().identity(), **listing(Path(self.path).parent, paths)}
 
     def __getitem__(self, index: int) -> Sample:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from relprop.data import ImageTable, Span, TextTable
+from relprop.data.rows import rows_of
 from relprop.errors import InputError, OptionError
 from tests.data.laws import holds_the_laws
 
@@ -53,6 +54,8 @@ def test_there_and_back(ending, texts, data):
         assert len(source) == len(texts)
         for i in data.draw(st.permutations(range(len(texts)))):
             assert source[i].inputs == texts[i]
+        rows = rows_of(source.path)
+        assert list(rows) == [rows.row(i) for i in range(len(rows))]
 
 
 def test_spaces_marks_and_empty_lines(tmp_path):
