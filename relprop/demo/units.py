@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Rows = Sequence[Sequence[float]]
-EXACT = 1e-6
+EXACT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Answer:
     ratio: tuple[tuple[int, float], ...] = ()
 
     def failures(self, scores: Tensor) -> list[str]:
-        """Which of it ``scores``, (tokens,), do not satisfy, in words; empty if all of it holds, to 1e-6 of the largest score's magnitude.
+        """Which of it ``scores``, (tokens,), do not satisfy, in words; empty if all of it holds, to 1e-5 of the largest score's magnitude.
 
-        Where the largest is below 1e-6 itself, all count as 0: inputs and outputs are of order 1."""
+        Where the largest is below 1e-5 itself, all count as 0: inputs and outputs are of order 1."""
         largest = float(scores.abs().max())
         size = largest if largest > EXACT else 1.0
         found = [f"token {i} scores {float(scores[i]) / size:.2g} of the largest, not 0" for i in self.zero if abs(float(scores[i])) > EXACT * size or not torch.isfinite(scores[i])]
