@@ -3,7 +3,8 @@
     python examples/train_reviews.py --out relprop/demo
 
 What it prints is of held-out reviews: of another seed, and of combinations of negation, frame and sentiment word that training never shows
-(``relprop/demo/reviews.py``). Reviews grow during training: first one claim alone, then a few sentences, then whole reviews.
+(``relprop/demo/reviews.py``). Reviews grow during training: first one sentence alone, then a few, then whole reviews. While they are short, they stand
+anywhere in the positions that whole reviews take, so that what is learned of two words side by side is learned for every place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 from relprop.demo.review_model import NUMBERS, PIECES, TOKENIZER, WEIGHTS, review_model, review_tokenizer
 from relprop.demo.reviews import Review, make_review, make_reviews
 
-HELD_OUT_SEED, BATCH, POOL = 10_000_019, 64, 64 * 32
+HELD_OUT_SEED, BATCH, POOL, WHOLE = 10_000_019, 64, 64 * 32, 90  # WHOLE: how many tokens a long review has
 
 
 def train_tokenizer(path: Path) -> None:
@@ -57,7 +58,12 @@ def batches(tokenizer, seed: int, start: int, sentences: int | None):
         parts = [order[i:i + BATCH] for i in range(0, POOL, BATCH)]
         random.Random(index).shuffle(parts)
         for part in parts:
-            yield tokenizer.pad({"input_ids": [ids[i] for i in part]}, return_tensors="pt"), torch.tensor([samples[i].label for i in part])
+            inputs = tokenizer.pad({"input_ids": [ids[i] for i in part]}, return_tensors="pt")
+            length = inputs["input_ids"].shape[1]
+            if sentences and length < WHOLE:
+                begin = torch.randint(WHOLE - length, (BATCH, 1), generator=torch.Generator().manual_seed(index + part[0]))
+                inputs["position_ids"] = (torch.arange(length) + begin).index_fill(1, torch.tensor([0]), 0)
+            yield inputs, torch.tensor([samples[i].label for i in part])
 
 
 def accuracy(model, tokenizer, reviews: list[Review]) -> float:
@@ -118,7 +124,7 @@ def train(phases: list[tuple[int | None, int]], peak_rate: float, seed: int, out
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, nargs=3, default=(1000, 1000, 1500), help="with 1 sentence, with 3, with all")
+    parser.add_argument("--steps", type=int, nargs=3, default=(600, 1400, 2000), help="with 1 sentence, with 3, with all")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
