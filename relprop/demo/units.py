@@ -104,7 +104,7 @@ def linear(weight: Rows, bias: Sequence[float] | None = None) -> nn.Linear:
     return layer
 
 
-def _set(parameter: nn.Parameter, values: Sequence[float] | Rows) -> None:
+def _set(parameter: Tensor, values: Sequence[float] | Rows) -> None:
     with torch.no_grad():
         parameter.copy_(torch.tensor(values))
 

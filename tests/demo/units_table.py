@@ -13,39 +13,41 @@ UNITS = {unit.name: unit for unit in units()}
 ALL = tuple(UNITS)
 UNIFORM = ("mean", "signed mean", "and", "two classes")
 
-#: Why a method fails on a unit: a sentence, and where it holds. Every failure that is found must be here once, and nothing else.
+#: Why methods fail on units: a sentence, and for which methods on which units. Every failure that is found must be here once, and nothing else.
 WHY = (
     ("The gradients ∇A and the relevances R are each in proportion to a token's part of y, so that their product is its square (9 : 1 : 4 where the parts are 3 : 1 : 2), "
      "and a token that lowers y has both below 0 and a product above.", {"transformer_attribution": ("mean", "signed mean")}),
     ("It reads attention alone, which is uniform here (or goes to a token whose value is taken away again), whatever the values, the head and the target are.",
-     {name: tuple(u for u in ALL if u != "copy") for name in ("rollout", "raw_attention")}),
+     {"rollout raw_attention": tuple(u for u in ALL if u != "copy")}),
     ("It reads attention alone; a token's own skip connection is an edge like any other, and scores hold what flows through it.", {"attention_flow": ALL}),
-    ("Where one token is enough, ∂y/∂A and ∂y/∂x are 0, and every product with them.", {
-        name: ("or",) for name in (
-            "transformer_attribution", "attention_grad", "attention_times_grad", "gae", "cat", "attcat", "gradcam_features", "input_gradient", "gradient_x_input", "smoothgrad",
-        )
-    }),
+    ("Where one token is enough, ∂y/∂A and ∂y/∂x are 0, and every product with them.",
+     {"transformer_attribution attention_grad attention_times_grad gae cat attcat gradcam_features input_gradient gradient_x_input smoothgrad": ("or",)}),
     ("LRP-ε sends 2 back through s⁺ and −2 through (s − 1)⁺, whose bias absorbs the rest: they cancel where the branches meet, as the gradients do.",
-     {name: ("or",) for name in ("attnlrp", "cp_lrp", "epsilon_lrp")}),
+     {"attnlrp cp_lrp epsilon_lrp": ("or",)}),
     ("One window hides one token, and the other is enough.", {"occlusion": ("or",)}),
-    ("Uniform attention times one weight per head is the same for every token, which min–max turns to 0.", {"gradcam": ("mean", "signed mean", "and", "or", "two classes")}),
+    ("Uniform attention times one weight per head is the same for every token, which min–max turns to 0.", {"gradcam": (*UNIFORM, "or")}),
     ("∇A says what y would gain by attention to a token, not how much of it there is.", {"attention_grad": ("copy",)}),
-    ("It reads the last attention alone, which has no part in class 0, or only one of the two branches.", {"attention_grad": ("two classes", "cancelling branches"), "partial_lrp": ("two classes",)}),
-    ("The branch that takes away counts as 0, since it is clamped or has no positive term in Eq. 4; the one that adds counts in full.", {name: ("cancelling branches",) for name in ("transformer_attribution", "attention_times_grad", "gae")}),
+    ("It reads the last attention alone, which has no part in class 0, or only one of the two branches.",
+     {"attention_grad": ("two classes", "cancelling branches"), "partial_lrp": ("two classes",)}),
+    ("The branch that takes away counts as 0, since it is clamped or has no positive term in Eq. 4; the one that adds counts in full.",
+     {"transformer_attribution attention_times_grad gae": ("cancelling branches",)}),
     ("It reads what a layer's output holds at a token, where attention has mixed the tokens already: all hold the same, and nothing tells from which it came.",
      {"cat": (*UNIFORM, "copy"), "attcat": UNIFORM}),
-    ("It counts each layer's output by itself, the first as it was before the second took it away.", {"cat": ("cancelling branches",), "attcat": ("cancelling branches",)}),
-    ("Its feature map is what the last attention reads, weighed by gradients meaned over all tokens: not which of them are attended to, and with what the first block has mixed already.",
+    ("It counts each layer's output by itself, the first as it was before the second took it away.", {"cat attcat": ("cancelling branches",)}),
+    ("Its feature map is what the last attention reads, weighed by gradients meaned over all tokens: it does not say which of them are attended to, and the first block "
+     "has mixed them already.",
      {"gradcam_features": ("copy", "two classes", "cancelling branches")}),
     ("A norm has no sign, knows neither head nor class, and is above 0 for both of two branches that cancel.",
      {"attention_norm": ("signed mean", "two classes", "cancelling branches", "constant")}),
     ("A cosine says how far a layer's output turns, which is not linear in what is taken away, and knows no sign, no head, no class and nothing of later layers.",
      {"value_zeroing": ("mean", "signed mean", "two classes", "cancelling branches", "constant")}),
-    ("Eq. 6 splits a sum of 8 and −8 by size: the branch that adds gets +3; the one that takes away gets −3, which Eq. 4 loses for want of a positive term (the ledger says so).", {"lrp": ("cancelling branches",)}),
+    ("Eq. 6 splits a sum of 8 and −8 by size: the branch that adds gets +3; the one that takes away gets −3, which Eq. 4 loses for want of a positive term "
+     "(the ledger says so).",
+     {"lrp": ("cancelling branches",)}),
     ("The gradient says how y changes with a feature, not how much of it a token holds; it has a part for features that are 0 (those that blocks write to).",
-     {name: (*UNIFORM, "copy", "cancelling branches") for name in ("input_gradient", "smoothgrad")}),
+     {"input_gradient smoothgrad": (*UNIFORM, "copy", "cancelling branches")}),
     ("Between a baseline of zeros and the input attention is not yet on the marked token, and the values of the others count for a while.",
-     {name: ("copy",) for name in ("integrated_gradients", "gradient_shap", "deeplift")}),
+     {"integrated_gradients gradient_shap deeplift": ("copy",)}),
     ("Noise.", {"random": ALL}),
 )
 
@@ -65,7 +67,7 @@ def column(unit):
 
 def reasons(method, unit):
     """The numbers of the sentences that say why ``method`` fails on ``unit``."""
-    return [i + 1 for i, (_, where) in enumerate(WHY) if unit in where.get(method, ())]
+    return [i + 1 for i, (_, where) in enumerate(WHY) if any(method in names.split() and unit in found for names, found in where.items())]
 
 
 def cell(method, unit, said):
