@@ -118,7 +118,7 @@ class ExplainWork:
         return [found[place] for place in range(len(indices))]
 
     def _explained(self, samples: Sequence[Sample], group: Group) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
-        target = None if self.classes is None and self.target == "predicted" else [self._label(s) for s in samples]
+        target = None if self.target == "predicted" else [self._label(s) for s in samples]
         (explanations,) = explain_grid(
             self.model, group.inputs, [target], list(self.calls.values()), batch_size=None, precision=self.precision, on_unknown=self.on_unknown, keep=(),
             progress=False, processor=self.preparation.processor, trust_remote_code=False,
@@ -178,7 +178,7 @@ def explanation_of(results: RunResults, index: int, method: str | None = None) -
     rows = {row["method"]: row for row in results.rows_of(index)}
     if method is None and len(rows) == 1:
         method = next(iter(rows))
-    if method not in rows:
+    if method is None or method not in rows:
         raise OptionError(f"explanation_of(method={method!r}): there are {', '.join(rows)}")
     row = rows[method]
     layouts = json.loads(row["layout"])
