@@ -145,7 +145,10 @@ class ExplainWork:
             if stream.tokens is not None:
                 kept = _kept(stream, group, k)
                 tokens[name] = stream.tokens[k] if kept is None else [t for t, keep in zip(stream.tokens[k], kept.tolist(), strict=True) if keep]
-        layout = {name: {"grid": s.grid, "image": s.image, "extent": s.extent} for name, s in explanation.streams.items()}
+        layout = {}
+        for name, s in explanation.streams.items():
+            padded = group.lengths is not None and _kept(s, group, k) is not None
+            layout[name] = {"grid": s.grid, "image": s.image, "extent": (group.lengths[k],) if padded and group.lengths is not None else s.extent}
         return {
             "target": json.dumps(target, default=str), "output": float(explanation.output[k]), "rules": explanation.rules, "layout": json.dumps(layout),
             "probability": float(shares[target]) if of_class and shares is not None else None, "predicted": None if shares is None else int(shares.argmax()),

@@ -56,7 +56,8 @@ def test_images_are_explained_as_explain_does_whatever_the_batch_size(tmp_path, 
         assert one["tokens"] is one["truncated"] is None and one["rules"] == "paper"
         again = explanation_of(runs[2], i, "transformer_attribution")
         torch.testing.assert_close(again.heatmap(), expected.heatmap()[i][None], rtol=0, atol=0)
-        assert torch.equal(again.identity, expected.identity[i][None]) and torch.equal(again.content, expected.content[i][None]) and again.target == expected.target[i:i + 1]
+        torch.testing.assert_close(again.identity, expected.identity[i][None], rtol=0, atol=1e-6)
+        assert torch.equal(again.content, expected.content[i][None]) and again.target == expected.target[i:i + 1]
     with pytest.raises(OptionError, match="there are transformer_attribution, rollout"):
         explanation_of(runs[2], 0)
 
@@ -74,35 +75,25 @@ def test_labels_and_scores_at_pixels(tmp_path):
     assert found.samples == 4
 
 
-class Smaller(torch.nn.Module):
-    """The mean of 8×8 or 6×8 blocks as tokens: takes images of two sizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = patches(torch.float64)
-
-    def forward(self, images):
-        return self.inner(images)
-
-
 def test_images_of_several_shapes_are_put_together_by_shape(tmp_path):
-    source, model = Pictures(7, mixed=True), Smaller()
+    source, model = Pictures(7, mixed=True), patches(torch.float64)
     found = done(ExplainWork(model, source), tmp_path, batch_size=7)
     for i in range(7):
         expected = relprop.explain(model, source[i].inputs[None].double())
-        assert expected.grid == ((3, 4) if i % 3 == 2 else (4, 4)) == explanation_of(found, i).grid
+        assert expected.grid == ((4, 3) if i % 3 == 2 else (4, 4)) == explanation_of(found, i).grid
         torch.testing.assert_close(found.tensors(i)["scores"], expected.scores[0], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
 @pytest.mark.parametrize("pad", [True, False], ids=["padded", "by length"])
 def test_texts_are_explained_as_alone_without_their_padding(tmp_path, pairs, pad):
-    model, source, reader = bert().double(), Texts(8, pairs=pairs), tokenizer(pad=pad)
+    samples = 5 if pad else 4  # every length is a graph of its own
+    model, source, reader = bert().double(), Texts(samples, pairs=pairs), tokenizer(pad=pad)
     methods = ["transformer_attribution", "gradient_x_input"]
-    runs = [done(ExplainWork(model, source, methods=methods, processor=reader), tmp_path / str(n), batch_size=n) for n in (1, 3, 8)]
+    runs = [done(ExplainWork(model, source, methods=methods, processor=reader), tmp_path / str(n), batch_size=n) for n in (1, 2, 5)]
     close(runs[0], runs[1], torch.float64)
     close(runs[2], runs[1], torch.float64)
-    for i in range(8):
+    for i in range(samples):
         texts = source[i].inputs if pairs else (source[i].inputs,)
         inputs = reader(*[[t] for t in texts], return_tensors="pt", truncation=True, max_length=36)
         explanations = relprop.explain(model, inputs, processor=reader), relprop.explain(model, inputs, processor=reader, method="gradient_x_input")
@@ -158,7 +149,7 @@ def test_what_the_numbers_depend_on_is_in_the_identity():
     ]
     texts = [json.dumps(i, sort_keys=True) for i in [base, *others]]
     assert len(set(texts)) == len(texts)
-    with relprop.register_rule(torch.ops.aten.cumsum, relprop.rules.carry):
+    with relprop.register_rule(torch.ops.aten.cumsum)(relprop.rules.carry):
         assert identity() != base
     assert identity() == base
     heads = torch.nn.TransformerEncoderLayer(8, 4, 16, batch_first=True)  # the same weights, but read as more heads
