@@ -1,4 +1,4 @@
-"""Imported by the server that test processes are forked from: PyTorch's tracer imports much when it is first used."""
+"""Imported by the server that test processes are forked from: PyTorch's tracer imports much when it is first used. No gradients: autograd's threads do not fork."""
 
 import torch
 
@@ -6,4 +6,4 @@ import relprop
 from tests.runs.sources import patches
 
 torch.set_num_threads(1)
-relprop.explain(patches(), torch.zeros(1, 1, 32, 32))
+relprop.trace(patches(), torch.zeros(1, 1, 32, 32))
