@@ -16,15 +16,18 @@ from torch.nn import functional as F
 
 SCENE, DIGIT, GRID, CLASSES = 32, 16, 4, 10
 HELD_OUT = 297
+NOISE = 0.25  # what the noise adds to a pixel at most (speckles aside); a pixel with more ink than that is the digit's
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of scenes: ``images`` (n, 1, 32, 32) in [0, 1]; ``digits`` (n, 2) the two classes; ``corners`` (n, 2, 2) their top-left (row, column)."""
+    """A batch of scenes: ``images`` (n, 1, 32, 32) in [0, 1]; ``digits`` (n, 2) the two classes; ``corners`` (n, 2, 2) their top-left (row, column);
+    ``ink`` (n, 2, 32, 32) each digit alone, before the noise."""
 
     images: Tensor
     digits: Tensor
     corners: Tensor
+    ink: Tensor
 
     @property
     def labels(self) -> Tensor:
@@ -36,6 +39,10 @@ class Scenes:
         row, column = self.corners[:, which, 0, None, None], self.corners[:, which, 1, None, None]
         y, x = torch.arange(SCENE)[None, :, None], torch.arange(SCENE)[None, None, :]
         return (y >= row) & (y < row + DIGIT) & (x >= column) & (x < column + DIGIT)
+
+    def pixels(self, which: int) -> Tensor:
+        """The pixels of digit number ``which`` (0 or 1) itself, (n, 32, 32), bool: those with more ink than the noise can add, 0.25 of full ink."""
+        return self.ink[:, which] > NOISE
 
 
 @lru_cache(maxsize=2)
@@ -89,13 +96,13 @@ def make_scenes(n: int, *, seed: int, held_out: bool = True, augment: bool = Fal
     chosen = draw.argmax(-1)
     corners = _place(n, generator)
     large = _enlarge(bank[chosen.flatten()], augment, generator).unflatten(0, (n, 2))[:, :, 0]
-    images = torch.zeros(n, 1, SCENE, SCENE)
+    ink = torch.zeros(n, 2, SCENE, SCENE)
     scene = torch.arange(n)[:, None, None]
     inside = torch.arange(DIGIT)
     for which in range(2):
         rows = corners[:, which, 0, None, None] + inside[None, :, None]
         columns = corners[:, which, 1, None, None] + inside[None, None, :]
-        images[scene, 0, rows, columns] = large[:, which]
-    noise = torch.rand(n, 1, SCENE, SCENE, generator=generator) * 0.25
+        ink[scene, which, rows, columns] = large[:, which]
+    noise = torch.rand(n, 1, SCENE, SCENE, generator=generator) * NOISE
     speckle = (torch.rand(n, 1, SCENE, SCENE, generator=generator) < 0.03) * torch.rand(n, 1, SCENE, SCENE, generator=generator)
-    return Scenes((images + noise + speckle).clamp(0, 1), digits, corners)
+    return Scenes((ink.sum(1, keepdim=True) + noise + speckle).clamp(0, 1), digits, corners, ink)

@@ -156,3 +156,14 @@ def in_range(labels: Tensor, classes: int) -> None:
     if bad.any():
         at = int(bad.int().argmax())
         raise InputError(f"labels: {int(labels[at])} of sample {at} is out of range, the model has {classes} classes")
+
+
+def without(logits: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
+    """Logits (batch, classes) in which each sample's ``others`` cannot be chosen: further classes that are true of it."""
+    if not any(others):
+        return logits
+    kept = logits.clone()
+    for row, classes in zip(kept, others, strict=True):
+        in_range(torch.tensor(list(classes), dtype=torch.long), len(row))
+        row[list(classes)] = -torch.inf
+    return kept

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError, message, warn
-from relprop.evaluation.base import chosen, finite, in_range, labels_for, logits_of, place_of, ranked
+from relprop.evaluation.base import chosen, finite, in_range, labels_for, logits_of, place_of, ranked, without
 from relprop.evaluation.texts import text_of
 from relprop.explanation import Explanation
 from relprop.tracer.surroundings import evaluating
@@ -110,17 +110,20 @@ class ImagePerturbation(_Perturbation):
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper's text removes 10 % to 90 %; its numbers, by the author's word, include the unperturbed accuracy at 0 (paper-code, the default).",
         "Of equal map values the earlier pixel, row by row, is removed first; the published code leaves it to the sorting of the device.",
+        "A data set with several true classes per image: the others are left out of the choice (others=); the paper has one label per image.",
         "k % of n pixels is ⌊kn/100⌋ exactly; the published code multiplies floats and may remove one pixel less at 70 % where n is a multiple of 10.",
     )
 
     def __call__(
-        self, model: Any, images: Tensor, maps: Explanation | Tensor, labels: Any, *, normalize: Callable[[Tensor], Tensor], batch_size: int = 64,
+        self, model: Any, images: Tensor, maps: Explanation | Tensor, labels: Any, *, normalize: Callable[[Tensor], Tensor], others: Sequence[Sequence[int]] = (),
+        batch_size: int = 64,
     ) -> PerturbationCurve:
         """The curve of a batch. Curves of several batches are put together by ``joined``.
 
         ``model``: a module or function of normalised images that returns logits (batch, classes) or an object with ``logits``; a module runs as in ``eval()``.
         ``images`` (batch, C, H, W) in [0, 1], not normalised; ``normalize`` what the model needs done to them. ``maps`` (batch, H, W), or an explanation of
-        images; ``labels`` (batch,) the true classes. ``batch_size``: images per forward pass, ten passes each. Raises ``InputError``.
+        images; ``labels`` (batch,) the true classes. ``others``: for each image further classes that are true of it, which the model is not asked to choose.
+        ``batch_size``: images per forward pass, ten passes each. Raises ``InputError``.
         """
         if images.dim() != 4 or not images.is_floating_point() or not len(images):
             raise InputError(f"images: shape {list(images.shape)}, {images.dtype}; floating point (batch, C, H, W) is needed")
@@ -140,7 +143,7 @@ class ImagePerturbation(_Perturbation):
             pixels.scatter_(2, gone[:, None].expand(-1, pixels.shape[1], -1), 0)
             return logits_of(model, normalize(pixels.view(-1, *images.shape[1:])))
 
-        return _measured(self, model, maps, truth, batch_size, seen)
+        return _measured(self, model, maps, truth, batch_size, seen, others)
 
 
 @dataclass(frozen=True)
@@ -195,10 +198,14 @@ class TextPerturbation(_Perturbation):
         return _measured(self, model, scores, truth, batch_size, seen)
 
 
-def _measured(metric: _Perturbation, model: Any, maps: Any, truth: Tensor, batch_size: int, seen: Callable[[slice, int], Tensor]) -> PerturbationCurve:
+def _measured(
+    metric: _Perturbation, model: Any, maps: Any, truth: Tensor, batch_size: int, seen: Callable[[slice, int], Tensor], others: Sequence[Sequence[int]] = (),
+) -> PerturbationCurve:
     """The hits of every sample at every tenth. ``seen``: the logits of some samples with so many tenths removed."""
     if batch_size < 1:
         raise OptionError(f"batch_size={batch_size}: at least 1")
+    if others and len(others) != len(truth):
+        raise InputError(f"others of {len(others)} samples, labels of {len(truth)}")
     hits, predicted = torch.zeros(len(truth), STEPS, dtype=torch.bool), torch.zeros_like(truth)
     with torch.no_grad(), evaluating(model) if isinstance(model, nn.Module) else nullcontext():
         for start in range(0, len(truth), batch_size):
@@ -207,6 +214,8 @@ def _measured(metric: _Perturbation, model: Any, maps: Any, truth: Tensor, batch
                 logits = seen(at, removed)
                 if not removed:
                     in_range(truth, logits.shape[1])
+                logits = without(logits, others[at])
+                if not removed:
                     predicted[at] = logits.argmax(1)
                 hits[at, removed] = logits.argmax(1) == truth[at]
     metric._check_explained(maps, truth, predicted)

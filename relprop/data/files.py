@@ -1,0 +1,61 @@
+"""What the readers share: optional libraries looked up when they are needed, positions in a data set, and what tells one file from another."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from relprop.errors import InputError, OptionError, message
+
+WHOLE = 64 * 2**20  # bytes: of larger files only both ends are hashed
+
+
+def needed(module: str, *, package: str = '"relprop[data]"') -> Any:
+    """An optional library's module. Raises ``OptionError`` with the line that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise OptionError(f"this data needs {module.split('.')[0]}: pip install {package}") from None
+
+
+def position(index: int, length: int, name: str) -> int:
+    """``index`` counted from 0; negative ones count from the end. Raises ``IndexError``, which ends a ``for`` loop over a data set."""
+    if not -length <= index < length:
+        raise IndexError(f"{name} has samples 0 to {length - 1}, not {index}")
+    return index % length
+
+
+def existing(path: str | Path, kind: str = "file") -> Path:
+    """``path`` as a ``Path``. Raises ``InputError`` if it is not there, or not a file (or ``"folder"``)."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(message(f"{path} does not exist", at=f"looked for from {Path.cwd()}" if not path.is_absolute() else ""))
+    if not (path.is_dir() if kind == "folder" else path.is_file()):
+        raise InputError(f"{path} is no {kind}")
+    return path
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Name, bytes and SHA-256 of a file: of all of it up to 64 MiB, of a larger one of the first and the last 32 MiB."""
+    size, found = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for start, length in [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]:
+            file.seek(start)
+            found.update(file.read(length))
+    return {"file": path.name, "bytes": size, "sha256": found.hexdigest()}
+
+
+def described(option: Any) -> Any:
+    """An option as plain JSON: paths by their last part, functions and transforms as they print, without addresses."""
+    if option is None or isinstance(option, (bool, int, float, str)):
+        return option
+    if isinstance(option, (tuple, list)):
+        return [described(o) for o in option]
+    if isinstance(option, Path):
+        return option.name
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", f"{getattr(option, '__qualname__', '')} {option!r}".strip())

@@ -1,0 +1,79 @@
+"""A data set from what a user types: a folder, a file, or an object, each to the reader of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from relprop.data.base import Source
+from relprop.data.eraser import EraserMovies
+from relprop.data.files import existing
+from relprop.data.gtsegs import ImageNetSegmentation
+from relprop.data.huggingface import HuggingFaceData, Squad, loaded
+from relprop.data.images import ImageFolder
+from relprop.data.rows import READERS
+from relprop.data.tables import ImageTable, TextTable
+from relprop.errors import InputError, OptionError, message
+
+KNOWN = (
+    "folder/class/picture.jpg, or folder/picture.jpg      ImageFolder",
+    "a folder with docs/ and test.jsonl (ERASER)          EraserMovies",
+    "a folder made by datasets' save_to_disk              HuggingFaceData, Squad",
+    "gtsegs_ijcv.mat (ImageNet-Segmentation)              ImageNetSegmentation",
+    ".csv, .tsv, .jsonl, .ndjson                          TextTable; with image=, ImageTable",
+    ".json as SQuAD is published                          Squad",
+    "a datasets.Dataset; any object that is a Source",
+)
+SQUAD = {"id", "question", "context", "answers"}
+
+
+def open_data(spec: Any, **options: Any) -> Source:
+    """The data set that ``spec`` names: a folder or a file, by its contents and its ending; a ``datasets.Dataset``; a ``Source``, as it is.
+
+    ``options`` are those of the reader (``ImageFolder``, ``EraserMovies``, ``HuggingFaceData``, ``Squad``, ``ImageNetSegmentation``, ``TextTable``,
+    ``ImageTable``). Raises ``OptionError`` for an option that the reader does not have, ``InputError`` for what no reader takes.
+    """
+    if isinstance(spec, (str, Path)):
+        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(existing(spec), options), spec, options)
+    if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
+        return _made(_of_dataset(spec, options), spec, options)
+    if isinstance(spec, Source):
+        if options:
+            raise OptionError(f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is made already, give them to it")
+        return spec
+    raise InputError(message(f"{type(spec).__name__} is no data set", then=KNOWN))
+
+
+def _of_folder(folder: Path) -> Callable[..., Source]:
+    if (folder / "docs").is_dir() and any(folder.glob("*.jsonl")):
+        return EraserMovies
+    if any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
+        return HuggingFaceData
+    return ImageFolder
+
+
+def _of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
+    ending = file.suffix.lower()
+    if ending in READERS:
+        return ImageTable if "image" in options else TextTable
+    if ending in (".mat", ".json"):
+        return ImageNetSegmentation if ending == ".mat" else Squad
+    raise InputError(message(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN))
+
+
+def _of_dataset(dataset: Any, options: Mapping[str, Any]) -> Callable[..., Source]:
+    part = dataset.get(options.get("split")) if isinstance(dataset, Mapping) else dataset
+    columns = set(getattr(part, "column_names", None) or ())
+    return Squad if columns >= SQUAD and not options.keys() - {"split"} else HuggingFaceData
+
+
+def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:
+    if reader is HuggingFaceData and isinstance(spec, (str, Path)):
+        reader = _of_dataset(loaded(spec), options)
+    known = [f.name for f in fields(reader)[1:]]
+    if unknown := [name for name in options if name not in known]:
+        raise OptionError(f"{', '.join(f'{name}=' for name in unknown)}: {reader.__name__} has {', '.join(f'{name}=' for name in known)}")
+    source: Source = reader(spec, **options)
+    return source

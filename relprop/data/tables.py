@@ -1,0 +1,115 @@
+"""Tables by column names: texts, pairs of texts or paths of pictures, with labels, in CSV, TSV or JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from relprop.data.base import Sample
+from relprop.data.columns import cell, class_index, class_names, text_sample
+from relprop.data.files import described, digest, position
+from relprop.data.images import Size, Transform, as_image, read_picture, to_image
+from relprop.data.rows import Row, Rows, rows_of
+from relprop.errors import InputError, message
+
+
+@dataclass(frozen=True)
+class Table:
+    """What both kinds of tables share: a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``) whose rows are samples, and what ``label`` and ``key`` are.
+
+    A label is a class by number (from 0) or by name; without ``classes`` the names are those in the column, sorted, for which all of it is read once.
+    Nothing, −1 and an empty cell are no label. ``label=None``: there is no such column. ``key=None``: a row's key is its number, from 0.
+    """
+
+    path: str | Path
+    _: KW_ONLY
+    label: str | None = "label"
+    classes: Sequence[str] | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        rows_of(self.path)
+
+    @property
+    def name(self) -> str:
+        """The file's, without its ending."""
+        return Path(self.path).stem
+
+    @cached_property
+    def labels(self) -> tuple[str, ...] | None:
+        """``classes``, else the names in the column of labels; ``None`` if they are numbers."""
+        if self.classes is not None or self.label is None:
+            return None if self.classes is None else tuple(self.classes)
+        return class_names(cell(self._rows.row(i), self.label, self._where(i), "label") for i in range(len(self)))
+
+    def identity(self) -> dict[str, Any]:
+        """The file and the options."""
+        options = {f.name: described(getattr(self, f.name)) for f in fields(self) if f.name != "path"}
+        return {"format": type(self).__name__, "name": self.name, **digest(Path(self.path)), **options}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return rows_of(self.path)
+
+    def _where(self, index: int) -> str:
+        return f"{Path(self.path).name}, row {index}"
+
+    def _row(self, index: int) -> tuple[Row, str, str, int | None]:
+        """A row, where it is, its key and its label."""
+        index = position(index, len(self), self.name)
+        row, where = self._rows.row(index), self._where(index)
+        key = str(index) if self.key is None else str(cell(row, self.key, where, "key"))
+        return row, where, key, None if self.label is None else class_index(cell(row, self.label, where, "label"), self.labels, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTable(Table):
+    """Texts, or pairs of texts, in a table (``Table``: the file, labels, keys).
+
+    ``text``, ``pair``: the columns of the texts; a JSON list of words is a text, too, of these words. ``rationale``: the column of what a person gives as the
+    reason: ``[0, 1, ...]``, one for each word (between white space) of all texts; or ``[[start, end], ...]`` in characters of the text, ``[start, end, 1]``
+    in those of the pair. Without it a sample has words only where the row has. Raises ``InputError``.
+    """
+
+    text: str = "text"
+    pair: str | None = None
+    rationale: str | None = None
+
+    kind: ClassVar[str] = "text"
+
+    def __getitem__(self, index: int) -> Sample:
+        row, where, key, label = self._row(index)
+        return text_sample(row, where, key, label, text=self.text, pair=self.pair, rationale=self.rationale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTable(Table):
+    """Pictures by their paths in a table (``Table``: the file, labels, keys).
+
+    ``image``: the column of the paths, from the table's folder. ``size``, ``transform``, ``upright``: as for ``ImageFolder``. Raises ``InputError``.
+    """
+
+    image: str = "image"
+    size: Size | None = None
+    transform: Transform | None = None
+    upright: bool = False
+
+    kind: ClassVar[str] = "image"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        to_image(self.size, self.transform)
+
+    def __getitem__(self, index: int) -> Sample:
+        row, where, key, label = self._row(index)
+        path = cell(row, self.image, where, "image")
+        if not isinstance(path, str) or not (file := Path(self.path).parent / path).is_file():
+            raise InputError(message(f"no picture {path!r}; paths are from the table's folder", at=where))
+        picture = read_picture(file, f"{path} ({where})", upright=self.upright)
+        return Sample(key, as_image(picture, to_image(self.size, self.transform), where), label)

@@ -1,0 +1,81 @@
+"""The rows of a table: methods by name, with options, functions of one's own, and the two floors that every table has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from relprop.api.grid import MethodCall
+from relprop.errors import OptionError, message
+from relprop.methods import method_named
+from relprop.runs.fingerprints import of_callable, of_value
+
+Function = Callable[[Any, Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: ``name``, and where its maps come from.
+
+    ``call``: a method relprop knows, with options and rules. Or ``function(model, inputs, target)``: ``inputs`` as the model takes them, ``target`` (batch,) class
+    numbers; it returns the maps, (batch, tokens) of texts, (batch, h, w) of images, pixels or patches. ``class_specific``: whether the maps depend on the target.
+    With neither it is a floor: ``random`` (noise, another for every sample, the same in every run) or ``position`` (the same map whatever the input).
+    """
+
+    name: str
+    call: MethodCall | None = None
+    function: Function | None = None
+    class_specific: bool = True
+
+    @property
+    def floor(self) -> bool:
+        """Whether this is one of the two rows that know nothing of the model."""
+        return self.call is None and self.function is None
+
+    def identity(self) -> dict[str, Any]:
+        """What its numbers depend on, as plain JSON: of a function its source."""
+        if self.function is not None:
+            return {"name": self.name, "function": of_callable(self.function), "class_specific": self.class_specific}
+        if self.call is None:
+            return {"name": self.name}
+        return {"name": self.name, "method": self.call.method, "options": of_value(self.call.options), "rules": of_value(self.call.rules)}
+
+
+RANDOM = Entry("random", class_specific=False)
+POSITION = Entry("position", class_specific=False)
+
+
+def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
+    """Rows from names (``"rollout"``, ``"partial_lrp/lrp"`` with a rule set), functions, ``MethodCall``s, ``Entry``s, or pairs of a row's name and one of these.
+
+    The two floors are added if they are not among them. Raises ``OptionError`` for a method that does not exist, and for two rows of one name.
+    """
+    if isinstance(methods, (str, Mapping)) or callable(methods):
+        raise OptionError("methods is a list: names, functions, or pairs of a row's name and one of these")
+    rows = [_entry(method) for method in methods]
+    rows += [floor for floor in (RANDOM, POSITION) if floor.name not in {row.name for row in rows}]
+    if twice := sorted({row.name for row in rows if [r.name for r in rows].count(row.name) > 1}):
+        raise OptionError(message(f"methods: {', '.join(twice)} is there twice", then=[f'("{twice[0]}, again", ...)   # another name for the row']))
+    return tuple(rows)
+
+
+def _entry(given: Any) -> Entry:
+    if isinstance(given, Entry):
+        return given
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        name, what = given
+        inner = _entry(what)
+        return Entry(name, inner.call, inner.function, inner.class_specific)
+    if isinstance(given, str) and given in (RANDOM.name, POSITION.name):
+        return RANDOM if given == RANDOM.name else POSITION
+    if isinstance(given, str):
+        method, _, rules = given.partition("/")
+        return Entry(given, MethodCall(method, {}, rules or None), None, method_named(method, level=None).class_specific)
+    if isinstance(given, MethodCall):
+        return Entry(given.method, given, None, method_named(given.method, level=None).class_specific)
+    if callable(given):
+        return Entry(getattr(given, "__name__", type(given).__name__), None, given)
+    raise OptionError(f"methods: {given!r} is no name, function, MethodCall or pair of a name and one of these")

@@ -1,0 +1,265 @@
+"""What is measured of every sample and every method: a metric, brought to the batches of a task, and the statistics that a table shows of it.
+
+A measure gives a few numbers per sample, (samples, columns), so that they can be kept on disk as they come; a ``Statistic`` makes one number of all samples'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from relprop.evaluation.base import Metric
+from relprop.evaluation.perturbation import ImagePerturbation
+from relprop.evaluation.robustness import Infidelity, MaxSensitivity
+from relprop.evaluation.sanity import ClassSensitivity, ParameterRandomization
+from relprop.evaluation.segmentation import Segmentation, mean_iou, pixel_accuracy
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number of a table of samples: ``of`` (samples, columns); ``values``: its per-sample part, (samples,), where it is a mean of one. ``of_classes``: for class-specific methods only."""
+
+    name: str
+    of: Callable[[Tensor], float]
+    values: Callable[[Tensor], Tensor] | None = None
+    scale: float = 1.0
+    of_classes: bool = False
+
+
+def mean_of(name: str, values: Callable[[Tensor], Tensor], scale: float = 1.0, of_classes: bool = False) -> Statistic:
+    """A statistic that is the mean of one number per sample; samples where it is not defined (NaN) are left out."""
+    return Statistic(name, lambda table: float(values(table).nanmean()) * scale, values, scale, of_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some samples of a data set as their model takes them. ``classes``: how many the model tells apart; ``predicted`` and ``labels`` (batch,)."""
+
+    indices: tuple[int, ...]
+    samples: tuple[Any, ...]
+    inputs: Any
+    predicted: Tensor
+    labels: Tensor | None
+    logits: Tensor
+    parts: Mapping[str, Any]
+
+    @property
+    def others(self) -> list[tuple[int, ...]]:
+        """Of each sample, further classes that are true of it."""
+        return [sample.others for sample in self.samples]
+
+    def rival(self) -> Tensor:
+        """(batch,): for each sample a class to tell the explained one from: another true one, else the one the model finds least likely."""
+        least = self.logits.argmin(1)
+        return torch.tensor([sample.others[0] if sample.others else int(c) for sample, c in zip(self.samples, least, strict=True)])
+
+    def main(self) -> Tensor:
+        """(batch,): the class of the label, or the predicted one where there are no labels."""
+        return self.predicted if self.labels is None else self.labels
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """One method's maps of a batch: ``values`` (pairs, ...), for the (sample, class) pairs ``rows``; ``None``: one per sample, whatever the class.
+
+    ``explain(model, inputs, target)``: the method again, on another model or other inputs of the same samples.
+    """
+
+    values: Tensor
+    rows: Mapping[tuple[int, int], int] | None
+    explain: Callable[[Any, Any, Tensor], Tensor]
+
+    def of(self, classes: Tensor) -> Tensor:
+        """(batch, ...): the map of each sample for its class."""
+        return self.values if self.rows is None else self.values[[self.rows[i, int(c)] for i, c in enumerate(classes)]]
+
+
+class Measure(Protocol):
+    """A metric on the batches of a task."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in files and on the command line."""
+
+    @property
+    def metric(self) -> Metric:
+        """The metric, with its source, protocol and deviations."""
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The numbers a table may show of it."""
+
+    @property
+    def costly(self) -> bool:
+        """Whether it explains the samples many times over: such a measure is made only if it is named."""
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        """The classes whose maps are needed, each (batch,)."""
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        """(batch, columns), float64."""
+
+
+def explained_classes(batch: Batch) -> list[Tensor]:
+    """The predicted class and, where there are labels, the target class."""
+    return [batch.predicted] if batch.labels is None else [batch.predicted, batch.labels]
+
+
+def both_curves(maps: Maps, batch: Batch, hits: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """(batch, 20): hits with maps of the predicted class, and of the target class; the second are the first where the two classes are one."""
+    assert batch.labels is not None
+    predicted = hits("predicted", maps.of(batch.predicted))
+    if maps.rows is None or torch.equal(batch.predicted, batch.labels):
+        return torch.cat([predicted, predicted], 1).double()
+    return torch.cat([predicted, hits("target", maps.of(batch.labels))], 1).double()
+
+
+def curve_statistics(first: int) -> tuple[Statistic, ...]:
+    """The two areas, in percent, of a table of hits."""
+    def area(at: int) -> Callable[[Tensor], Tensor]:
+        return lambda table: torch.trapezoid(table[:, at + first:at + 10], dx=0.1)
+
+    return (mean_of("predicted", area(0), 100), mean_of("target", area(10), 100, of_classes=True))
+
+
+@dataclass(frozen=True)
+class ImageCurve:
+    """Perturbation of images, both classes: 20 hits per sample."""
+
+    order: str
+    protocol: str = "paper-code"
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.order} perturbation"
+
+    @property
+    def metric(self) -> ImagePerturbation:
+        return ImagePerturbation(self.order, "predicted", self.protocol)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return curve_statistics(self.metric.first)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return explained_classes(batch)
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        def hits(explained: str, values: Tensor) -> Tensor:
+            metric = ImagePerturbation(self.order, explained, self.protocol)
+            return metric(task.model, batch.parts["images"], values, batch.labels, normalize=task.normalize, others=batch.others).hits
+
+        return both_curves(maps, batch, hits)
+
+
+@dataclass(frozen=True)
+class SegmentationCounts:
+    """Segmentation of the label's object: eight counts per image."""
+
+    name: str = "segmentation"
+    metric: Segmentation = Segmentation()
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (
+            Statistic("pixel accuracy", lambda t: 100 * pixel_accuracy(t), None, 100), mean_of("mAP", lambda t: t[:, 6], 100), Statistic("mIoU", lambda t: 100 * mean_iou(t), None, 100),
+        )
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        return self.metric.table(maps.of(batch.main()), torch.stack([sample.mask for sample in batch.samples]))
+
+
+@dataclass(frozen=True)
+class ClassCorrelation:
+    """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample or else the least likely."""
+
+    name: str = "class sensitivity"
+    metric: ClassSensitivity = ClassSensitivity()
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("ρ", lambda t: t[:, 0], of_classes=True),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main(), batch.rival()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        return self.metric(maps.of(batch.main()), maps.of(batch.rival()), content=batch.parts.get("content"))[:, None]
+
+
+
+
+@dataclass(frozen=True)
+class Randomisation:
+    """Spearman's ρ with the map of the model whose parameters are randomised, stage by stage; of a model with fewer modules than stages the rest is NaN."""
+
+    metric: ParameterRandomization = ParameterRandomization()
+    name: str = "parameter randomisation"
+
+    costly: ClassVar[bool] = True
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("ρ", lambda t: t.nanmean(1)),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        curve = self.metric(task.model, batch.inputs, lambda model: maps.explain(model, batch.inputs, batch.main()), content=batch.parts.get("content"))
+        found = torch.full((len(batch.samples), self.metric.stages), torch.nan, dtype=torch.float64)
+        found[:, :curve.similarity.shape[1]] = curve.similarity
+        return found
+
+
+@dataclass(frozen=True)
+class Unfaithful:
+    """Infidelity of the map, over pixels."""
+
+    metric: Infidelity = Infidelity(samples=20, radius=0.1)
+    name: str = "infidelity"
+
+    costly: ClassVar[bool] = True
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("mean", lambda t: t[:, 0]),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        return self.metric(task.model, batch.inputs, maps.of(batch.main()), batch.main())[:, None]
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """Max-sensitivity of the map to noise on the input."""
+
+    metric: MaxSensitivity = MaxSensitivity()
+    name: str = "max-sensitivity"
+
+    costly: ClassVar[bool] = True
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("max", lambda t: t[:, 0]),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        return self.metric(lambda inputs, target: maps.explain(task.model, inputs, target), batch.inputs, batch.main())[:, None]

@@ -1,0 +1,205 @@
+"""Tables as papers print them: methods × statistics, with 95 % intervals, the number of samples, and what cannot be told from random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import OptionError, message
+from relprop.evaluation.base import Interval, bootstrap
+from relprop.evaluation.entries import POSITION, RANDOM, Entry
+from relprop.evaluation.measures import Measure, Statistic
+
+
+FLOORS = (RANDOM.name, POSITION.name)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A statistic of a measure, and how a table names it."""
+
+    measure: Measure
+    statistic: Statistic
+
+    @property
+    def name(self) -> str:
+        """``measure: statistic``; a measure with one statistic is named alone."""
+        return self.measure.name if len(self.measure.statistics) == 1 else f"{self.measure.name}: {self.statistic.name}"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way it is read."""
+        return self.measure.metric.higher_is_better
+
+    @property
+    def heading(self) -> str:
+        """With an arrow that says which way is better."""
+        return f"{self.name} {'↑' if self.higher_is_better else '↓'}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its interval, and its difference from ``random`` on the same samples (``None``: it is that row, or there is none)."""
+
+    interval: Interval
+    above_random: Interval | None = None
+
+    @property
+    def like_random(self) -> bool:
+        """Whether the interval of the difference from random holds 0: on these samples the metric cannot tell the two apart."""
+        return self.above_random is not None and self.above_random.low <= 0 <= self.above_random.high
+
+    def worse_than_random(self, higher_is_better: bool) -> bool:
+        """Whether the whole interval of the difference lies on the wrong side of 0."""
+        return self.above_random is not None and (self.above_random.high < 0 if higher_is_better else self.above_random.low > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """What was measured: for each (row, measure) a table (samples, columns), float64. ``refused``: the rows whose method is not defined for the model, and why."""
+
+    rows: tuple[Entry, ...]
+    measures: tuple[Measure, ...]
+    tables: Mapping[tuple[str, str], Tensor]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    memo: dict[Any, Cell | None] = field(default_factory=dict, repr=False)
+
+    def table(self, title: str = "", rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, draws: int = 2000) -> Table:
+        """A table of some rows and columns by name (``None``: all). Raises ``OptionError`` for a name that there is not."""
+        names, known = {row.name: row for row in self.rows}, {c.name: c for m in self.measures for c in (Column(m, s) for s in m.statistics)}
+        for kind, wanted, there in (("rows", rows, names), ("columns", columns, known)):
+            if missing := [name for name in wanted or () if name not in there]:
+                raise OptionError(message(f"{kind}: there is no {', '.join(map(repr, missing))}", then=[f"{kind}={list(there)}"]))
+        kept = [names[name] for name in rows] if rows is not None else list(self.rows)
+        chosen = [known[name] for name in columns] if columns is not None else list(known.values())
+        cells = {(row.name, column.name): cell for row in kept for column in chosen if (cell := self.cell(row, column, draws)) is not None}
+        shown = [row.name for row in kept if row.name not in self.refused]
+        return Table(title, tuple(shown), tuple(chosen), cells, {name: why for name, why in self.refused.items() if name in {row.name for row in kept}})
+
+    def cell(self, row: Entry, column: Column, draws: int = 2000) -> Cell | None:
+        """A row's number in a column with its interval; ``None`` where it says nothing."""
+        found = self.tables.get((row.name, column.measure.name))
+        if found is None or (column.statistic.of_classes and not row.class_specific):
+            return None
+        if (at := (row.name, column.name, draws)) not in self.memo:
+            floor = self.tables.get((RANDOM.name, column.measure.name)) if row.name != RANDOM.name else None
+            self.memo[at] = _cell(found, floor, column.statistic, draws)
+        return self.memo[at]
+
+
+def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int) -> Cell | None:
+    if statistic.values is not None:
+        values = statistic.values(found)
+        kept = ~values.isnan()
+        if int(kept.sum()) < 2:
+            return None
+        mine = bootstrap(statistic.scale * values[kept], draws)
+        if floor is None:
+            return Cell(mine)
+        difference = values - statistic.values(floor)
+        told = difference[~difference.isnan()]
+        return Cell(mine, bootstrap(statistic.scale * told, draws) if len(told) > 1 else None)
+    mine, width = bootstrap(found, draws, statistic=statistic.of), found.shape[1]
+    if floor is None:
+        return Cell(mine)
+    return Cell(mine, bootstrap(torch.cat([found, floor], 1), draws, statistic=lambda t: statistic.of(t[:, :width]) - statistic.of(t[:, width:])))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of methods, columns of statistics. ``table["rollout", "mIoU"]`` is a ``Cell``; ``print(table)`` shows it as Markdown, best numbers in bold.
+
+    ``refused``: methods that are not defined for this model, each with its reason.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, at: tuple[str, str]) -> Cell:
+        """The cell of a row and a column; a statistic's own name will do where only one column has it. Raises ``OptionError``."""
+        row, name = at
+        found = [c.name for c in self.columns if name in (c.name, c.statistic.name)]
+        if len(found) != 1 or (row, found[0]) not in self.cells:
+            raise OptionError(f"table[{row!r}, {name!r}]: rows are {', '.join(self.rows)}; columns {', '.join(c.name for c in self.columns)}")
+        return self.cells[row, found[0]]
+
+    @cached_property
+    def best(self) -> dict[str, str]:
+        """For each column the row with the best number; floors do not count."""
+        found = {}
+        for column in self.columns:
+            there = [row for row in self.rows if (row, column.name) in self.cells and row not in FLOORS]
+            if there:
+                found[column.name] = (max if column.higher_is_better else min)(there, key=lambda row: self.cells[row, column.name].interval.mean)
+        return found
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """The smallest and the largest number of samples of any cell."""
+        counts = [cell.interval.samples for cell in self.cells.values()]
+        return (min(counts), max(counts)) if counts else (0, 0)
+
+    def order(self, column: str) -> list[str]:
+        """The rows from best to worst in a column, without those that have no number there."""
+        at = next(c for c in self.columns if c.name == column)
+        there = [row for row in self.rows if (row, column) in self.cells]
+        return sorted(there, key=lambda row: self.cells[row, column].interval.mean, reverse=at.higher_is_better)
+
+    def notes(self) -> list[str]:
+        """What a reader must know: sample counts, what cannot be told from random, methods that are not defined."""
+        fewest, most = self.samples
+        found = [f"n = {most}{'' if fewest == most else f' (at least {fewest}: samples where a number is not defined are left out)'}; 95 % bootstrap intervals over samples."]
+        found.append("Protocols: " + ", ".join(dict.fromkeys(f"{c.measure.name} `{c.measure.metric.protocol}`" for c in self.columns)) + ".")
+        for column in self.columns:
+            there = {row: cell for row in self.rows if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS}
+            alike = [row for row, cell in there.items() if cell.like_random]
+            worse = [row for row, cell in there.items() if cell.worse_than_random(column.higher_is_better)]
+            if alike:
+                found.append(f"On these samples {column.name} cannot tell {', '.join(alike)} from random (°: the interval of the paired difference holds 0).")
+            if worse:
+                found.append(f"{column.name} finds random better than {', '.join(worse)}.")
+        return found + [f"{name} is not defined for this model: {why.splitlines()[0]}" for name, why in self.refused.items()]
+
+    def text(self, row: str, column: Column, bold: bool = True) -> str:
+        """A cell as a table shows it: number, interval, ° if it cannot be told from random; a dash where there is none."""
+        cell = self.cells.get((row, column.name))
+        if cell is None:
+            return "–"
+        i, digits = cell.interval, 3 if column.statistic.scale == 1 else 1
+        number = f"{i.mean:.{digits}f}"
+        number = f"**{number}**" if bold and self.best.get(column.name) == row else number
+        return f"{number}{'°' if cell.like_random else ''} [{i.low:.{digits}f}, {i.high:.{digits}f}]"
+
+    def markdown(self, transposed: bool = False) -> str:
+        """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
+        if transposed:
+            head, body = ["", *self.rows], [[c.heading, *(self.text(row, c) for row in self.rows)] for c in self.columns]
+        else:
+            head, body = ["", *(c.heading for c in self.columns)], [[row, *(self.text(row, c) for c in self.columns)] for row in self.rows]
+        lines = [f"### {self.title}\n"] if self.title else []
+        lines += [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes())])
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+    def to_json(self) -> str:
+        """Rows, columns and cells as JSON, for machines."""
+        def plain(i: Interval | None) -> dict[str, Any] | None:
+            return None if i is None else {"mean": i.mean, "low": i.low, "high": i.high, "samples": i.samples}
+
+        columns = [
+            {"name": c.name, "metric": c.measure.metric.name, "protocol": c.measure.metric.protocol, "source": c.measure.metric.source, "higher_is_better": c.higher_is_better}
+            for c in self.columns
+        ]
+        cells = [{"row": r, "column": c, **(plain(cell.interval) or {}), "above_random": plain(cell.above_random)} for (r, c), cell in self.cells.items()]
+        return json.dumps({"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells, "refused": dict(self.refused)}, ensure_ascii=False)

@@ -1,0 +1,232 @@
+"""Texts, their tokenizer, the model that classifies them, and what is measured: perturbation, AOPC, LOdds, Kendall's τ, rationales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from relprop.data import Sample, Span, split_words, word_pieces
+from relprop.errors import InputError, OptionError
+from relprop.evaluation.base import finite, place_of
+from relprop.evaluation.confidence import KendallConfidence
+from relprop.evaluation.entries import Entry
+from relprop.evaluation.faithfulness import AOPC, LOdds
+from relprop.evaluation.measures import Batch, ClassCorrelation, Maps, Measure, Randomisation, Statistic, both_curves, curve_statistics, explained_classes, mean_of
+from relprop.evaluation.perturbation import TextPerturbation
+from relprop.evaluation.tasks import Task
+from relprop.evaluation.words import PrecisionAtK, TokenF1
+from relprop.explanation import Explanation
+from relprop.runs.fingerprints import of_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class TextTask(Task):
+    """Texts (or pairs of texts) and a fast tokenizer. ``pad_to``: texts are padded to a multiple of it, so that the model is captured for few lengths."""
+
+    tokenizer: Any = None
+    pad_to: int = 32
+    max_length: int | None = None
+
+    kind: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer is None or getattr(self.tokenizer, "pad_token_id", None) is None:
+            raise OptionError("TextTask(tokenizer=): a fast tokenizer with a padding token is needed")
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "tokenizer": of_tokenizer(self.tokenizer), "pad_to": self.pad_to, "max_length": self.max_length}
+
+    def possible(self, sample: Sample) -> list[Measure]:
+        found: list[Measure] = [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]
+        found += [Removal(AOPC()), Removal(LOdds()), Confidence(), ClassCorrelation()]
+        return found + ([] if sample.rationale is None else [Rationale(), Answer()]) + [Randomisation()]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        samples = tuple(self.source[i] for i in indices)
+        texts = [sample.inputs if isinstance(sample.inputs, tuple) else (sample.inputs,) for sample in samples]
+        pairs = [list(column) for column in zip(*texts, strict=True)]
+        encoding = self.tokenizer(
+            *pairs, padding=True, truncation=True, max_length=self.max_length, pad_to_multiple_of=self.pad_to, return_special_tokens_mask=True, return_tensors="pt",
+        )
+        inputs = {name: encoding[name].to(place_of(self.model, encoding["input_ids"])[0]) for name in self.tokenizer.model_input_names if name in encoding}
+        given = [sample.words if sample.words is not None else _words(text) for sample, text in zip(samples, texts, strict=True)]
+        pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
+        parts = {
+            "content": (encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] == 1), "pieces": pieces, "words": [_apart(found) for found in pieces],
+        }
+        if empty := [sample.key for sample, words in zip(samples, parts["words"], strict=True) if not words]:
+            raise InputError(f"text {empty[0]!r} has no words that the model sees")
+        logits, predicted, labels = self.answers(inputs, samples)
+        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, parts)
+
+    def scores(self, e: Explanation, batch: Batch) -> Tensor:
+        return e["input_ids"].scores.cpu()
+
+    def own(self, values: Tensor, batch: Batch) -> Tensor:
+        tokens = batch.parts["content"].shape[1]
+        if values.dim() != 2 or values.shape[1] != tokens:
+            raise InputError(f"maps of shape {list(values.shape)}: a number for each of {tokens} tokens is needed, (batch, {tokens})")
+        return finite("maps", values, "batch, tokens")
+
+    def floor(self, entry: Entry, batch: Batch) -> Tensor:
+        tokens = batch.parts["content"].shape[1]
+        if entry.name == "random":
+            longest = -(-tokens // 512) * 512  # a text's noise does not depend on how far its batch is padded
+            return self.noise(batch, [longest])[:, :tokens]
+        return -torch.arange(tokens, dtype=torch.float32).expand(len(batch.samples), -1)
+
+
+def _words(texts: tuple[str, ...]) -> tuple[Span, ...]:
+    return tuple(word for number, text in enumerate(texts) for word in split_words(text, number))
+
+
+def _apart(pieces: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The words the model sees, each with tokens of its own: one that two words share belongs to the first."""
+    taken: set[int] = set()
+    found = []
+    for word in pieces:
+        own = [token for token in word if token not in taken]
+        taken.update(own)
+        if own:
+            found.append(own)
+    return found
+
+
+@dataclass(frozen=True)
+class TextCurve:
+    """Perturbation of texts, both classes: 20 hits per sample."""
+
+    order: str
+    protocol: str = "paper-code"
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.order} perturbation"
+
+    @property
+    def metric(self) -> TextPerturbation:
+        return TextPerturbation(self.order, "predicted", self.protocol)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return curve_statistics(self.metric.first)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return explained_classes(batch)
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        def hits(explained: str, values: Tensor) -> Tensor:
+            return TextPerturbation(self.order, explained, self.protocol)(task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]).hits
+
+        return both_curves(maps, batch, hits)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """AOPC or LOdds of the predicted class: a change of probability, or of its logarithm, at every share of words."""
+
+    metric: AOPC | LOdds
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("mean", lambda t: t.mean(1)),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.predicted]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        words, values, tokenizer = batch.parts["words"], maps.of(batch.predicted), task.tokenizer
+        if isinstance(self.metric, AOPC):
+            return self.metric(task.model, batch.inputs, values, pad_id=tokenizer.pad_token_id, words=words).changes
+        token = tokenizer.pad_token_id if self.metric.protocol == "paper" else tokenizer.mask_token_id
+        return self.metric(task.model, batch.inputs, values, replace_with=token, words=words).changes
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Kendall's τ of the predicted class's scores and every other class's."""
+
+    metric: KendallConfidence = KendallConfidence()
+    name: str = "Kendall τ"
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("τ", lambda t: t[:, 0], of_classes=True),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [torch.full_like(batch.predicted, c) for c in range(batch.logits.shape[1])]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        scores = torch.stack([maps.of(classes) for classes in self.classes(batch)], 1)
+        return self.metric(scores, batch.predicted, content=batch.parts["content"])[:, None]
+
+
+@dataclass(frozen=True)
+class Rationale:
+    """Token-F1 of the best words against the rationale, for the label's class."""
+
+    metric: TokenF1 = TokenF1()
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        each = tuple(mean_of(f"k = {k}", lambda t, i=i: t[:, i], 100) for i, k in enumerate(self.metric.k))  # type: ignore[misc]
+        return (mean_of("mean over k", lambda t: t.mean(1), 100), *each)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        values = maps.of(batch.main())
+        rows = []
+        for scores, pieces, sample in zip(values, batch.parts["pieces"], batch.samples, strict=True):
+            seen = [i for i, word in enumerate(pieces) if word]
+            cut = [i for i in range(len(pieces)) if not pieces[i]]  # cut off by the tokenizer: missed, so at the rationale's end
+            rows.append((torch.stack([scores[list(pieces[i])].max() for i in seen]), [sample.rationale[i] for i in (*seen, *cut)]))
+        return self.metric([scores for scores, _ in rows], [truth for _, truth in rows])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How many tokens of the rationale's words are among the best K, for the label's class."""
+
+    metric: PrecisionAtK = PrecisionAtK()
+
+    costly: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return (mean_of("tokens", lambda t: t[:, 0]),)
+
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
+
+    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
+        truth = torch.zeros_like(batch.parts["content"])
+        for row, pieces, sample in zip(truth, batch.parts["pieces"], batch.samples, strict=True):
+            row[[token for word, reason in zip(pieces, sample.rationale, strict=True) if reason for token in word]] = True
+        return self.metric(maps.of(batch.main()), truth, content=batch.parts["content"])[:, None]
