@@ -28,11 +28,12 @@ def demo(
 
 @app.command()
 def explain(
-    model: Annotated[str, typer.Option(help="demo:digits, timm:NAME, or an id or folder for transformers.")],
-    data: Annotated[str | None, typer.Option(help="The data set: demo:digits, or a data set's specification (docs/whole-data-sets.md).")] = None,
+    model: Annotated[str, typer.Option(help="demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers.")],
+    data: Annotated[str | None, typer.Option(help="The data set: demo:digits, demo:reviews, or a folder or file (docs/whole-data-sets.md).")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="A method, with options if wanted: name:option=value,option=value. May be repeated.")] = None,
     target: Annotated[str, typer.Option(help="predicted or label.")] = "predicted",
+    data_option: Annotated[list[str] | None, typer.Option(help="What the data set's reader should know: text=review, split=test. May be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Samples at a time; found and remembered if not given.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
@@ -48,8 +49,8 @@ def explain(
     if data is None or out is None:
         raise OptionError(message("explain needs a data set and a run folder", then=["relprop explain --model demo:digits --data demo:digits --out run"]))
     summary = command.explain_data(
-        model=model, data=data, out=out, methods=method or (), target=target, batch_size=batch_size, limit=limit, resume=resume, on_error=on_error,
-        precision=precision, max_length=max_length, trust_remote_code=trust_remote_code,
+        model=model, data=data, out=out, methods=method or (), target=target, data_options=data_option or (), batch_size=batch_size, limit=limit,
+        resume=resume, on_error=on_error, precision=precision, max_length=max_length, trust_remote_code=trust_remote_code,
     )
     typer.echo(summary)
     processes.leave()
