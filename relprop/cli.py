@@ -27,6 +27,36 @@ def demo(
 
 
 @app.command()
+def explain(
+    model: Annotated[str, typer.Option(help="demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers.")],
+    data: Annotated[str | None, typer.Option(help="The data set: demo:digits, demo:reviews, or a folder or file (docs/whole-data-sets.md).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="A method, with options if wanted: name:option=value,option=value. May be repeated.")] = None,
+    target: Annotated[str, typer.Option(help="predicted or label.")] = "predicted",
+    data_option: Annotated[list[str] | None, typer.Option(help="What the data set's reader should know: text=review, split=test. May be repeated.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Samples at a time; found and remembered if not given.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    on_error: Annotated[str, typer.Option(help="stop, or skip: samples that cannot be explained are listed in failed.jsonl.")] = "stop",
+    precision: Annotated[str | None, typer.Option(help="float32 or float64; the model's own if not given.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longer texts are cut to so many tokens.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")] = False,
+) -> None:
+    """Explain every sample of a data set, into a run folder; under `accelerate launch -m relprop explain ...` in several processes."""
+    from relprop.errors import OptionError, message
+    from relprop.runs import command, processes
+
+    if data is None or out is None:
+        raise OptionError(message("explain needs a data set and a run folder", then=["relprop explain --model demo:digits --data demo:digits --out run"]))
+    summary = command.explain_data(
+        model=model, data=data, out=out, methods=method or (), target=target, data_options=data_option or (), batch_size=batch_size, limit=limit,
+        resume=resume, on_error=on_error, precision=precision, max_length=max_length, trust_remote_code=trust_remote_code,
+    )
+    typer.echo(summary)
+    processes.leave()
+
+
+@app.command()
 def sweep(
     source: Annotated[str, typer.Argument(help="timm, hf, or all.")],
     filter: Annotated[str, typer.Option(help="Only models whose name holds this text (or fits it, if it has a *).")] = "",

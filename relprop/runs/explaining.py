@@ -118,7 +118,7 @@ class ExplainWork:
         return [found[place] for place in range(len(indices))]
 
     def _explained(self, samples: Sequence[Sample], group: Group) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
-        target = None if self.classes is None and self.target == "predicted" else [self._label(s) for s in samples]
+        target = None if self.target == "predicted" else [self._label(s) for s in samples]
         (explanations,) = explain_grid(
             self.model, group.inputs, [target], list(self.calls.values()), batch_size=None, precision=self.precision, on_unknown=self.on_unknown, keep=(),
             progress=False, processor=self.preparation.processor, trust_remote_code=False,
@@ -145,7 +145,10 @@ class ExplainWork:
             if stream.tokens is not None:
                 kept = _kept(stream, group, k)
                 tokens[name] = stream.tokens[k] if kept is None else [t for t, keep in zip(stream.tokens[k], kept.tolist(), strict=True) if keep]
-        layout = {name: {"grid": s.grid, "image": s.image, "extent": s.extent} for name, s in explanation.streams.items()}
+        layout = {}
+        for name, s in explanation.streams.items():
+            padded = group.lengths is not None and _kept(s, group, k) is not None
+            layout[name] = {"grid": s.grid, "image": s.image, "extent": (group.lengths[k],) if padded and group.lengths is not None else s.extent}
         return {
             "target": json.dumps(target, default=str), "output": float(explanation.output[k]), "rules": explanation.rules, "layout": json.dumps(layout),
             "probability": float(shares[target]) if of_class and shares is not None else None, "predicted": None if shares is None else int(shares.argmax()),
@@ -178,7 +181,7 @@ def explanation_of(results: RunResults, index: int, method: str | None = None) -
     rows = {row["method"]: row for row in results.rows_of(index)}
     if method is None and len(rows) == 1:
         method = next(iter(rows))
-    if method not in rows:
+    if method is None or method not in rows:
         raise OptionError(f"explanation_of(method={method!r}): there are {', '.join(rows)}")
     row = rows[method]
     layouts = json.loads(row["layout"])

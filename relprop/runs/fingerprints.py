@@ -29,7 +29,7 @@ def of_model(model: nn.Module) -> dict[str, Any]:
         digest.update(name.encode())
         _hash(digest, value, name)
     settings = [ADDRESS.sub("", repr(model))]
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         known = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
         settings.append(json.dumps(known, sort_keys=True, default=str))

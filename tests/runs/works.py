@@ -49,6 +49,20 @@ def numbers_in_a_process(folder, batch_size, options):
     run(Numbers(**options), folder, batch_size=batch_size, resume=True, progress=False)
 
 
+def explained_in_a_process(folder, batch_size, samples):
+    """The same with explanations of small pictures; a pause after each batch makes it last."""
+    from relprop.runs import ExplainWork
+    from tests.runs.sources import Pictures, patches
+
+    class Slow(ExplainWork):
+        def __call__(self, indices):
+            time.sleep(0.03)
+            return super().__call__(indices)
+
+    torch.set_num_threads(1)
+    run(Slow(patches(), Pictures(samples)), folder, batch_size=batch_size, resume=True, progress=False)
+
+
 def committed(folder):
     """How many shards are in a run folder."""
     return len([p for p in Path(folder, "shards").glob("*.parquet") if not p.name.startswith(".")]) if os.path.isdir(Path(folder, "shards")) else 0
@@ -64,3 +78,24 @@ def same(a, b):
     (rows, tensors), (others, others_tensors) = contents(a), contents(b)
     exact = all(x.keys() == y.keys() and all(torch.equal(x[n], y[n]) and x[n].dtype == y[n].dtype for n in x) for x, y in zip(tensors, others_tensors, strict=True))
     return rows == others and exact
+
+
+def launched(argv):
+    """What ``accelerate launch`` starts in every process: a run of ``Numbers``, or of ``ExplainWork`` on small pictures; its process id beside the folder."""
+    from relprop.runs import ExplainWork
+    from relprop.runs.processes import current, leave
+    from tests.runs.sources import Pictures, patches
+
+    torch.set_num_threads(1)
+    folder, what, samples, pause, batch_size = Path(argv[0]), argv[1], int(argv[2]), float(argv[3]), int(argv[4])
+    here = current()
+    folder.with_name(f"{folder.name}-{here.number}-of-{here.count}.pid").write_text(str(os.getpid()))
+    work = Numbers(samples, pause=pause, bad=[5] if what == "failing" else []) if what != "explain" else ExplainWork(patches(torch.float64), Pictures(samples))
+    print(run(work, folder, batch_size=batch_size, resume=True, on_error="skip" if what == "failing" else "stop"), flush=True)
+    leave()
+
+
+if __name__ == "__main__":
+    import sys
+
+    launched(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""``relprop explain --data ... --out run/``: a model and a data set by name, and a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from relprop.api.loading import load
+from relprop.data import Source, image_transform, open_data
+from relprop.errors import InputError, OptionError, message
+from relprop.runs import processes
+from relprop.runs.explaining import ExplainWork, MethodChoice
+from relprop.runs.running import Summary, run
+
+DIGITS, REVIEWS = "demo:digits", "demo:reviews"
+SCENES = 500  # shipped samples are drawn, so their number must be said: this many without a limit
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model by name, on the device it runs on, and its tokenizer or image processor, if one came with it."""
+
+    model: nn.Module
+    processor: Any = None
+
+
+def explain_data(
+    *, model: str, data: str, out: Path, methods: Sequence[str] = (), target: str = "predicted", data_options: Sequence[str] = (), batch_size: int | None = None,
+    limit: int | None = None, resume: bool = False, on_error: str = "stop", precision: str | None = None, max_length: int | None = None,
+    trust_remote_code: bool = False, progress: bool = True,
+) -> Summary:
+    """Explain every sample of a data set into the run folder ``out``; in every process of an ``accelerate launch``.
+
+    Args:
+        model: ``demo:digits``, ``demo:reviews``; ``timm:...``; an id or a folder for ``transformers``.
+        data: ``demo:digits``, ``demo:reviews``; or a folder or file that ``relprop.data.open_data`` opens, with ``data_options`` (``name=value``).
+        methods: each a name, or a name with options: ``rollout``, ``transformer_attribution:rules=stable,normalize_rows=true``. Values are JSON or plain words.
+        precision: ``"float32"`` or ``"float64"``. Others as for ``run`` and ``ExplainWork``.
+
+    Raises:
+        RelpropError: see ``run``, ``ExplainWork`` and the loading of models and data sets.
+    """
+    chosen = [parse_method(m) for m in methods] or ["transformer_attribution"]
+    here = processes.current()
+    source = open_source(data, limit, **parse_options(data_options, "--data-option"))
+    opened = open_named_model(model, here.device, trust_remote_code=trust_remote_code)
+    source, normalize = prepared(source, opened)
+    work = ExplainWork(
+        opened.model, source, methods=chosen, target=target, normalize=normalize, processor=opened.processor if source.kind == "text" else None,
+        max_length=max_length, limit=limit, precision=precision,
+    )
+    return run(work, out, batch_size=batch_size, resume=resume, on_error=on_error, progress=progress)
+
+
+def parse_method(text: str) -> MethodChoice:
+    """``name``, or ``name:option=value,option=value``.
+
+    >>> parse_method("transformer_attribution:rules=stable,normalize_rows=true")
+    ('transformer_attribution', {'rules': 'stable', 'normalize_rows': True})
+    """
+    name, _, rest = text.partition(":")
+    return (name, parse_options(rest.split(","), f"--method {name}:")) if rest else name
+
+
+def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
+    """``name=value``; values are JSON, or plain words. Raises ``OptionError`` for anything else."""
+    options: dict[str, Any] = {}
+    for part in given:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise OptionError(f"{flag} {part!r}: name=value is wanted")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def open_source(data: str, limit: int | None = None, **options: Any) -> Source:
+    """The data set of a name: shipped ones (``limit`` samples, or 500), or what ``relprop.data.open_data`` makes of a path."""
+    shipped: Any
+    if data == DIGITS:
+        from relprop.demo.scene_source import DigitScenes as shipped
+    elif data == REVIEWS:
+        from relprop.demo.reviews import Reviews as shipped
+    else:
+        return open_data(data, **options)
+    if options:
+        raise OptionError(f"--data {data} has no options: {', '.join(options)}")
+    found: Source = shipped(limit or SCENES, seed=0)
+    return found
+
+
+def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool = False) -> Opened:
+    """The model of a name, in eval mode on ``device``."""
+    if name == DIGITS:
+        from relprop.demo.model import digit_scene_model
+
+        return Opened(digit_scene_model().to(device))
+    if name == REVIEWS:
+        from relprop.demo.review_model import review_model, review_tokenizer
+
+        found: nn.Module = review_model()
+        return Opened(found.to(device), review_tokenizer())
+    found, _, processor = load(name, [], None, trust_remote_code)
+    return Opened(found.to(device), processor)
+
+
+def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
+    """The data set with images as large as the model takes them, and what normalises them; texts as they are.
+
+    Image files are resized and cropped as the model's own configuration has it, if there is one; images that are tensors already are taken as they are.
+    """
+    if source.kind == "text":
+        if not hasattr(getattr(opened.processor, "tokenizer", opened.processor), "convert_ids_to_tokens"):
+            raise InputError(message(
+                "the data set is of texts, and no tokenizer came with the model", then=["save it into the model's folder: tokenizer.save_pretrained(folder)"],
+            ))
+        return source, None
+    configured = opened.processor if opened.processor is not None else opened.model
+    if opened.processor is None and not getattr(opened.model, "pretrained_cfg", None):
+        return source, None
+    transform, normalize = image_transform(configured)
+    reader: Any = source
+    if "transform" in getattr(reader, "__dataclass_fields__", ()) and reader.transform is None and getattr(reader, "size", None) is None:
+        source = dataclasses.replace(reader, transform=transform)
+    return source, normalize

@@ -1,0 +1,62 @@
+"""docs/whole-data-sets.md: its examples run in order, and it names what there is."""
+
+import json
+import re
+import tracemalloc
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from relprop.cli import app
+from relprop.runs import read_run, run
+from tests.runs.works import Numbers
+
+PAGE = (Path(__file__).parents[2] / "docs/whole-data-sets.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def scope(tmp_path_factory):
+    """What the page's examples leave behind, in a folder of their own."""
+    torch.set_num_threads(1)  # a fixture of a module comes before that of every test
+    folder, found = tmp_path_factory.mktemp("page"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+            exec(compile(block, "whole-data-sets.md", "exec"), found)
+    return found | {"folder": folder}
+
+
+def test_the_examples_do_what_they_say(scope):
+    results = scope["results"]
+    assert results.complete and scope["table"].num_rows == 16 and sorted(scope["mean"]["method"].to_pylist()) == ["rollout", "transformer_attribution"]
+    assert scope["scores"].shape == (65,) and scope["heat"].shape == (1, 32, 32)
+    assert scope["summary"].done == 10 and json.loads((scope["folder"] / "brightness" / "run.json").read_text())["identity"]["work"] == "brightness"
+
+
+def test_the_shards_are_an_ordinary_data_set(scope):
+    for example in re.findall(r"`(pyarrow\.dataset\.dataset.*?)`", PAGE, re.S):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(scope["folder"])
+            found = eval(example, {"pyarrow": pyarrow})
+            assert found.count_rows() == 16 and found.to_table(columns=["output"]).num_rows == 16
+
+
+def test_the_options_are_those_of_the_command():
+    said = CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    has = set(re.findall(r"--[a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", said))) - {"--help"}
+    table = PAGE[PAGE.index("| option |"):PAGE.index("## In Python")]
+    assert set(re.findall(r"`(--[a-z-]+)`", table)) == has
+
+
+def test_the_memory_for_a_large_data_set_is_as_said(tmp_path):
+    peaks = {}
+    for samples in (256, 2048):
+        tracemalloc.start()
+        run(Numbers(samples), tmp_path / str(samples), batch_size=16, progress=False)
+        assert sum(1 for _ in read_run(tmp_path / str(samples)).rows()) == samples * 3 // 4
+        peaks[samples] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[2048] - peaks[256] < 100 * (2048 - 256), peaks  # rows and tensors are some 1000 bytes a sample
