@@ -206,7 +206,7 @@ def make_reviews(n: int, *, seed: int, held_out: bool = True) -> list[Sample]:
     """``n`` reviews drawn from ``seed``, of combinations never seen in training unless ``held_out=False``; the first of them do not depend on ``n``.
 
     >>> sample = make_reviews(1, seed=3)[0]
-    >>> sample.inputs[:87], sample.label
+    >>> sample.inputs[:86], sample.label
     ('It was truly gripping, the sequel, but that is another story. The house of the teacher', 1)
     >>> [sample.inputs[w.start:w.end] for w, reason in zip(sample.words, sample.rationale) if reason]
     ['far', 'from', 'chore']
