@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -118,3 +119,14 @@ def test_the_training_script_trains(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {WEIGHTS.name, TOKENIZER.name, NUMBERS.name}
     assert (tmp_path / TOKENIZER.name).read_text() == TOKENIZER.read_text(), "the vocabulary is that of the grammar"
     assert set(json.loads((tmp_path / NUMBERS.name).read_text())["per_cent_right"]) == set(review_numbers()["per_cent_right"])
+
+
+def test_the_page_runs_and_its_numbers_are_the_files(capsys):
+    text = (Path(module.__file__).parents[2] / "docs" / "trained-models.md").read_text()
+    scope = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "trained-models.md", "exec"), scope)
+    assert "['far', 'from', 'chore']" in capsys.readouterr().out
+    right = review_numbers()["per_cent_right"]
+    rows = re.findall(r"^\| .*? \| \**([\d.]+) %\**(?: of 2,000 reviews)? \|$", text, re.M)
+    assert [float(row) for row in rows] == [right[name] for name in ("held_out", "held_out", "negation_turned", "other_film_swapped", "training_combinations")]

@@ -134,7 +134,7 @@ def test_what_is_held_out_is_not_in_training():
 
 
 def test_labels_are_balanced_and_words_alone_do_not_tell():
-    """A bag of words stays far below what reading gives: logistic regression on counts of words."""
+    """A bag of words is hardly better than chance: logistic regression on counts of words."""
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -143,7 +143,7 @@ def test_labels_are_balanced_and_words_alone_do_not_tell():
     counts = CountVectorizer()
     fitted = LogisticRegression(max_iter=2000).fit(counts.fit_transform([s.inputs for s in training]), [s.label for s in training])
     right = fitted.score(counts.transform([s.inputs for s in held]), [s.label for s in held])
-    assert right < 0.75, right
+    assert right < 0.6, right
 
 
 def test_the_source():
