@@ -38,6 +38,7 @@ sweep: $(VENV)/.ready
 # The papers' tables on the shipped models: writes docs/evaluation.md and its pictures. An interrupted evaluation goes on where it stopped.
 evaluate: $(VENV)/.ready
 	$(PY) -m relprop evaluate --out build/evaluation --resume --update docs/evaluation.md
+	rm -r build/evaluation
 
 clean:
 	rm -rf $(VENV) docs/api demo.png build *.egg-info

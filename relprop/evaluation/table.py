@@ -79,16 +79,23 @@ class Numbers:
         chosen = [known[name] for name in columns] if columns is not None else list(known.values())
         cells = {(row.name, column.name): cell for row in kept for column in chosen if (cell := self.cell(row, column, draws)) is not None}
         shown = [row.name for row in kept if row.name not in self.refused]
-        return Table(title, tuple(shown), tuple(chosen), cells, {name: why for name, why in self.refused.items() if name in {row.name for row in kept}})
+        undefined: dict[str, tuple[str, ...]] = {}
+        for column in chosen:
+            none = tuple(row.name for row in kept if (row.name, column.name) not in cells and self.says(row, column))
+            undefined |= {column.name: none} if none else {}
+        return Table(title, tuple(shown), tuple(chosen), cells, {name: why for name, why in self.refused.items() if name in {row.name for row in kept}}, undefined)
+
+    def says(self, row: Entry, column: Column) -> bool:
+        """Whether a column was measured for a row, and means something for it."""
+        return (row.name, column.measure.name) in self.tables and (row.class_specific or not column.statistic.of_classes)
 
     def cell(self, row: Entry, column: Column, draws: int = 2000) -> Cell | None:
         """A row's number in a column with its interval; ``None`` where it says nothing."""
-        found = self.tables.get((row.name, column.measure.name))
-        if found is None or (column.statistic.of_classes and not row.class_specific):
+        if not self.says(row, column):
             return None
         if (at := (row.name, column.name, draws)) not in self.memo:
             floor = self.tables.get((RANDOM.name, column.measure.name)) if row.name != RANDOM.name else None
-            self.memo[at] = _cell(found, floor, column.statistic, draws)
+            self.memo[at] = _cell(self.tables[row.name, column.measure.name], floor, column.statistic, draws)
         return self.memo[at]
 
 
@@ -114,7 +121,7 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
 class Table:
     """Rows of methods, columns of statistics. ``table["rollout", "mIoU"]`` is a ``Cell``; ``print(table)`` shows it as Markdown, best numbers in bold.
 
-    ``refused``: methods that are not defined for this model, each with its reason.
+    ``refused``: methods that are not defined for this model, each with its reason. ``undefined``: by column the rows whose number is not defined on any two samples.
     """
 
     title: str
@@ -122,6 +129,7 @@ class Table:
     columns: tuple[Column, ...]
     cells: Mapping[tuple[str, str], Cell]
     refused: Mapping[str, str] = field(default_factory=dict)
+    undefined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __getitem__(self, at: tuple[str, str]) -> Cell:
         """The cell of a row and a column; a statistic's own name will do where only one column has it. Raises ``OptionError``."""
@@ -166,6 +174,7 @@ class Table:
                 found.append(f"On these samples {column.name} cannot tell {', '.join(alike)} from random (°: the interval of the paired difference holds 0).")
             if worse:
                 found.append(f"{column.name} finds random better than {', '.join(worse)}.")
+        found += [f"{column} is not defined for {', '.join(rows)}: on all these samples, or all but one, it is NaN." for column, rows in self.undefined.items()]
         return found + [f"{name} is not defined for this model: {why.splitlines()[0]}" for name, why in self.refused.items()]
 
     def text(self, row: str, column: Column, bold: bool = True) -> str:

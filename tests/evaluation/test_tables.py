@@ -144,6 +144,13 @@ class TestTable:
         assert "cannot tell noise from random" in text and "negative perturbation: predicted finds random better than background" in text
         assert text.count("°") > 1 and "n = 8" in text and "segmentation `paper-code`" in text
 
+    def test_says_where_a_number_is_not_defined(self, task):
+        def constant(model, images, target):
+            return torch.ones(len(images), 8, 8)
+
+        table = evaluate(task, [constant], samples=3)
+        assert table.undefined == {"class sensitivity": ("constant",)} and "class sensitivity is not defined for constant" in str(table)
+
     def test_cells(self):
         interval = Interval(0.0, -1.0, 1.0, 5)
         assert Cell(interval, interval).like_random and not Cell(interval).like_random
