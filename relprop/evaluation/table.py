@@ -170,7 +170,7 @@ class Table:
             there = {row: cell for row in self.rows if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS}
             alike = [row for row, cell in there.items() if cell.like_random]
             worse = [row for row, cell in there.items() if cell.worse_than_random(column.higher_is_better)]
-            if alike and column.statistic is column.measure.statistics[0]:
+            if alike and column.statistic.name == column.measure.statistics[0].name:
                 found.append(f"On these samples {column.name} cannot tell {', '.join(alike)} from random (°: the interval of the paired difference holds 0).")
             if worse:
                 found.append(f"{column.name} finds random better than {', '.join(worse)}.")
