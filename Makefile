@@ -2,7 +2,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs bench sweep clean
+.PHONY: demo test test-slow lint docs bench sweep evaluate clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -34,6 +34,10 @@ sweep: $(VENV)/.ready
 	$(PY) -m relprop sweep all --jobs 2 --out build/sweep --exclusions tests/sweep/exclusions.json --check docs/supported-models.json
 	cp build/sweep/supported-models.md build/sweep/supported-models.json docs/
 	rm -r build/sweep
+
+# The papers' tables on the shipped models: writes docs/evaluation.md and its pictures. An interrupted evaluation goes on where it stopped.
+evaluate: $(VENV)/.ready
+	$(PY) -m relprop evaluate --out build/evaluation --resume --update docs/evaluation.md
 
 clean:
 	rm -rf $(VENV) docs/api demo.png build *.egg-info

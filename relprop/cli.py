@@ -57,6 +57,49 @@ def explain(
 
 
 @app.command()
+def evaluate(
+    out: Annotated[Path, typer.Option(help="Where the runs and the tables go.")],
+    data: Annotated[str | None, typer.Option(help="A data set of your own (docs/data.md); without it the shipped tasks and the papers' tables.")] = None,
+    model: Annotated[str | None, typer.Option(help="With --data: demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="With --data: a row, name:option=value,option=value. May be repeated.")] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="With --data: a measure by name. May be repeated; all that are cheap if not given.")] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help="With --data: what its reader should know: text=review, split=test. May be repeated.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of each task: 500 of the shipped ones, all of --data.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Of the shipped tasks only this one: digit_scenes, reviews, sanity. May be repeated.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Samples at a time; found and remembered if not given.")] = None,
+    on_error: Annotated[str, typer.Option(help="With --data: stop, or skip samples that cannot be done; they are listed in failed.jsonl.")] = "stop",
+    max_length: Annotated[int | None, typer.Option(help="With --data: longer texts are cut to so many tokens.")] = None,
+    update: Annotated[Path | None, typer.Option(help="A page whose marked tables are written anew: docs/evaluation.md.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="With --data: print the table as JSON.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")] = False,
+) -> None:
+    """Methods × metrics: the papers' tables on the shipped models, or a table of a model and a data set of your own."""
+    from relprop.errors import OptionError
+    from relprop.evaluation import command
+    from relprop.runs import processes
+
+    own = {"--model": model, "--method": method, "--measure": measure, "--data-option": data_option, "--max-length": max_length, "--json": json_output, "--trust-remote-code": trust_remote_code}
+    if data is None:
+        if given := [name for name, value in own.items() if value]:
+            raise OptionError(f"{', '.join(given)}: only with --data")
+        command.evaluate_shipped(
+            out, samples=500 if samples is None else samples, only=only or (), resume=resume, batch_size=batch_size or command.BATCH, page_to_update=update, tell=typer.echo,
+        )
+        return
+    if model is None or only or update is not None:
+        raise OptionError("--data needs --model" if model is None else "--only and --update are for the shipped tasks")
+    summary, table = command.evaluate_data(
+        model=model, data=data, out=out, methods=method or (), measures=measure or (), data_options=data_option or (), batch_size=batch_size, limit=samples, resume=resume,
+        on_error=on_error, max_length=max_length, trust_remote_code=trust_remote_code,
+    )
+    typer.echo(summary, err=True)
+    if table is not None:
+        typer.echo(table.to_json() if json_output else str(table))
+    processes.leave()
+
+
+@app.command()
 def sweep(
     source: Annotated[str, typer.Argument(help="timm, hf, or all.")],
     filter: Annotated[str, typer.Option(help="Only models whose name holds this text (or fits it, if it has a *).")] = "",

@@ -79,8 +79,8 @@ def _span(value: Any, texts: Sequence[str], where: str) -> Span:
 
 
 def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
-    """The names among labels, sorted; ``None`` if all are numbers."""
-    found = {value for value in values if not unlabelled(value)}
+    """The names among labels, sorted; ``None`` if all are numbers. What is neither is refused where it is read (``class_index``)."""
+    found = {value for value in values if isinstance(value, (bool, int, str)) and not unlabelled(value)}
     return None if all(_number(value) is not None for value in found) else tuple(sorted(map(str, found)))
 
 
@@ -97,8 +97,11 @@ def class_index(value: Any, names: Sequence[str] | None, where: str) -> int | No
         return None
     number = _number(value)
     if number is None or number < 0 or (names is not None and number >= len(names)):
-        known = f"the {len(names)} classes are {', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}" if names else "a number from 0 on, or a name, is needed"
-        raise InputError(message(f"label {value!r}: {known}", at=where, then=["classes=(...)   # the model's class names, in its order", "label=None   # not to read it"]))
+        known = "a number from 0 on, or a name, is needed"
+        if names:
+            known = f"the {len(names)} classes are {', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}"
+        then = ["classes=(...)   # the model's class names, in its order", "label=None   # not to read it"]
+        raise InputError(message(f"label {value!r}: {known}", at=where, then=then))
     return number
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Span
 from relprop.data.columns import cell
-from relprop.data.files import described, digest, existing, position
+from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
 from relprop.errors import InputError, OptionError, message
 
@@ -34,9 +34,10 @@ def eraser_words(text: str) -> tuple[Span, ...]:
 class EraserMovies:
     """Reviews in ERASER's files: ``docs/`` with a document per file, and ``train.jsonl``, ``val.jsonl``, ``test.jsonl`` with an annotation per line.
 
-    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its order. ``Sample.inputs`` is the document as it is in its file,
-    ``words`` its tokens as ERASER counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are ``annotation_id``. A review is a document: an
-    annotation with evidence in several documents, as other data sets of ERASER have, is refused. Raises ``InputError`` for files that are missing or malformed.
+    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its order. ``Sample.inputs`` is the document as it is in its
+    file, ``words`` its tokens as ERASER counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are
+    ``annotation_id``. A review is one document: an annotation with evidence in several, as other data sets of ERASER have, is refused. Raises
+    ``InputError`` for files that are missing or malformed.
     """
 
     folder: str | Path
@@ -53,6 +54,7 @@ class EraserMovies:
         if self.split not in found:
             raise OptionError(f"split={self.split!r}: {folder.name} has {', '.join(found) or 'no .jsonl files'}")
         existing(folder / "docs", "folder")
+        given_classes(self.classes)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -64,8 +66,11 @@ class EraserMovies:
         return JsonLines(Path(self.folder) / f"{self.split}.jsonl")
 
     def identity(self) -> dict[str, Any]:
-        """The annotations' file (documents are ERASER's own), the split and the classes."""
-        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), "split": self.split, "classes": described(tuple(self.classes))}
+        """The annotations' file, the documents' names and sizes, the split and the classes."""
+        folder = Path(self.folder) / "docs"
+        documents = listing(folder, sorted(path.name for path in folder.iterdir()))
+        options = {"split": self.split, "classes": described(tuple(self.classes))}
+        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), **documents, **options}
 
     def __len__(self) -> int:
         return len(self._annotations)
@@ -75,7 +80,9 @@ class EraserMovies:
         row, where = self._annotations.row(index), f"{self.split}.jsonl, row {index}"
         key, label, groups = (cell(row, column, where, column) for column in ("annotation_id", "classification", "evidences"))
         if label not in self.classes:
-            raise InputError(message(f"classification {label!r}: the classes are {', '.join(map(repr, self.classes))}", at=where, then=["classes=(...)"]))
+            known = ", ".join(map(repr, self.classes))
+            then = ["classes=(...)   # the model's, in its order"]
+            raise InputError(message(f"classification {label!r}: the classes are {known}", at=where, then=then))
         evidences = _evidences(groups, where)
         text = self._document(_document_of(row, evidences, where), where)
         words = eraser_words(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,24 @@ def digest(path: Path) -> dict[str, Any]:
             file.seek(start)
             found.update(file.read(length))
     return {"file": path.name, "bytes": size, "sha256": found.hexdigest()}
+
+
+def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
+    """Number, and SHA-256 of paths and sizes, of files below ``root``; one that is not there has size −1."""
+    found, number = hashlib.sha256(), 0
+    for path in paths:
+        size = (root / path).stat().st_size if (root / path).is_file() else -1
+        found.update(f"{path}\0{size}\n".encode())
+        number += 1
+    return {"files": number, "sha256_of_paths_and_sizes": found.hexdigest()}
+
+
+def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The option ``classes``: names, each once. Raises ``OptionError`` for one text, and for repeated names."""
+    if isinstance(classes, str) or (classes is not None and (len(set(classes)) != len(classes) or not all(isinstance(name, str) for name in classes))):
+        fact = f"classes={classes!r}: names of classes, each once, in the model's order, are needed"
+        raise OptionError(message(fact, then=['classes=("negative", "positive")']))
+    return None if classes is None else tuple(classes)
 
 
 def described(option: Any) -> Any:

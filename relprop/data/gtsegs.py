@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from relprop.data.base import Sample
-from relprop.data.files import described, digest, existing, needed, position
+from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, to_image
 from relprop.errors import InputError, message
 
@@ -46,6 +46,7 @@ class ImageNetSegmentation:
     def __post_init__(self) -> None:
         existing(self.path)
         to_image(self.size, None)
+        given_classes(self.classes)
         with self._opened() as file:
             _references(file, "img", self._where)
             _references(file, "gt", self._where)
@@ -56,7 +57,7 @@ class ImageNetSegmentation:
     @property
     def labels(self) -> tuple[str, ...] | None:
         """``classes``."""
-        return None if self.classes is None else tuple(self.classes)
+        return given_classes(self.classes)
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
@@ -150,7 +151,10 @@ def _references(file: Any, name: str, where: str) -> Any:
     found = file.get(f"/value/{name}") if "/value" in file else None
     if found is None:
         inside = list(file["/value"]) if "/value" in file and isinstance(file["/value"], h5py.Group) else list(file)
-        raise InputError(message(f"no /value/{name}; there is {', '.join(map(str, inside)) or 'nothing'}", at=where, then=["gtsegs_ijcv.mat of ImageNet-Segmentation is laid out so"]))
+        there = ", ".join(map(str, inside)) or "nothing"
+        then = ["gtsegs_ijcv.mat as published: relprop.data.ImageNetSegmentation says how it is laid out"]
+        raise InputError(message(f"no /value/{name}; there is {there}", at=where, then=then))
     if not isinstance(found, h5py.Dataset) or h5py.check_ref_dtype(found.dtype) is not h5py.Reference or found.ndim != 2 or found.shape[1] != 1:
-        raise InputError(message(f"/value/{name} is {getattr(found, 'shape', 'a group')}, {getattr(found, 'dtype', '')}: references (N, 1) are needed", at=where))
+        is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
+        raise InputError(message(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where))
     return found

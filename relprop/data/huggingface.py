@@ -12,22 +12,24 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Span
 from relprop.data.columns import cell, class_index, class_names, text_sample
-from relprop.data.files import described, digest, existing, needed, position
+from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, Transform, as_image, rgb, to_image
 from relprop.data.pieces import overlapping, split_words
 from relprop.errors import InputError, OptionError, message
 
 LOOKED_AT = 256  # rows that tell one data set from another
+TEXTS = ("string", "large_string")  # as features call them
 
 
 @dataclass(frozen=True, eq=False)
 class HuggingFaceData:
     """A ``datasets.Dataset``, or a folder that ``save_to_disk`` made, by column names.
 
-    ``dataset``: either; ``split``: which of several it has. ``text`` and ``pair``, or ``image``: the columns of the inputs; if none is named, the only column of
-    texts or of pictures. ``label``: the column of classes, named by the data set's features (``ClassLabel``), by ``classes``, or, where it holds names, by these,
-    sorted; −1 is no label; ``None``: there is none. ``rationale``: as for ``TextTable``. ``key``: the column of keys; else the row's number. ``size`` and
-    ``transform``: as for ``ImageFolder``. Rows are read as plain Python objects, whatever ``with_format`` says; a ``set_transform`` of the user's stays.
+    ``dataset``: either; ``split``: which of several it has. ``text`` and ``pair``, or ``image``: the columns of the inputs; if none is named, the only
+    column of texts or of pictures. ``label``: the column of classes, named by the data set's features (``ClassLabel``), by ``classes``, or, where it holds
+    names, by these, sorted; −1 is no label; ``None``: there is none. ``rationale``: as for ``TextTable``. ``key``: the column of keys; else the row's
+    number. ``size`` and ``transform``: as for ``ImageFolder``. Rows are read as plain Python objects, whatever ``with_format`` says; a
+    ``set_transform`` of the user's stays.
     """
 
     dataset: Any
@@ -45,6 +47,7 @@ class HuggingFaceData:
 
     def __post_init__(self) -> None:
         to_image(self.size, self.transform)
+        given_classes(self.classes)
         _ = self._data
 
     @property
@@ -61,15 +64,17 @@ class HuggingFaceData:
     def labels(self) -> tuple[str, ...] | None:
         """``classes``, else the features' names, else the names in the column; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
-            return None if self.classes is None else tuple(self.classes)
-        feature = self._data.features.get(self.label) if self._data.features else None
-        names = getattr(feature, "names", None)
-        return tuple(names) if names is not None else class_names(self._data.unique(self.label))
+            return given_classes(self.classes)
+        feature: Any = (self._data.features or {}).get(self.label)
+        if getattr(feature, "names", None) is not None:
+            return tuple(feature.names)
+        return class_names(self._data.unique(self.label)) if getattr(feature, "dtype", None) in TEXTS else None
 
     def identity(self) -> dict[str, Any]:
         """Rows, columns, options, and the SHA-256 of up to 256 rows evenly chosen (their texts and labels; of pictures only the labels)."""
         options = {name: described(getattr(self, name)) for name in ("classes", "rationale", "size", "transform")}
-        return {"format": "datasets", "name": self.name, **_told_apart(self._data, [c for n, c in self._columns.items() if c and n != "image"]), **self._columns, **options}
+        told = _told_apart(self._data, [c for n, c in self._columns.items() if c and n != "image"])
+        return {"format": "datasets", "name": self.name, **told, **self._columns, **options}
 
     def __len__(self) -> int:
         return len(self._data)
@@ -98,8 +103,10 @@ class HuggingFaceData:
         if self.text is None and self.image is None:
             guess = _only(data, [c for c in named.values() if c])
             named[guess[0]] = guess[1]
-        if missing := [f"{name}={column!r}" for name, column in named.items() if column is not None and column not in data.column_names]:
-            raise InputError(message(f"no column for {', '.join(missing)}; there are {', '.join(map(repr, data.column_names))}", at=self.name, then=["label=None   # if there are no labels"]))
+        known = data.column_names if data.format["type"] != "custom" else list(data[0]) if len(data) else named.values()
+        if missing := [f"{name}={column!r}" for name, column in named.items() if column is not None and column not in known]:
+            fact = f"no column for {', '.join(missing)}; there are {', '.join(map(repr, known))}"
+            raise InputError(message(fact, at=self.name, then=["label=None   # if there are no labels"]))
         return named
 
 
@@ -107,9 +114,9 @@ class HuggingFaceData:
 class Squad:
     """SQuAD, 1.1 or 2.0: questions with the paragraph that answers them, as a pair of texts.
 
-    ``dataset``: the ``.json`` file as published (read whole), a ``datasets.Dataset`` with its columns (``id``, ``question``, ``context``, ``answers``), or a folder
-    that ``save_to_disk`` made; ``split``: which of several it has. ``words`` are those of the paragraph (``split_words``), ``rationale`` whether a word is in any
-    of the answers; a question without answer has no rationale. Raises ``InputError`` for an answer that is not where it is said to be.
+    ``dataset``: the ``.json`` file as published (read whole), a ``datasets.Dataset`` with its columns (``id``, ``question``, ``context``, ``answers``), or a
+    folder that ``save_to_disk`` made; ``split``: which of several it has. ``words`` are those of the paragraph (``split_words``), ``rationale`` whether a
+    word is in any of the answers; a question without answer has no rationale. Raises ``InputError`` for an answer that is not where it is said to be.
     """
 
     dataset: Any
@@ -147,7 +154,8 @@ class Squad:
             raise InputError(message("question and context are no texts", at=where))
         for text, start in answers:
             if context[start:start + len(text)] != text or not text or start < 0:
-                raise InputError(message(f"answer {text!r} is not at character {start} of the paragraph: there is {context[max(start, 0):start + len(text)]!r}", at=where))
+                there = context[max(start, 0):max(start, 0) + len(text)]
+                raise InputError(message(f"answer {text!r} is not at character {start} of the paragraph: there is {there!r}", at=where))
         words = split_words(context, 1)
         spans = [Span(start, start + len(text), 1) for text, start in answers]
         return Sample(str(row["id"]), (question, context), words=words, rationale=overlapping(words, spans) if spans else None)
@@ -187,9 +195,9 @@ def _answers(found: Any, where: str) -> list[tuple[str, int]]:
 
 def loaded(folder: str | Path) -> Any:
     """The ``datasets.Dataset`` or ``DatasetDict`` in a folder that ``save_to_disk`` made. Raises ``InputError``."""
-    folder = existing(folder, "folder")
+    folder, datasets = existing(folder, "folder"), needed("datasets")
     try:
-        return needed("datasets").load_from_disk(str(folder))
+        return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(message(f"{folder.name} holds no data set as save_to_disk makes it: {error}")) from None
 
@@ -205,7 +213,8 @@ def _opened(dataset: Any, split: str | None) -> Any:
     elif split is not None and str(getattr(dataset, "split", None)) != split:
         raise OptionError(f"split={split!r}: the data set is one, {getattr(dataset, 'split', None) or 'without a name'}")
     if not all(hasattr(dataset, name) for name in ("column_names", "features", "with_format", "unique", "__len__")):
-        raise InputError(message(f"{type(dataset).__name__} is no map-style datasets.Dataset", then=["datasets.Dataset.from_list(list(stream.take(1000)))   # of one that streams"]))
+        fact = f"{type(dataset).__name__} is no map-style datasets.Dataset"
+        raise InputError(message(fact, then=["datasets.Dataset.from_list(list(stream.take(1000)))   # of one that streams"]))
     return dataset if dataset.format["type"] == "custom" else dataset.with_format(None)
 
 
@@ -231,10 +240,11 @@ def _only(data: Any, others: Sequence[str]) -> tuple[str, str]:
     """The only column of pictures, else the only one of texts, that is not named otherwise."""
     kinds = {column: getattr(feature, "dtype", None) for column, feature in (data.features or {}).items() if column not in others}
     pictures = [c for c in kinds if type(data.features[c]).__name__ == "Image"]
-    texts = [c for c, kind in kinds.items() if kind in ("string", "large_string")]
+    texts = [c for c, kind in kinds.items() if kind in TEXTS]
     found = [("image", c) for c in pictures] or [("text", c) for c in texts]
     if len(found) != 1:
-        raise OptionError(message(f"the columns are {', '.join(map(repr, data.column_names))}: which is explained?", then=["text='sentence'", "text='premise', pair='hypothesis'", "image='image'"]))
+        fact = f"the columns are {', '.join(map(repr, data.column_names))}: which is explained?"
+        raise OptionError(message(fact, then=["text='sentence'", "text='premise', pair='hypothesis'", "image='image'"]))
     return found[0]
 
 

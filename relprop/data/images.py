@@ -6,7 +6,6 @@ model's processing in these two.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.data.base import Sample
-from relprop.data.files import described, existing, needed, position
+from relprop.data.files import described, existing, given_classes, listing, needed, position
 from relprop.errors import InputError, OptionError, message
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -108,7 +107,7 @@ def rgb(picture: Any) -> Any:
     """A PIL image in 8-bit RGB, as torchvision's and timm's data sets have it, and where theirs clips (16 bits per pixel), scaled.
 
     Grey levels become three equal channels; palettes their colours; transparency is left out (the colours beneath it show); 16-bit levels 0 … 65535
-    become 0 … 255. Raises ``InputError`` for pixels that are floating-point or larger: nobody knows what is white.
+    become 0 … 255; of moving pictures the first is taken. Raises ``InputError`` for pixels that are floating-point or larger: nobody knows what is white.
     """
     if picture.mode == "RGB":
         return picture
@@ -123,7 +122,7 @@ def rgb(picture: Any) -> Any:
 
 
 def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
-    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says. Raises ``InputError`` with ``name`` for one that cannot be read."""
+    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says. Raises ``InputError`` that names it."""
     image = needed("PIL.Image")
     try:
         with image.open(path) as picture:
@@ -185,6 +184,7 @@ class ImageFolder:
 
     def __post_init__(self) -> None:
         existing(self.root, "folder")
+        given_classes(self.classes)
         to_image(self.size, self.transform)
 
     @property
@@ -194,7 +194,7 @@ class ImageFolder:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError`` for a folder without, or with some in a class and some not."""
+        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError`` if there are none, or some in a class and some not."""
         root = Path(self.root)
         inside = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith("."))
         loose = tuple(name for name in inside if name.lower().endswith(ENDINGS) and (root / name).is_file())
@@ -219,11 +219,8 @@ class ImageFolder:
 
     def identity(self) -> dict[str, Any]:
         """The files' paths and sizes, and the options."""
-        listing = hashlib.sha256()
-        for path in self.files:
-            listing.update(f"{path}\0{(Path(self.root) / path).stat().st_size}\n".encode())
         options = {name: described(getattr(self, name)) for name in ("size", "transform", "classes", "upright")}
-        return {"format": "images", "name": self.name, "files": len(self.files), "sha256": listing.hexdigest(), **options}
+        return {"format": "images", "name": self.name, **listing(Path(self.root), self.files), **options}
 
     def __len__(self) -> int:
         return len(self.files)

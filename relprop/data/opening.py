@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
 from relprop.data.base import Source
 from relprop.data.eraser import EraserMovies
-from relprop.data.files import existing
 from relprop.data.gtsegs import ImageNetSegmentation
 from relprop.data.huggingface import HuggingFaceData, Squad, loaded
-from relprop.data.images import ImageFolder
+from relprop.data.images import ENDINGS, ImageFolder
 from relprop.data.rows import READERS
 from relprop.data.tables import ImageTable, TextTable
 from relprop.errors import InputError, OptionError, message
@@ -36,14 +37,22 @@ def open_data(spec: Any, **options: Any) -> Source:
     ``ImageTable``). Raises ``OptionError`` for an option that the reader does not have, ``InputError`` for what no reader takes.
     """
     if isinstance(spec, (str, Path)):
-        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(existing(spec), options), spec, options)
-    if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
-        return _made(_of_dataset(spec, options), spec, options)
-    if isinstance(spec, Source):
+        if not Path(spec).exists():
+            raise InputError(message(f"{spec} does not exist", then=KNOWN))
+        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options), spec, options)
+    if _is_source(spec):
         if options:
             raise OptionError(f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is made already, give them to it")
-        return spec
+        made: Source = spec
+        return made
+    if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
+        return _made(_of_dataset(spec, options), spec, options)
     raise InputError(message(f"{type(spec).__name__} is no data set", then=KNOWN))
+
+
+def _is_source(spec: Any) -> bool:
+    """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of it."""
+    return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in ("name", "kind", "labels", "identity", "__len__", "__getitem__"))
 
 
 def _of_folder(folder: Path) -> Callable[..., Source]:
@@ -51,6 +60,8 @@ def _of_folder(folder: Path) -> Callable[..., Source]:
         return EraserMovies
     if any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
         return HuggingFaceData
+    if not any(name.lower().endswith(ENDINGS) for _, _, names in os.walk(folder, followlinks=True) for name in names):
+        raise InputError(message(f"{folder}: a folder of no known format", then=KNOWN))
     return ImageFolder
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -18,7 +19,9 @@ Row = Mapping[str, Any]
 
 
 class Rows(Protocol):
-    """Rows by number."""
+    """Rows by number, and one after the other."""
+
+    def __iter__(self) -> Iterator[Row]: ...
 
     def __len__(self) -> int: ...
 
@@ -50,7 +53,14 @@ class JsonLines:
         """Row ``index``. Raises ``InputError`` for what is no JSON object."""
         with self.path.open("rb") as file:
             file.seek(self.offsets[index])
-            line = file.readline()
+            return self._parsed(file.readline(), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        with self.path.open("rb") as file:
+            for index, line in enumerate(line for line in file if line.strip()):
+                yield self._parsed(line, index)
+
+    def _parsed(self, line: bytes, index: int) -> Row:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -99,10 +109,17 @@ class Delimited:
 
     def row(self, index: int) -> Row:
         """Row ``index``. Raises ``InputError`` if it has more or fewer cells than there are columns."""
-        header, offsets = self._index
         with self.path.open("rb") as file:
-            file.seek(offsets[index])
-            cells = next(self._reader(file))
+            file.seek(self._index[1][index])
+            return self._named(next(self._reader(file)), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        with self.path.open("rb") as file:
+            for index, cells in enumerate(islice(filter(None, self._reader(file)), 1, 1 + len(self))):
+                yield self._named(cells, index)
+
+    def _named(self, cells: Sequence[str], index: int) -> Row:
+        header = self.columns
         if len(cells) != len(header):
             raise InputError(message(f"{len(cells)} cells, {len(header)} columns: {', '.join(header)}", at=f"{self.path.name}, row {index}"))
         return dict(zip(header, cells, strict=True))

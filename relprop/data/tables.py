@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample
 from relprop.data.columns import cell, class_index, class_names, text_sample
-from relprop.data.files import described, digest, position
+from relprop.data.files import described, digest, given_classes, listing, position
 from relprop.data.images import Size, Transform, as_image, read_picture, to_image
 from relprop.data.rows import Row, Rows, rows_of
 from relprop.errors import InputError, message
@@ -32,6 +32,7 @@ class Table:
 
     def __post_init__(self) -> None:
         rows_of(self.path)
+        given_classes(self.classes)
 
     @property
     def name(self) -> str:
@@ -42,8 +43,8 @@ class Table:
     def labels(self) -> tuple[str, ...] | None:
         """``classes``, else the names in the column of labels; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
-            return None if self.classes is None else tuple(self.classes)
-        return class_names(cell(self._rows.row(i), self.label, self._where(i), "label") for i in range(len(self)))
+            return given_classes(self.classes)
+        return class_names(cell(row, self.label, self._where(i), "label") for i, row in enumerate(self._rows))
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
@@ -105,6 +106,11 @@ class ImageTable(Table):
     def __post_init__(self) -> None:
         super().__post_init__()
         to_image(self.size, self.transform)
+
+    def identity(self) -> dict[str, Any]:
+        """The table, the pictures' paths and sizes, and the options."""
+        paths = (str(row.get(self.image)) for row in self._rows)
+        return {**super().identity(), **listing(Path(self.path).parent, paths)}
 
     def __getitem__(self, index: int) -> Sample:
         row, where, key, label = self._row(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def similarity_model() -> PreTrainedModel:
     class SentencePair(BertPreTrainedModel):  # type: ignore[misc]
         """The cosine of two sentences' embeddings by one encoder."""
 
-        main_input_name = ["first_input_ids", "second_input_ids"]
+        main_input_name: ClassVar[Any] = ["first_input_ids", "second_input_ids"]  # type: ignore[misc]
 
         def __init__(self, encoder: BertModel) -> None:
             super().__init__(encoder.config)

@@ -103,19 +103,19 @@ class Review:
         """Every sentiment word about the other film exchanged for one of the other polarity: the label stays."""
         return self._with(lambda c: c.reworded() if c.other else c)
 
-    def marked(self) -> tuple[list[str], list[bool]]:
-        """The words, and for each whether it is a reason."""
+    def marked(self, *, other: bool = False) -> tuple[list[str], list[bool]]:
+        """The words, and for each whether it is a reason; with ``other``, whether it would be one if the review were of the other film."""
         words: list[str] = []
         reasons: list[bool] = []
         for sentence in self.sentences:
-            text, other = _written(sentence)
+            text, theirs = _written(sentence)
             pieces = text.split()
             for i, piece in enumerate(pieces):
                 word = piece.rstrip("*")
                 if word == "a" and i + 1 < len(pieces) and pieces[i + 1][0] in "aeiou":
                     word = "an"
                 words.append("I" if word == "i" else word if i else word[:1].upper() + word[1:])
-                reasons.append(piece.endswith("*") and not other[i])
+                reasons.append(piece.endswith("*") and theirs[i] == other)
         return words, reasons
 
     def sample(self, key: str) -> Sample:
@@ -205,9 +205,11 @@ def make_review(index: int, *, seed: int, held_out: bool = True) -> Review:
 def make_reviews(n: int, *, seed: int, held_out: bool = True) -> list[Sample]:
     """``n`` reviews drawn from ``seed``, of combinations never seen in training unless ``held_out=False``; the first of them do not depend on ``n``.
 
-    >>> sample = make_reviews(1, seed=0)[0]
+    >>> sample = make_reviews(1, seed=3)[0]
+    >>> sample.inputs[:86], sample.label
+    ('It was truly gripping, the sequel, but that is another story. The house of the teacher', 1)
     >>> [sample.inputs[w.start:w.end] for w, reason in zip(sample.words, sample.rationale) if reason]
-    []
+    ['far', 'from', 'chore']
     """
     if n < 0:
         raise OptionError(f"n={n}: a number of reviews")

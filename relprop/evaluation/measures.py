@@ -6,7 +6,7 @@ A measure gives a few numbers per sample, (samples, columns), so that they can b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -163,7 +163,7 @@ class SegmentationCounts:
     """Segmentation of the label's object: eight counts per image."""
 
     name: str = "segmentation"
-    metric: Segmentation = Segmentation()
+    metric: Segmentation = field(default_factory=Segmentation)
 
     costly: ClassVar[bool] = False
 
@@ -185,7 +185,7 @@ class ClassCorrelation:
     """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample or else the least likely."""
 
     name: str = "class sensitivity"
-    metric: ClassSensitivity = ClassSensitivity()
+    metric: ClassSensitivity = field(default_factory=ClassSensitivity)
 
     costly: ClassVar[bool] = False
 
@@ -206,7 +206,7 @@ class ClassCorrelation:
 class Randomisation:
     """Spearman's ρ with the map of the model whose parameters are randomised, stage by stage; of a model with fewer modules than stages the rest is NaN."""
 
-    metric: ParameterRandomization = ParameterRandomization()
+    metric: ParameterRandomization = field(default_factory=ParameterRandomization)
     name: str = "parameter randomisation"
 
     costly: ClassVar[bool] = True
@@ -229,7 +229,7 @@ class Randomisation:
 class Unfaithful:
     """Infidelity of the map, over pixels."""
 
-    metric: Infidelity = Infidelity(samples=20, radius=0.1)
+    metric: Infidelity = field(default_factory=lambda: Infidelity(samples=20, radius=0.1))
     name: str = "infidelity"
 
     costly: ClassVar[bool] = True
@@ -249,7 +249,7 @@ class Unfaithful:
 class Unstable:
     """Max-sensitivity of the map to noise on the input."""
 
-    metric: MaxSensitivity = MaxSensitivity()
+    metric: MaxSensitivity = field(default_factory=MaxSensitivity)
     name: str = "max-sensitivity"
 
     costly: ClassVar[bool] = True

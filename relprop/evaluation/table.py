@@ -16,7 +16,6 @@ from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry
 from relprop.evaluation.measures import Measure, Statistic
 
-
 FLOORS = (RANDOM.name, POSITION.name)
 
 
@@ -163,7 +162,7 @@ class Table:
             there = {row: cell for row in self.rows if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS}
             alike = [row for row, cell in there.items() if cell.like_random]
             worse = [row for row, cell in there.items() if cell.worse_than_random(column.higher_is_better)]
-            if alike:
+            if alike and column.statistic is column.measure.statistics[0]:
                 found.append(f"On these samples {column.name} cannot tell {', '.join(alike)} from random (°: the interval of the paired difference holds 0).")
             if worse:
                 found.append(f"{column.name} finds random better than {', '.join(worse)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,18 @@ from relprop.evaluation.base import finite, place_of
 from relprop.evaluation.confidence import KendallConfidence
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.faithfulness import AOPC, LOdds
-from relprop.evaluation.measures import Batch, ClassCorrelation, Maps, Measure, Randomisation, Statistic, both_curves, curve_statistics, explained_classes, mean_of
+from relprop.evaluation.measures import (
+    Batch,
+    ClassCorrelation,
+    Maps,
+    Measure,
+    Randomisation,
+    Statistic,
+    both_curves,
+    curve_statistics,
+    explained_classes,
+    mean_of,
+)
 from relprop.evaluation.perturbation import TextPerturbation
 from relprop.evaluation.tasks import Task
 from relprop.evaluation.words import PrecisionAtK, TokenF1
@@ -159,7 +170,7 @@ class Removal:
 class Confidence:
     """Kendall's τ of the predicted class's scores and every other class's."""
 
-    metric: KendallConfidence = KendallConfidence()
+    metric: KendallConfidence = field(default_factory=KendallConfidence)
     name: str = "Kendall τ"
 
     costly: ClassVar[bool] = False
@@ -180,7 +191,7 @@ class Confidence:
 class Rationale:
     """Token-F1 of the best words against the rationale, for the label's class."""
 
-    metric: TokenF1 = TokenF1()
+    metric: TokenF1 = field(default_factory=TokenF1)
 
     costly: ClassVar[bool] = False
 
@@ -210,7 +221,7 @@ class Rationale:
 class Answer:
     """How many tokens of the rationale's words are among the best K, for the label's class."""
 
-    metric: PrecisionAtK = PrecisionAtK()
+    metric: PrecisionAtK = field(default_factory=PrecisionAtK)
 
     costly: ClassVar[bool] = False
 
