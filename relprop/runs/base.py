@@ -20,7 +20,7 @@ class Record:
 
 
 class Work(Protocol):
-    """Something to do for each sample of a data set."""
+    """Something to do for each sample of a data set. One that also has ``key(index)`` is asked for the key of a sample that fails."""
 
     @property
     def columns(self) -> Mapping[str, str]:

@@ -109,12 +109,16 @@ class Texts:
             places = tuple(i for i, n in enumerate(lengths) if pads or n == length)
             padding: dict[str, Any] = {}
             if pads:
-                up = -(-length // STEP) * STEP
-                padding = {"padding": "max_length", "max_length": up if self.max_length is None else min(up, self.max_length), "padding_side": "right"}
+                padding = {"padding": "max_length", "max_length": self.padded(length, model), "padding_side": "right"}
             elif self.max_length is not None:
                 padding = {"max_length": self.max_length}
             made = self.tokenize([texts[i] for i in places], return_tensors="pt", truncation=self.max_length is not None, **padding)
             yield Group(places, _accepted(made, model), tuple(lengths[i] for i in places), tuple(whole[i] > lengths[i] for i in places))
+
+    def padded(self, length: int, model: nn.Module) -> int:
+        """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not at all if that is not known."""
+        most = self.max_length or getattr(getattr(speaker(model), "config", None), "max_position_embeddings", None)
+        return length if not isinstance(most, int) else max(length, min(-(-length // STEP) * STEP, most))
 
     def tokenize(self, texts: Sequence[tuple[str, ...]], **options: Any) -> Any:
         """The tokenizer's encoding of texts, or of pairs."""

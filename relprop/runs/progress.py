@@ -15,7 +15,7 @@ class Progress:
     def __init__(self, total: int, what: str, *, wanted: bool = True, stream: TextIO | None = None, every: float = EVERY) -> None:
         self.total, self.what, self.wanted, self.every = total, what, wanted, every
         self.stream = sys.stderr if stream is None else stream
-        self.done = 0
+        self.done = self.shown = 0
         self.began = self.told = time.monotonic()
         self._bar: Any = None
 
@@ -29,7 +29,7 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self.wanted and self.done and self.told > self.began:
+        elif self.wanted and self.done > self.shown > 0:
             self._line()
 
     def advance(self, count: int) -> None:
@@ -48,7 +48,7 @@ class Progress:
             print(text, file=self.stream, flush=True)
 
     def _line(self) -> None:
-        self.told = time.monotonic()
+        self.told, self.shown = time.monotonic(), self.done
         rate = self.done / max(self.told - self.began, 1e-9)
         left = (self.total - self.done) / rate if rate else float("inf")
         print(f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, {duration(left)} left", file=self.stream, flush=True)

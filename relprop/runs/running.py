@@ -20,6 +20,7 @@ import torch
 from relprop import errors
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.runs.base import Record, Work
+from relprop.runs.disk import remove_leftovers
 from relprop.runs.manifest import Failure, Manifest, add_failure, failed_file, read_failures, remember_batch_size
 from relprop.runs.processes import Processes, current
 from relprop.runs.progress import Progress, duration
@@ -133,7 +134,7 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     manifest.write(folder)
     shards = folder / "shards"
     shards.mkdir(exist_ok=True)
-    removed = remove_unfinished(shards)
+    removed = remove_unfinished(shards) + remove_leftovers(folder, lambda path: True)
     assert manifest.batch_size is not None
     return _Opening(manifest, _missing(folder, Catalogue(shards, mine.samples)), manifest.batch_size, removed)
 

@@ -66,13 +66,13 @@ def tokenizer(*, pad=True):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=36, **names)
 
 
-def bert():
+def bert(positions=64):
     """A small BERT with random weights for two classes."""
     import transformers
 
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 4 + len(WORDS)}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, max_position_embeddings=64, num_labels=2, pad_token_id=3)).eval()
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, max_position_embeddings=positions, num_labels=2, pad_token_id=3)).eval()
 
 
 class Patches(torch.nn.Module):

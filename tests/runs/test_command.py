@@ -25,20 +25,20 @@ def said(*arguments):
 
 def test_the_shipped_scenes(tmp_path):
     out = tmp_path / "run"
-    arguments = ["--model", "demo:digits", "--data", "demo:digits", "--out", out, "--limit", 6, "--batch-size", 2, "--target", "label"]
+    arguments = ["--model", "demo:digits", "--data", "demo:digits", "--out", out, "--limit", 4, "--batch-size", 2, "--target", "label"]
     arguments += ["--method", "rollout", "--method", "transformer_attribution:rules=stable,normalize_rows=true"]
-    assert "6 of 6 samples in 0:0" in said(*arguments)
-    results, source = read_run(out), DigitScenes(6, seed=0)
-    images, digits = torch.stack([source[i].inputs for i in range(6)]), [source[i].label for i in range(6)]
+    assert "4 of 4 samples in 0:" in said(*arguments)
+    results, source = read_run(out), DigitScenes(4, seed=0)
+    images, digits = torch.stack([source[i].inputs for i in range(4)]), [source[i].label for i in range(4)]
     expected = relprop.explain(digit_scene_model(), images, digits, rules="stable", normalize_rows=True)
-    for i in range(6):
+    for i in range(4):
         mine = explanation_of(results, i, "transformer_attribution")
         torch.testing.assert_close(mine.heatmap()[0], expected.heatmap()[i], rtol=1e-6, atol=1e-8)
         assert mine.rules == "stable" and mine.target == (digits[i],)
     next((out / "shards").glob("*.parquet")).unlink()
     with pytest.raises(OptionError, match="not empty"):
         said(*arguments)
-    assert "2 of 6 samples" in said(*arguments, "--resume") and committed(out) == 3
+    assert "2 of 4 samples" in said(*arguments, "--resume") and committed(out) == 2
     with pytest.raises(InputError, match=r"identity.target: \"label\" in the folder, \"predicted\" now"):
         said(*arguments[:-6], "--resume", *arguments[-4:])
 

@@ -37,11 +37,11 @@ def test_the_examples_do_what_they_say(scope):
 
 
 def test_the_shards_are_an_ordinary_data_set(scope):
-    for example in re.findall(r"`(pyarrow\.dataset\.dataset.*?)`", PAGE, re.S):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(scope["folder"])
-            found = eval(example, {"pyarrow": pyarrow})
-            assert found.count_rows() == 16 and found.to_table(columns=["output"]).num_rows == 16
+    (example,) = re.findall(r"`(pyarrow\.dataset\.dataset.*?)`", PAGE, re.S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(scope["folder"])
+        found = eval(example, {"pyarrow": pyarrow})
+        assert found.count_rows() == 16 and found.to_table(columns=["output"]).num_rows == 16
 
 
 def test_the_options_are_those_of_the_command():

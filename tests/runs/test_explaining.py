@@ -84,8 +84,9 @@ def test_images_of_several_shapes_are_put_together_by_shape(tmp_path):
         torch.testing.assert_close(found.tensors(i)["scores"], expected.scores[0], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
-@pytest.mark.parametrize("pad", [True, False], ids=["padded", "by length"])
+@pytest.mark.parametrize("pairs, pad", [
+    pytest.param(False, True, id="texts, padded"), pytest.param(True, False, id="pairs, by length"), pytest.param(True, True, id="pairs, padded", marks=pytest.mark.slow),
+])
 def test_texts_are_explained_as_alone_without_their_padding(tmp_path, pairs, pad):
     samples = 5 if pad else 4  # every length is a graph of its own
     model, source, reader = bert().double(), Texts(samples, pairs=pairs), tokenizer(pad=pad)
@@ -93,7 +94,7 @@ def test_texts_are_explained_as_alone_without_their_padding(tmp_path, pairs, pad
     runs = [done(ExplainWork(model, source, methods=methods, processor=reader), tmp_path / str(n), batch_size=n) for n in (1, 2, 5)]
     close(runs[0], runs[1], torch.float64)
     close(runs[2], runs[1], torch.float64)
-    for i in range(samples):
+    for i in (0, 3):
         texts = source[i].inputs if pairs else (source[i].inputs,)
         inputs = reader(*[[t] for t in texts], return_tensors="pt", truncation=True, max_length=36)
         explanations = relprop.explain(model, inputs, processor=reader), relprop.explain(model, inputs, processor=reader, method="gradient_x_input")
@@ -106,6 +107,15 @@ def test_texts_are_explained_as_alone_without_their_padding(tmp_path, pairs, pad
                 scale = float(expected.scores.abs().max())
                 assert (mine[f"{row['method']}.{name}"] - getattr(expected, name)[0]).abs().max() <= 1e-10 * max(scale, 1)
             assert torch.equal(mine[f"{row['method']}.content"], expected.content[0])
+
+
+def test_padding_stops_where_the_model_has_no_more_positions(tmp_path):
+    reader = tokenizer()
+    reader.model_max_length = int(1e30)  # as tokenizers say that do not know
+    found = done(ExplainWork(bert(45), Texts(4), processor=reader), tmp_path)
+    assert [len(found.tensors(i)["scores"]) for i in range(4)] == [4, 5, 6, 42] and not any(r["truncated"] for r in found.rows())
+    work = ExplainWork(bert(45), Texts(4), processor=reader)
+    assert [work.preparation.padded(n, work.model) for n in (3, 32, 33, 45, 50)] == [32, 32, 45, 45, 50] and work.preparation.padded(33, torch.nn.Identity()) == 33
 
 
 def test_labels_go_by_name_where_both_know_the_names(tmp_path):

@@ -81,7 +81,7 @@ def test_a_kill_at_any_step_of_writing_costs_one_batch(tmp_path, monkeypatch, wh
         summary = run(work, folder, resume=True, batch_size=8, progress=False)
         assert summary.done == 24 - done and sum(map(len, work.calls)) == 24 - done
         assert same(read_run(folder), whole)
-        assert not [p.name for p in [*folder.iterdir(), *(folder / "shards").iterdir()] if p.name.endswith(".tmp") and p.parent.name == "shards"]
+        assert not [p.name for p in [*folder.iterdir(), *(folder / "shards").iterdir()] if p.name.endswith(".tmp")]
         assert len(list((folder / "shards").glob("*.safetensors"))) == 3
     assert killed >= (7 if what == "replace" else 14) and killed < STEPS
 
@@ -356,7 +356,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch):
         for _ in range(10):
             bar.advance(10)
     lines = out.getvalue().splitlines()
-    assert len(lines) in (4, 5) and all(re.fullmatch(r"samples: \d+ of 400, [\d.]+ samples/s, \d+:\d\d left", line) for line in lines), lines
+    assert 3 < len(lines) == len({line.split(",")[0] for line in lines}) and "100 of 400" in lines[-1] and all(re.fullmatch(r"samples: \d+ of 400, [\d.]+ samples/s, \d+:\d\d left", line) for line in lines), lines
     out = io.StringIO()
     with Progress(400, "samples", stream=out, wanted=False) as bar:
         bar.advance(10)
