@@ -5,7 +5,7 @@
 
 What it prints is of held-out reviews: of another seed, and of combinations of negation, frame and sentiment word that training never shows
 (``relprop/demo/reviews.py``). Besides the label the model is taught which words are reasons, by a probe on its third layer that is thrown away afterwards: it
-learns much faster so, and has less cause to be right for other reasons.
+learns much faster so. Attention of the last layer then goes to the reasons themselves (docs/trained-models.md).
 """
 
 from __future__ import annotations
