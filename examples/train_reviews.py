@@ -1,10 +1,11 @@
-"""Train the small BERT that reads film reviews, and its tokenizer, on one core in some minutes; write both and the numbers.
+"""Train the small BERT that reads film reviews on one core in some minutes; write its weights, its tokenizer and the numbers.
 
-    python examples/train_reviews.py --out relprop/demo
+    python examples/train_reviews.py --out relprop/demo                      # with the shipped tokenizer
+    python examples/train_reviews.py --out relprop/demo --new-vocabulary     # with one trained anew, as the shipped one was
 
 What it prints is of held-out reviews: of another seed, and of combinations of negation, frame and sentiment word that training never shows
 (``relprop/demo/reviews.py``). Besides the label the model is taught which words are reasons, by a probe on its third layer that is thrown away afterwards: it
-learns much faster so, and has less cause to be right for other reasons.
+learns much faster so. Attention of the last layer then goes to the reasons themselves (docs/trained-models.md).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HELD_OUT_SEED, BATCH, POOL, REVIEWS = 10_000_019, 64, 64 * 32, 2000
 
 
 def train_tokenizer(path: Path) -> None:
-    """A WordPiece vocabulary of the reviews' most useful pieces."""
+    """A WordPiece vocabulary of the reviews' most useful pieces. Where pieces are equally useful ``tokenizers`` chooses by chance: some differ from run to run."""
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -84,11 +85,14 @@ def measured(model, tokenizer, n: int) -> dict[str, float]:
     return {name: round(100 * accuracy(model, tokenizer, kind), 2) for name, kind in kinds.items()}
 
 
-def train(steps: int, peak_rate: float, seed: int, out: Path, threads: int) -> None:
+def train(steps: int, peak_rate: float, seed: int, out: Path, threads: int, new_vocabulary: bool = False) -> None:
     """AdamW, one-cycle rate; cross-entropy of the label and of a probe behind the third layer that says of every token whether it is a reason, and for what."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    train_tokenizer(out / TOKENIZER.name)
+    if new_vocabulary:
+        train_tokenizer(out / TOKENIZER.name)
+    else:
+        (out / TOKENIZER.name).write_bytes(TOKENIZER.read_bytes())
     tokenizer = review_tokenizer(out / TOKENIZER.name)
     model = review_model(pretrained=False).train()
     probe, weights = torch.nn.Linear(model.config.hidden_size, 3), torch.tensor([0.2, 1.0, 1.0])
@@ -123,5 +127,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("relprop/demo"))
+    parser.add_argument("--new-vocabulary", action="store_true", help="train the tokenizer anew, too, instead of taking the shipped one")
     options = parser.parse_args()
-    train(options.steps, options.rate, options.seed, options.out, options.threads)
+    train(options.steps, options.rate, options.seed, options.out, options.threads, options.new_vocabulary)
