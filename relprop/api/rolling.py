@@ -132,14 +132,22 @@ class Rolling:
         return self._reads[site.contraction]
 
     def received(self, values: SiteValues, layer: LayerValues) -> Tensor | None:
-        """The attention that each token of a layer receives, meaned over heads and queries; ``None`` where the keys are not the layer's own tokens."""
+        """The attention that each token of a layer receives, meaned over heads and queries; ``None`` where the keys are not the layer's own tokens.
+
+        A query that nothing attends to, itself neither, is padding, and counts in no mean.
+        """
         site, program = values.site, self.run.program
         queries, keys = ({atom.group.root() for atom in axis} for axis in program.axes[site.attention][-2:])
         if not queries & keys:
             return None
-        mean = values.attention.mean(-1 if site.transposed else -2)
-        heads = self.head_axes(values)
-        mean = (mean.mean(heads) if heads else mean).flatten(1)
+        attention, heads = values.attention.mT if site.transposed else values.attention, self.head_axes(values)
+        attention = attention.mean(heads, keepdim=True) if heads else attention
+        if attention.shape[-2] == attention.shape[-1]:
+            present = (attention.amax(-2) > 0).to(attention.dtype)
+            mean = (attention * present[..., None]).sum(-2) / present.sum(-1, keepdim=True)
+        else:
+            mean = attention.mean(-2)
+        mean = mean.flatten(1)
         count = math.prod(layer.value.shape[i + 1] for i in layer.token_axes)
         if tokens_of(program, site.values) == tokens_of(program, layer.node) and mean.shape[1] == count:
             return mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from relprop.data import Sample, Span, split_words, word_pieces
 from relprop.errors import InputError, OptionError
-from relprop.evaluation.base import finite, place_of
+from relprop.evaluation.base import finite
 from relprop.evaluation.confidence import KendallConfidence
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.faithfulness import AOPC, LOdds
@@ -31,15 +32,14 @@ from relprop.evaluation.perturbation import TextPerturbation
 from relprop.evaluation.tasks import Task
 from relprop.evaluation.words import PrecisionAtK, TokenF1
 from relprop.explanation import Explanation
-from relprop.runs.fingerprints import of_tokenizer
+from relprop.runs.preparing import Texts
 
 
 @dataclass(frozen=True, eq=False)
 class TextTask(Task):
-    """Texts (or pairs of texts) and a fast tokenizer. ``pad_to``: texts are padded to a multiple of it, so that the model is captured for few lengths."""
+    """Texts (or pairs of texts) and a fast tokenizer with a padding token. ``max_length``: longer texts are cut; ``None``: at what the tokenizer says its model takes."""
 
     tokenizer: Any = None
-    pad_to: int = 32
     max_length: int | None = None
 
     kind: ClassVar[str] = "text"
@@ -50,7 +50,12 @@ class TextTask(Task):
             raise OptionError("TextTask(tokenizer=): a fast tokenizer with a padding token is needed")
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "tokenizer": of_tokenizer(self.tokenizer), "pad_to": self.pad_to, "max_length": self.max_length}
+        return {**super().identity(), **self.texts.identity()}
+
+    @cached_property
+    def texts(self) -> Texts:
+        """What turns samples into inputs."""
+        return Texts(self.tokenizer, self.max_length)
 
     def possible(self, sample: Sample) -> list[Measure]:
         found: list[Measure] = [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]
@@ -59,19 +64,15 @@ class TextTask(Task):
 
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = tuple(self.source[i] for i in indices)
-        texts = [sample.inputs if isinstance(sample.inputs, tuple) else (sample.inputs,) for sample in samples]
-        pairs = [list(column) for column in zip(*texts, strict=True)]
-        encoding = self.tokenizer(
-            *pairs, padding=True, truncation=True, max_length=self.max_length, pad_to_multiple_of=self.pad_to, return_special_tokens_mask=True, return_tensors="pt",
-        )
-        inputs = {name: encoding[name].to(place_of(self.model, encoding["input_ids"])[0]) for name in self.tokenizer.model_input_names if name in encoding}
-        given = [sample.words if sample.words is not None else _words(text) for sample, text in zip(samples, texts, strict=True)]
+        (group,) = self.texts.groups(samples, self.model)
+        encoding = group.inputs
+        given = [sample.words if sample.words is not None else _words(sample.inputs) for sample in samples]
         pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
-        parts = {
-            "content": (encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] == 1), "pieces": pieces, "words": [_apart(found) for found in pieces],
-        }
+        special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()
+        parts = {"content": ~special, "pieces": pieces, "words": [_apart(found) for found in pieces]}
         if empty := [sample.key for sample, words in zip(samples, parts["words"], strict=True) if not words]:
             raise InputError(f"text {empty[0]!r} has no words that the model sees")
+        inputs = dict(encoding)
         logits, predicted, labels = self.answers(inputs, samples)
         return Batch(tuple(indices), samples, inputs, predicted, labels, logits, parts)
 
@@ -92,7 +93,8 @@ class TextTask(Task):
         return -torch.arange(tokens, dtype=torch.float32).expand(len(batch.samples), -1)
 
 
-def _words(texts: tuple[str, ...]) -> tuple[Span, ...]:
+def _words(given: str | tuple[str, ...]) -> tuple[Span, ...]:
+    texts = (given,) if isinstance(given, str) else given
     return tuple(word for number, text in enumerate(texts) for word in split_words(text, number))
 
 
