@@ -69,12 +69,12 @@ class TextTask(Task):
         given = [sample.words if sample.words is not None else _words(sample.inputs) for sample in samples]
         pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
         special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()
-        parts = {"content": ~special, "pieces": pieces, "words": [_apart(found) for found in pieces]}
-        if empty := [sample.key for sample, words in zip(samples, parts["words"], strict=True) if not words]:
+        own = [_apart(found) for found in pieces]
+        if empty := [sample.key for sample, words in zip(samples, own, strict=True) if not words]:
             raise InputError(f"text {empty[0]!r} has no words that the model sees")
         inputs = dict(encoding)
         logits, predicted, labels = self.answers(inputs, samples)
-        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, parts)
+        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, {"content": ~special, "pieces": pieces, "words": own})
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         return e["input_ids"].scores.cpu()
