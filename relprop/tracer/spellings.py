@@ -177,10 +177,22 @@ def _glu(node: fx.Node) -> fx.Node:
     return emit(node, aten.mul.Tensor, first, emit(node, aten.sigmoid.default, second))
 
 
+def _cosine(node: fx.Node) -> fx.Node | None:
+    """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
+    pair, dim, eps = node.args[:2], argument(node, 2, "dim", 1), argument(node, 3, "eps", 1e-8)
+    if val(pair[0]).dim() != val(pair[1]).dim():
+        return None
+    units = []
+    for x in pair:
+        length = emit(node, aten.clamp_min.default, emit(node, aten.linalg_vector_norm.default, x, 2, [dim], True), eps)
+        units.append(emit(node, aten.div.Tensor, x, length))
+    return emit(node, aten.sum.dim_IntList, emit(node, aten.mul.Tensor, *units), [dim])
+
+
 SPELLINGS: dict[str, Any] = {
     **{other: _spelled(name) for other, name in _SAME.items()},
     "mT": _transpose, "mH": _transpose, "adjoint": _transpose, "swapaxes": _transpose, "swapdims": _transpose, "ravel": _ravel,
     **dict.fromkeys("max min median mode sort topk kthvalue cummax cummin".split(), _picked),
     "linear": _linear, "broadcast_tensors": _broadcast_tensors, "scatter_reduce": _scatter_reduce, "index_add": _added_by_index, "scatter_add": _added_by_index, "index_put": _added_by_index, "as_strided": _strided, "type_as": _type_as, "expand_as": _as, "view_as": _as, "reshape_as": _as,
-    "cat": _cat, "concat": _cat, "concatenate": _cat, "copy": _copy, "addcmul": _addc, "addcdiv": _addc, "glu": _glu,
+    "cat": _cat, "concat": _cat, "concatenate": _cat, "copy": _copy, "addcmul": _addc, "addcdiv": _addc, "glu": _glu, "cosine_similarity": _cosine,
 }

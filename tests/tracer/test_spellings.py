@@ -34,6 +34,9 @@ PAIRS = {
     "addcmul": (lambda x: torch.addcmul(x, x.sin(), x.cos(), value=0.5), lambda x: x + x.sin() * x.cos() * 0.5),
     "addcdiv": (lambda x: torch.addcdiv(x, x.sin(), MIDDLE), lambda x: x + x.sin() / MIDDLE),
     "glu": (lambda x: F.glu(torch.cat([x, x.sin()], -1)), lambda x: x * x.sin().sigmoid()),
+    "cosine_similarity": (
+        lambda x: x * F.cosine_similarity(x, x.cos(), dim=-1)[..., None], lambda x: x * (F.normalize(x, dim=-1) * F.normalize(x.cos(), dim=-1)).sum(-1, keepdim=True),
+    ),
     "view_as": (lambda x: x.reshape(1, -1).view_as(x), lambda x: x),
     "written into": (written, lambda x: torch.cat([x[:, :1] * 2, x[:, 1:]], 1)),
 }
