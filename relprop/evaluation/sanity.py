@@ -91,7 +91,7 @@ class ClassSensitivity:
     """Spearman's ρ of the maps of two classes: 1 where the explanation does not depend on what it explains. Lower is better.
 
     >>> import torch
-    >>> ClassSensitivity()(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[0.3, 0.2, 0.1]]))
+    >>> ClassSensitivity()(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[0.3, 0.2, 0.1]])).round()
     tensor([-1.], dtype=torch.float64)
     """
 

@@ -32,6 +32,10 @@ class EvaluationWork:
     def __len__(self) -> int:
         return len(self.task.source) if self.samples is None else min(self.samples, len(self.task.source))
 
+    def key(self, index: int) -> str:
+        """The sample's name, for messages."""
+        return str(self.task.source[index].key)
+
     def __call__(self, indices: Sequence[int]) -> list[Record]:
         batch = self.task.batch(indices)
         lines: list[list[dict[str, Any]]] = [[] for _ in indices]
