@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, ClassCorrelation, ImageCurve, Maps, Measure, Randomisation, SegmentationCounts, Unfaithful, Unstable
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
+from relprop.runs.explaining import model_classes
 from relprop.runs.fingerprints import of_callable, of_model
 from relprop.tracer.surroundings import evaluating
 
@@ -61,6 +62,18 @@ class Task:
     def possible(self, sample: Sample) -> list[Measure]:
         """Every measure that samples like this one allow."""
         raise NotImplementedError
+
+    @cached_property
+    def classes(self) -> list[int] | None:
+        """The model's class of each of the data set's labels, where both know the names; else the data set's numbers are the model's."""
+        return model_classes(self.model, self.source)
+
+    def samples(self, indices: Sequence[int]) -> tuple[Sample, ...]:
+        """These samples, their labels by the model's numbers."""
+        found = tuple(self.source[i] for i in indices)
+        if (to := self.classes) is None:
+            return found
+        return tuple(replace(s, label=None if s.label is None else to[s.label], others=tuple(to[c] for c in s.others)) for s in found)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These samples as the model takes them, with its answers. Raises ``InputError``."""
@@ -161,7 +174,7 @@ class ImageTask(Task):
         return found + ([] if sample.mask is None else [SegmentationCounts()]) + [ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        samples = tuple(self.source[i] for i in indices)
+        samples = self.samples(indices)
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
             raise InputError(message(f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}", then=["transform=   # to one size, as the model needs"]))

@@ -63,7 +63,7 @@ class TextTask(Task):
         return found + ([] if sample.rationale is None else [Rationale(), Answer()]) + [Randomisation()]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        samples = tuple(self.source[i] for i in indices)
+        samples = self.samples(indices)
         (group,) = self.texts.groups(samples, self.model)
         encoding = group.inputs
         given = [sample.words if sample.words is not None else _words(sample.inputs) for sample in samples]

@@ -80,7 +80,7 @@ class ExplainWork:
         if source.kind == "text" and normalize is not None:
             raise OptionError("normalize is for images; texts go through processor=tokenizer")
         self.preparation: Preparation = Texts(processor, max_length) if source.kind == "text" else Images(normalize)
-        self.classes = _classes(model, source) if target == "label" else None
+        self.classes = model_classes(model, source) if target == "label" else None
 
     def __len__(self) -> int:
         return self.samples
@@ -238,7 +238,7 @@ def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, MethodCall]:
     return calls
 
 
-def _classes(model: nn.Module, source: Source) -> list[int] | None:
+def model_classes(model: nn.Module, source: Source) -> list[int] | None:
     """The model's class of each of the data set's labels, if both know the names and the model has them all."""
     if source.labels is None:
         return None

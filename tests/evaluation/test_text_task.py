@@ -1,5 +1,6 @@
 """Texts in tables: the numbers are the metrics' own, words are the sample's, a user's function has a number per token; runs on disk and the command line."""
 
+import dataclasses
 import json
 
 import pytest
@@ -71,6 +72,22 @@ class TestNumbers:
     def test_functions_need_a_number_per_token(self, task):
         with pytest.raises(InputError, match=r"a number for each of \d+ tokens"):
             evaluate(task, [("short", lambda model, inputs, target: torch.rand(len(target), 3))], samples=2)
+
+    def test_labels_are_the_models_by_name(self, task):
+        class Reversed:
+            """The same reviews, whose labels are numbered the other way round."""
+
+            name, kind, labels = "reversed", "text", ("positive", "negative")
+
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, i):
+                sample = task.source[i]
+                return dataclasses.replace(sample, label=1 - sample.label)
+
+        found = TextTask(task.model, Reversed(), tokenizer=task.tokenizer).batch([0, 1, 2])
+        assert torch.equal(found.labels, task.batch([0, 1, 2]).labels) and torch.equal(found.labels, found.predicted)
 
     def test_a_tokenizer_is_needed(self, task):
         with pytest.raises(OptionError, match="fast tokenizer"):
