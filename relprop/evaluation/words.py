@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import InputError, OptionError
-from relprop.evaluation.base import bools, finite, needed, ranked
+from relprop.evaluation.base import bools, finite, ranked
 from relprop.evaluation.texts import scores_and_content, word_scores
 from relprop.explanation import Explanation
 
@@ -50,7 +50,6 @@ class TokenF1:
         ``scores``: an explanation that knows its words, or for each document its words' scores, (words,) (``word_scores``). ``rationales``: for each document
         (words,) 0s and 1s; longer than its scores where the document was cut off. Raises ``InputError``.
         """
-        f1_score = needed("sklearn.metrics").f1_score
         documents = word_scores(scores) if isinstance(scores, Explanation) else scores
         if len(documents) != len(rationales) or not len(documents):
             raise InputError(f"scores of {len(documents)} documents, rationales of {len(rationales)}")
@@ -62,10 +61,9 @@ class TokenF1:
             if len(order) > size:
                 raise InputError(f"rationale of document {i}: {size} words, scores of {len(order)}")
             truth = bools(f"rationale of document {i}", rationale, [size])
-            for j, k in enumerate(self.k):
-                found = torch.zeros(size, dtype=torch.bool)
-                found[order[:k]] = True
-                table[i, j] = float(f1_score(truth.numpy(), found.numpy(), zero_division=0))
+            marked = torch.tensor([min(k, len(order)) for k in self.k])
+            hits = truth[order].cumsum(0)[marked - 1]
+            table[i] = 2 * hits.double() / (marked + truth.sum())
         return table
 
 

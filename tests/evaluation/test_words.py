@@ -24,6 +24,19 @@ def test_the_authors_numbers():
     assert torch.equal(alone, found)
 
 
+def test_token_f1_is_scikit_learns():
+    from sklearn.metrics import f1_score
+
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 4, 9):
+        scores, truth = torch.rand(n, generator=generator), torch.rand(n + 2, generator=generator) > 0.6
+        found = TokenF1(k=(1, 3, 20))([scores], [truth])[0]
+        for k, value in zip((1, 3, 20), found.tolist(), strict=True):
+            marked = torch.zeros(n + 2, dtype=torch.bool)
+            marked[scores.argsort(descending=True)[:k]] = True
+            assert value == pytest.approx(f1_score(truth.numpy(), marked.numpy(), zero_division=0), abs=1e-12)
+
+
 def test_token_f1_by_hand():
     """Top 2 are words 1 and 3; of the rationale {1, 2, 5} the last is beyond the cut: precision 1/2, recall 1/3. The second document has only 2 words to mark."""
     found = TokenF1(k=(2, 4))([torch.tensor([0.1, 0.9, -0.2, 0.4]), torch.tensor([0.5, 0.5])], [[0, 1, 1, 0, 0, 1], [1, 0]])
