@@ -26,6 +26,8 @@ SPECIAL = 0.5
 ONE = 0.8
 """Concern if one token of at least ``MANY`` holds more than this share of content's Σ|score|."""
 MANY = 8
+SHOWN = 0.005
+"""``summary`` names no part whose share is smaller (it would read 0.00), but the first."""
 
 
 def concerns(explanation: Explanation, sample: int) -> list[str]:
@@ -89,7 +91,8 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     found = units(explanation, sample, what="summary()")
     parts = [(name, score) for name, score, content in zip(found.names, found.scores, found.content, strict=True) if content]
     positive = sum(score for _, score in parts if score > 0)
-    best = [(name, score / positive) for name, score in sorted(parts, key=lambda p: -p[1])[:k] if score > 0]
+    ordered = [(name, score / positive) for name, score in sorted(parts, key=lambda p: -p[1])[:k] if score > 0]
+    best = [part for i, part in enumerate(ordered) if i == 0 or part[1] >= SHOWN]
     rests = ", ".join(f"{visible(named(name), 40)} ({share:.2f})" for name, share in best)
     left = sum(score > 0 for _, score in parts) - len(best)
     more = f" and {left} more" if left > 0 else ""

@@ -56,18 +56,19 @@ def several(ax: Any, rows: int, columns: int, width: float, height: float) -> li
     return [flat[r * columns:(r + 1) * columns] for r in range(rows)]
 
 
-def colour_map(signed: bool) -> Any:
-    """The scale as matplotlib takes it; registered nowhere."""
+def scale_of(*values: Any, strongest: float | None = None, light: bool = False) -> dict[str, Any]:
+    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 to the largest, or, where any is negative, even on both sides of 0.
+
+    ``light``: 0 is white where nothing is negative, too, as in shaded text. The scales are registered nowhere.
+    """
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(table(signed).tolist(), name="relprop signed" if signed else "relprop heat")
-
-
-def scale_of(*values: Any, strongest: float | None = None) -> dict[str, Any]:
-    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 to the largest, or, where any is negative, even on both sides of 0."""
     least, most = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     top = (max(most, -least) if strongest is None else strongest) or 1.0
-    return {"cmap": colour_map(True), "vmin": -top, "vmax": top} if least < 0 else {"cmap": colour_map(False), "vmin": 0.0, "vmax": top}
+    signed = least < 0
+    shown = table(True)[len(table(True)) // 2:] if light and not signed else table(signed)
+    name = "relprop signed" if signed else "relprop light" if light else "relprop heat"
+    return {"cmap": ListedColormap(shown.tolist(), name=name), "vmin": -top if signed else 0.0, "vmax": top}
 
 
 def show_image(axes: Axes, image: Any, title: str) -> None:

@@ -94,7 +94,7 @@ def _compare_maps(found: Mapping[str, Explanation], image: Any, sample: int, sca
     heats = [_heat(e, sample, image) for e in found.values()]
     if scale == "own":
         heats = [heat / (heat.abs().max() or 1.0) for heat in heats]
-    (axes,) = several(ax, 1, len(heats), 2.5, 2.9)
+    (axes,) = several(ax, 1, len(heats), 2.3, 2.3 * heats[0].shape[0] / heats[0].shape[1] + 0.25)
     common = scale_of(*heats) if scale == "shared" else scale_of(*heats, strongest=1.0)
     for panel, label, heat in zip(axes, found, heats, strict=False):
         drawn = show_heatmap(panel, heat, label, image, scale=common)
@@ -111,7 +111,7 @@ def _compare_rows(found: Mapping[str, Explanation], sample: int, scale: str, ax:
         raise OptionError(message(f"compare(): {', '.join(others)} scores other tokens than {next(iter(rows))}", then=["compare those that score the same tokens with each other"]))
     values = np.array([row.scores if scale == "shared" else row.relative() for row in rows.values()])
     (axes,), = several(ax, 1, 1, max(4.0, 0.34 * len(first.names) + 2.0), 0.3 * len(rows) + 1.5)
-    drawn = axes.imshow(values, aspect="auto", **(scale_of(values) if scale == "shared" else scale_of(values, strongest=1.0)))
+    drawn = axes.imshow(values, aspect="auto", **scale_of(values, strongest=None if scale == "shared" else 1.0, light=True))
     write_ticks(axes, "x", [named(name) for name in first.names], rotation=90)
     write_ticks(axes, "y", list(rows))
     axes.spines[:].set_visible(False)

@@ -26,6 +26,8 @@ def matrix(
 ) -> Axes:
     """A token × token matrix, rows reading from columns: C (Eq. 14), or of one ``block`` its attention, gradient or relevance.
 
+    C holds the identity that skip connections leave; its scale ends at the largest number off the diagonal, which would be invisible beside that.
+
     Args:
         block: an attention site in forward order, −1 the last; ``None``: C, which needs ``keep="matrix"``; a block needs ``keep="blocks"``.
         head: one head; ``None``: the mean over heads.
@@ -44,16 +46,18 @@ def matrix(
         if head is not None and not -len(maps) <= head < len(maps):
             raise OptionError(f"head={head}: {chosen.path} has {len(maps)} heads")
         values = maps.mean(0) if head is None else maps[head]
-        caption = f"{KINDS[kind]} of {chosen.path or f'block {number}'}, {'mean over heads' if head is None else f'head {head % len(maps)}'}"
+        caption = f"{chosen.path or f'block {number}'}\n{KINDS[kind]}, {'mean over heads' if head is None else f'head {head % len(maps)}'}"
     shown = _numbers(values)
-    side = min(max(2.6, 0.17 * max(shown.shape) + 1.2), 8.0)
+    labelled = len(explanation.streams) == 1 and only(explanation, "matrix()").tokens is not None
+    side = min(max(2.8, 0.17 * max(shown.shape) + 1.2), 8.0 if labelled else 4.2)
     axes = given(ax, side + 0.6, side * shown.shape[0] / max(shown.shape) + 0.3 if shown.shape[0] < shown.shape[1] else side)
-    drawn = axes.imshow(shown, **scale_of(shown))
+    strongest = _off_diagonal(shown) if block is None else None
+    drawn = axes.imshow(shown, **scale_of(shown, strongest=strongest))
     _label_tokens(axes, explanation, sample, shown.shape)
     write_title(axes, f"{caption}, target {target_of(explanation, sample)}" if title is None else title)
     axes.spines[:].set_visible(False)
     if colorbar:
-        add_scale(drawn, axes, "")
+        add_scale(drawn, axes, "", extend="neither" if strongest is None or strongest >= shown.max() else "max")
     return axes
 
 
@@ -69,7 +73,7 @@ def layers(explanation: Explanation, *, sample: int = 0, ax: Axes | None = None,
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
     names = [f"L{i}" for i in range(len(parts))] + ["", "Σ" if np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * max(np.abs(whole).max(), 1e-30)) else "scores"]
     axes = given(ax, min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0), 0.22 * len(rows) + 1.4)
-    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)]))
+    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
     labels = stream.tokens[sample] if stream.tokens is not None else None
     _ticks_of_tokens(axes, "x", labels, rows.shape[1])
     write_ticks(axes, "y", names)
@@ -125,6 +129,12 @@ def bars(explanation: Explanation, labels: list[str], scores: list[float], conte
     write_ticks(axes, "x", labels, rotation=90, most=10_000)
     axes.set_ylabel("score", fontsize=TICK)
     bare(axes)
+
+
+def _off_diagonal(values: np.ndarray) -> float | None:
+    """The largest |number| off the diagonal; ``None`` if there is none but 0."""
+    off = np.abs(values[~np.eye(*values.shape, dtype=bool)])
+    return float(off.max()) if off.size and off.max() > 0 else None
 
 
 def _need(kept: Tensor | None, what: str, keep: str) -> Tensor:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation
 
 BARS, FOR, AGAINST = " ▁▂▃▄▅▆▇█", " ░▒▓█", " -=≡#"
+FINEST = 48  # squares in a row
 RESET = "\x1b[0m"
 
 
@@ -34,7 +35,7 @@ def terminal(explanation: Explanation, sample: int, *, colour: bool | None, widt
     for name in explanation.streams:
         one = explanation[name]
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
-        lines += _map(one, sample, colour) if one.grid is not None and len(one.grid) == 2 else _words(one, sample, colour, width)
+        lines += _map(one, sample, colour, width) if one.grid is not None and len(one.grid) == 2 else _words(one, sample, colour, width)
     return "\n".join([*lines, *(f"warning: {line}" for line in concerns(explanation, sample))])
 
 
@@ -83,16 +84,28 @@ def _paint(text: str, share: float) -> str:
     return f"\x1b[38;2;{front[0]};{front[1]};{front[2]}m\x1b[48;2;{ground[0]};{ground[1]};{ground[2]}m{text}{RESET}"
 
 
-def _map(explanation: Explanation, sample: int, colour: bool) -> list[str]:
-    """Two patches per character, one above the other, in colour; without, two characters per patch."""
-    values = patches(next(iter(explanation.streams.values())), sample)
+def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
+    """Two patches per character, one above the other, in colour; without, two characters per patch. Finer maps are averaged to fit."""
+    values = coarsened(patches(next(iter(explanation.streams.values())), sample), min(width // 2, FINEST))
     shares, signed = values / (np.abs(values).max() or 1.0), bool((values < 0).any())
     if not colour:
         legend = f"{FOR[1:]} from weak to strong" + (f", {AGAINST[1:]} against it" if signed else "")
         return ["".join(2 * (FOR if v >= 0 else AGAINST)[round(abs(v) * 4)] for v in row.tolist()) for row in shares] + [legend]
-    wide = np.repeat(colours(shares, signed=signed), 2 if shares.shape[1] <= 40 else 1, 1)
-    tall = np.repeat(wide, 2 if shares.shape[1] <= 40 else 1, 0)
+    times = 2 if 2 * shares.shape[1] <= min(width, FINEST) else 1
+    tall = np.repeat(np.repeat(colours(shares, signed=signed), times, 1), times, 0)
     if len(tall) % 2:
-        tall = np.concatenate([tall, tall[-1:]])
+        tall = np.concatenate([tall, np.zeros_like(tall[-1:])])
     return ["".join(f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(up.tolist(), down.tolist(), strict=True)) + RESET
             for up, down in zip(tall[::2], tall[1::2], strict=True)]
+
+
+def coarsened(values: np.ndarray, most: int) -> np.ndarray:
+    """Means over squares, so that no side is longer than ``most``."""
+    times = -(-max(values.shape) // most)
+    if times == 1:
+        return values
+    height, width = (-(-n // times) * times for n in values.shape)
+    padded = np.full((height, width), np.nan)
+    padded[:values.shape[0], :values.shape[1]] = values
+    found: np.ndarray = np.nanmean(padded.reshape(height // times, times, width // times, times), axis=(1, 3))
+    return found
