@@ -75,7 +75,7 @@ def _of_books(explanation: Explanation, sample: int) -> list[str]:
 def head_line(explanation: Explanation, sample: int) -> str:
     """What was explained: ``the prediction 'negative' (0.97)``, or the target by name with its y_t."""
     named_class = explanation.labels is not None and explanation.labels[sample] is not None
-    target = visible(target_of(explanation, sample))
+    target = target_of(explanation, sample)
     target = repr(target) if named_class else f"class {target}" if isinstance(explanation.target[sample], int) else target
     if explanation.probability is not None:
         chance = float(explanation.probability[sample])

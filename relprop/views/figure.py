@@ -100,7 +100,8 @@ def pixels(image: Any) -> Any:
     found = image.detach().float().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image)).float()
     is_bytes = (image.dtype == torch.uint8) if isinstance(image, Tensor) else np.asarray(image).dtype == np.uint8
     found = found / 255 if is_bytes else found
-    if found.dim() == 3 and found.shape[0] in (1, 3, 4) and not (found.shape[2] in (3, 4) and found.shape[0] not in (3, 4)):
+    channels_first = found.dim() == 3 and found.shape[0] in (1, 3, 4) and (isinstance(image, Tensor) or found.shape[2] not in (1, 3, 4))
+    if channels_first:
         found = found[0] if found.shape[0] == 1 else found.movedim(0, -1)
     if found.dim() == 3 and found.shape[2] == 1:
         found = found[..., 0]

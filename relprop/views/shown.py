@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError, message
+from relprop.views.escape import visible
 
 if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
@@ -103,6 +104,6 @@ def text_only(explanation: Explanation, what: str) -> TokenScores:
 
 
 def target_of(explanation: Explanation, sample: int) -> str:
-    """What was explained in a sample: the class's label where the model knows it, else the index or the target's own name."""
+    """What was explained in a sample, fit to be shown: the class's label where the model knows it, else the index or the target's own name."""
     label = None if explanation.labels is None else explanation.labels[sample]
-    return str(explanation.target[sample]) if label is None else label
+    return visible(str(explanation.target[sample]) if label is None else label, 60)
