@@ -312,9 +312,9 @@ def join(parts: list[Explanation]) -> Explanation:
     blocks = None if first.blocks is None else tuple(_join_block(same) for same in zip(*(p.blocks or () for p in parts), strict=True))
     ledger = None if first.ledger is None else join_ledgers([p.ledger for p in parts if p.ledger is not None])
     labels = None if any(p.labels is None for p in parts) else tuple(label for p in parts for label in p.labels or ())
-    named = {"labels": labels, "probability": None if any(p.probability is None for p in parts) else _cat([p.probability for p in parts])}
+    probability = None if any(p.probability is None for p in parts) else _cat([p.probability for p in parts])
     streams = {name: _join_stream([p.streams[name] for p in parts]) for name in first.streams}
-    return replace(first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks, **named)
+    return replace(first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks, labels=labels, probability=probability)
 
 
 def _join_stream(same: list[TokenScores]) -> TokenScores:

@@ -130,6 +130,11 @@ def write_ticks(axes: Axes, which: str, labels: Sequence[str], *, rotation: floa
         label.set_parse_math(False)
 
 
+def room_for(labels: Sequence[str]) -> float:
+    """Inches that the longest of some labels takes, as ``write_ticks`` writes them."""
+    return 0.07 * max((len(visible(label, 24)) for label in labels), default=1) + 0.1
+
+
 def add_scale(drawn: Any, axes: Any, label: str, **where: Any) -> Any:
     """A slim colour bar beside ``axes``."""
     first = axes[0] if isinstance(axes, list) else axes

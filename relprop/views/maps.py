@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from relprop.errors import OptionError, message
-from relprop.views.figure import add_scale, given, scale_of, several, show_heatmap, write_ticks, write_title
+from relprop.views.figure import add_scale, given, room_for, scale_of, several, show_heatmap, write_ticks, write_title
 from relprop.views.shown import Units, checked, named, only, target_of, units
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def _compare_rows(found: Mapping[str, Explanation], sample: int, scale: str, ax:
     if others:
         raise OptionError(message(f"compare(): {', '.join(others)} scores other tokens than {next(iter(rows))}", then=["compare those that score the same tokens with each other"]))
     values = np.array([row.scores if scale == "shared" else row.relative() for row in rows.values()])
-    (axes,), = several(ax, 1, 1, max(4.0, 0.34 * len(first.names) + 2.0), 0.3 * len(rows) + 1.5)
+    labels = [named(name) for name in first.names]
+    (axes,), = several(ax, 1, 1, max(4.0, 0.34 * len(labels) + 0.8 + room_for(list(rows))), 0.3 * len(rows) + 0.5 + room_for(labels))
     drawn = axes.imshow(values, aspect="auto", **scale_of(values, strongest=None if scale == "shared" else 1.0, light=True))
-    write_ticks(axes, "x", [named(name) for name in first.names], rotation=90)
+    write_ticks(axes, "x", labels, rotation=90)
     write_ticks(axes, "y", list(rows))
     axes.spines[:].set_visible(False)
     targets = {target_of(e, sample) for e in found.values()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, message
-from relprop.views.figure import GREY, TICK, add_scale, bare, given, scale_of, several, write_ticks, write_title
+from relprop.views.figure import GREY, TICK, add_scale, bare, given, room_for, scale_of, several, write_ticks, write_title
 from relprop.views.shown import checked, only, target_of
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ def matrix(
         values = maps.mean(0) if head is None else maps[head]
         caption = f"{chosen.path or f'block {number}'}\n{KINDS[kind]}, {'mean over heads' if head is None else f'head {head % len(maps)}'}"
     shown = _numbers(values)
-    labelled = len(explanation.streams) == 1 and only(explanation, "matrix()").tokens is not None
-    side = min(max(2.8, 0.17 * max(shown.shape) + 1.2), 8.0 if labelled else 4.2)
-    axes = given(ax, side + 0.6, side * shown.shape[0] / max(shown.shape) + 0.3 if shown.shape[0] < shown.shape[1] else side)
+    known = next(iter(explanation.streams.values())).tokens if len(explanation.streams) == 1 else None
+    room = 0.4 if known is None else room_for(known[sample])
+    side = min(max(2.0, 0.17 * max(shown.shape)), 7.0 if known is not None else 3.6) + room + 0.4
+    axes = given(ax, side + 0.6, max(side * shown.shape[0] / max(shown.shape), room + 1.2))
     strongest = _off_diagonal(shown) if block is None else None
     drawn = axes.imshow(shown, **scale_of(shown, strongest=strongest))
     _label_tokens(axes, explanation, sample, shown.shape)
@@ -72,9 +73,9 @@ def layers(explanation: Explanation, *, sample: int = 0, ax: Axes | None = None,
     whole = _numbers(stream.scores[sample])
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
     names = [f"L{i}" for i in range(len(parts))] + ["", "Σ" if np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * max(np.abs(whole).max(), 1e-30)) else "scores"]
-    axes = given(ax, min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0), 0.22 * len(rows) + 1.4)
-    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
     labels = stream.tokens[sample] if stream.tokens is not None else None
+    axes = given(ax, min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0), 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
+    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
     _ticks_of_tokens(axes, "x", labels, rows.shape[1])
     write_ticks(axes, "y", names)
     axes.spines[:].set_visible(False)
@@ -133,7 +134,8 @@ def bars(explanation: Explanation, labels: list[str], scores: list[float], conte
 
 def _off_diagonal(values: np.ndarray) -> float | None:
     """The largest |number| off the diagonal; ``None`` if there is none but 0."""
-    off = np.abs(values[~np.eye(*values.shape, dtype=bool)])
+    rows, columns = np.indices(values.shape)
+    off = np.abs(values[rows != columns])
     return float(off.max()) if off.size and off.max() > 0 else None
 
 

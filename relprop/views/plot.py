@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
 from relprop.views.curves import curves
-from relprop.views.figure import LABEL, figure, show_heatmap, show_image, write_title
+from relprop.views.figure import LABEL, figure, room_for, show_heatmap, show_image, write_title
 from relprop.views.flow import ledger
 from relprop.views.maps import compare, heatmap
 from relprop.views.matrices import bars, heads, layers, matrix
@@ -61,7 +61,7 @@ def _plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
         axes.set_xlabel("seconds" if tokens.clock else "step of the input", fontsize=LABEL)
     else:
         labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
-        fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 3)
+        fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
         bars(explanation, labels, scores, explanation.content[sample].tolist(), axes)
     write_title(axes, title)
     return fig
@@ -73,7 +73,8 @@ def plot_comparison(explanations: Mapping[str, Explanation], image: Any, *, samp
     Methods that score other tokens than the first one (pixels, where it scores patches of a text's words) are left out.
     """
     first = next(iter(explanations.values()))
-    checked(first, sample)
+    if not -len(first) <= sample < len(first):
+        raise OptionError(f"sample={sample}: the explanations have {len(first)} samples")
     maps = all(e.grid is not None and len(e.grid) == 2 for e in explanations.values())
     same = explanations if maps else {label: e for label, e in explanations.items() if e.scores.shape == first.scores.shape}
     drawn = compare(same, image, sample=sample, scale="own", colorbar=False)[0].figure

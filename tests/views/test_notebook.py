@@ -61,7 +61,7 @@ def test_the_page_shows_words_shaded_by_share(texts):
     assert [t for t in parsed(page) if t.strip()][2:7] == [w for w, _ in texts.words(0)]
     ground = re.findall(r"<bdi style=\"background:(#\w+);color:(#\w+)", page)[:5]
     scores = np.array([s for _, s in texts.words(0)])
-    assert ground == [("#%02x%02x%02x" % shade(v), "#%02x%02x%02x" % ink(shade(v))) for v in scores / scores.max()]
+    assert ground == [(f"#{bytes(shade(v)).hex()}", f"#{bytes(ink(shade(v))).hex()}") for v in scores / scores.max()]
     assert "⚠" in page and "attention sinks" in page  # the second sample's
 
 

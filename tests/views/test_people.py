@@ -92,9 +92,9 @@ def test_labels_are_saved_and_joined(texts, tmp_path):
 
 
 def test_a_summary_gives_shares_of_the_positive_scores(texts):
-    e = replace(with_scores(texts, [9.0, 1, 2, 0, -4, 3, 4, 9]), labels=("negative", "x"), probability=torch.tensor([0.97, 0.2]), ledger=None)
+    e = replace(with_scores(texts, [1.0, 1, 2, 0, -4, 3, 4, 1]), labels=("negative", "x"), probability=torch.tensor([0.97, 0.2]), ledger=None)
     assert e.summary(k=2) == "the prediction 'negative' (0.97) rests on: boring (0.70), film (0.20) and 1 more; against it most: not."
-    assert e.summary(1).startswith("'x' (0.20) rests on: awful (1.00).")
+    assert e.summary(1).startswith("'x' (0.20) rests on: awful (1.00).\nwarning: 9")
     assert with_scores(e, [0.0, -1, -2, 0, -4, 0, 0, 0]).summary().splitlines()[0] == "the prediction 'negative' (0.97) rests on nothing: no part has a positive score; against it most: not."
 
 
@@ -116,7 +116,7 @@ def test_concerns_of_the_books(texts):
         return Account("n", "a.b", "op", "rule", **{"arrived": zero + 1, "absolute": zero + 1, "to_inputs": zero, "unread": zero, **named}, lost=lost)
 
     def told(*accounts):
-        e = with_scores(texts, [0.0, 1, 1, 1, 1, 1, 1, 0.0])
+        e = with_scores(texts, [0.0, 1, 0, 0, 0, 0, 0, 0.0])
         return [replace(e, ledger=Ledger(accounts, torch.ones(2, dtype=torch.float64))).concerns(i) for i in range(2)]
 
     assert told(account(to_inputs=[0.75, 0.81], lost={"stabiliser": [0.25, 0.19]})) == [["25% of the relevance was lost on the way (stabiliser 25%)"], []]

@@ -192,12 +192,10 @@ from relprop.demo.model import digit_scene_model
 assert "matplotlib" not in sys.modules
 e = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), target=3, keep=("matrix", "blocks"))
 import matplotlib
-for name in [n for n in sys.modules if n == "matplotlib.pyplot"]:  # timm or captum may have imported it
-    del sys.modules[name]
-before = dict(matplotlib.rcParams), set(matplotlib.colormaps)
+before = matplotlib.rcParams.copy(), set(matplotlib.colormaps)
 relprop.plot.heatmap(e); relprop.plot.matrix(e); relprop.plot.heads(e); relprop.plot.ledger(e); relprop.plot.curves([1.0, 0.5])
 assert "matplotlib.pyplot" not in sys.modules
-assert (dict(matplotlib.rcParams), set(matplotlib.colormaps)) == before
+assert (matplotlib.rcParams.copy(), set(matplotlib.colormaps)) == before
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=300)
 
