@@ -215,7 +215,6 @@ class Explanation:
 
         Raises ``OptionError`` where they are not known: they come with ``inputs=tokenizer(...)`` of a fast tokenizer, and with ``processor=tokenizer``."""
         from relprop.views.listed import words
-
         return words(self._only("words()"), sample)
 
     def top(self, k: int = 5, sample: int = 0, *, by: str | None = None) -> list[tuple[Any, float]]:
@@ -223,43 +222,36 @@ class Explanation:
 
         ``by``: ``"words"``, ``"tokens"`` or ``"patches"``. Special tokens and padding are none. Raises ``OptionError`` where there are no such parts."""
         from relprop.views.listed import top
-
         return top(self, k, sample, by=by)
 
     def summary(self, sample: int = 0, *, k: int = 5) -> str:
         """One sentence for people: what was explained, and the ``k`` parts it rests on most; then a line for each of ``concerns``."""
         from relprop.views.audit import summary
-
         return summary(self, sample, k=k)
 
     def concerns(self, sample: int = 0) -> list[str]:
         """Why not to rest on this map: all zero, much relevance lost, few or special tokens hold most of it. The limits are in ``views.audit``."""
         from relprop.views.audit import concerns
-
         return concerns(self, sample)
 
     def to_dataframe(self) -> Any:
         """A pandas ``DataFrame``, a row per sample, input and token. Raises ``OptionError`` without pandas (``relprop[pandas]``)."""
         from relprop.views.listed import to_dataframe
-
         return to_dataframe(self)
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Scores, tokens, words, target, labels, options and concerns of every sample as JSON; no tensors that ``keep=`` kept: those are ``save``'s."""
         from relprop.views.listed import to_json
-
         return to_json(self, indent=indent)
 
     def terminal(self, sample: int = 0, *, colour: bool | None = None, width: int | None = None) -> str:
         """One sample for a terminal: shaded words or a map of blocks; without ``colour`` marks that still tell. ``None``: colours if the terminal has them."""
         from relprop.views.terminal import terminal
-
         return terminal(self, sample, colour=colour, width=width)
 
     def show(self, sample: int = 0) -> None:
         """Print ``terminal(sample)``."""
         from relprop.views.terminal import show
-
         show(self, sample)
 
     def seconds(self, rate: float | None = None) -> Tensor:
@@ -268,7 +260,6 @@ class Explanation:
         ``rate``: how many steps of the input there are per second (a waveform's samples, a spectrogram's frames); needed unless ``explain``
         was given the feature extractor as ``processor=``. NaN for the model's own tokens. Raises ``OptionError`` if the rate is not known."""
         from relprop.views.listed import seconds
-
         return seconds(self._only("seconds()"), rate)
 
     def save(self, path: str | Path) -> Path:
@@ -279,12 +270,10 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         from relprop.views.page import page
-
         return page(self)
 
     def _repr_png_(self) -> bytes | None:
         from relprop.views.page import picture
-
         return picture(self)
 
     def plot(self, image: Tensor | None = None, *, sample: int = 0) -> Figure:
@@ -314,7 +303,10 @@ def join(parts: list[Explanation]) -> Explanation:
     labels = None if any(p.labels is None for p in parts) else tuple(label for p in parts for label in p.labels or ())
     probability = None if any(p.probability is None for p in parts) else _cat([p.probability for p in parts])
     streams = {name: _join_stream([p.streams[name] for p in parts]) for name in first.streams}
-    return replace(first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks, labels=labels, probability=probability)
+    return replace(
+        first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks,
+        labels=labels, probability=probability,
+    )
 
 
 def _join_stream(same: list[TokenScores]) -> TokenScores:

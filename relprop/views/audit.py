@@ -98,5 +98,5 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     more = f" and {left} more" if left > 0 else ""
     against = [(name, score) for name, score in sorted(parts, key=lambda p: p[1])[:1] if score < 0]
     minus = f"; against it most: {visible(named(against[0][0]), 40)}" if against else ""
-    sentence = f"{head_line(explanation, sample)} rests on: {rests}{more}" if best else f"{head_line(explanation, sample)} rests on nothing: no part has a positive score"
+    sentence = f"{head_line(explanation, sample)} rests on" + (f": {rests}{more}" if best else " nothing: no part has a positive score")
     return "\n".join([f"{sentence}{minus}.", *(f"warning: {line}" for line in concerns(explanation, sample))])

@@ -14,7 +14,10 @@ from relprop.views.figure import LABEL, TICK, bare, given, write_title
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES = (("#0072b2", "-", "o"), ("#d55e00", "-", "s"), ("#009e73", "-", "^"), ("#cc79a7", "-", "D"), ("#000000", "-", "v"), ("#56b4e9", "--", "o"), ("#e69f00", "--", "s"))
+STYLES = (
+    ("#0072b2", "-", "o"), ("#d55e00", "-", "s"), ("#009e73", "-", "^"), ("#cc79a7", "-", "D"), ("#000000", "-", "v"), ("#56b4e9", "--", "o"),
+    ("#e69f00", "--", "s"),
+)
 """Colour, line and marker of each curve in turn: Okabe and Ito's colours (2008), made for the colour-blind; markers tell them apart without colour."""
 
 

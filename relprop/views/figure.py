@@ -109,7 +109,9 @@ def pixels(image: Any) -> Any:
         raise InputError(f"image has shape {list(getattr(image, 'shape', found.shape))}: one picture, (H, W) or (channels, H, W), is needed")
     least, most = float(found.min()), float(found.max())
     if least < -0.05 or most > 1.05:
-        raise InputError(message(f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]", then=["undo the normalisation: image * std + mean"]))
+        raise InputError(message(
+            f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]", then=["undo the normalisation: image * std + mean"],
+        ))
     return found.clamp(0, 1).numpy()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,8 +106,8 @@ def _stage(name: str, accounts: list[Account], sample: int) -> Stage:
             entered.setdefault(child, float(account.arrived[sample]))
             counts[child] = counts.get(child, 0) + 1
     return Stage(
-        name, summed(v for a in accounts for v in a.absorbed.values()), summed(v for a in accounts for v in a.lost.values()), summed(a.unread for a in accounts),
-        summed(a.residual for a in accounts), {child: amount for child, amount in entered.items() if counts[child] > 1},
+        name, summed(v for a in accounts for v in a.absorbed.values()), summed(v for a in accounts for v in a.lost.values()),
+        summed(a.unread for a in accounts), summed(a.residual for a in accounts), {child: amount for child, amount in entered.items() if counts[child] > 1},
     )
 
 
@@ -121,7 +122,9 @@ def ledger(explanation: Explanation, *, sample: int = 0, ax: Axes | None = None,
     """
     sample, books = checked(explanation, sample), explanation.ledger
     if books is None or not books.accounts:
-        raise OptionError(message(f"ledger() needs relevance: method {explanation.method!r} has no ledger", then=["relprop.explain(model, inputs)   # method='transformer_attribution'"]))
+        raise OptionError(message(
+            f"ledger() needs relevance: method {explanation.method!r} has no ledger", then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
+        ))
     found = stages(books, sample)
     start = float(books.started[sample])
     unit = abs(start) or 1.0
@@ -150,7 +153,8 @@ def ledger(explanation: Explanation, *, sample: int = 0, ax: Axes | None = None,
     axes.set_xlim(-2.6, len(found) + 3.2)
     axes.set_ylim(under - 0.75 * most, top)
     axes.set_axis_off()
-    write_title(axes, f"relevance of {visible(target_of(explanation, sample), 30)}: {explanation.method}, rules {explanation.rules}" if title is None else title)
+    whose = f"relevance of {visible(target_of(explanation, sample), 30)}: {explanation.method}, rules {explanation.rules}"
+    write_title(axes, whose if title is None else title)
     return axes
 
 
@@ -182,7 +186,7 @@ def _band(axes: Axes, widths: list[float]) -> None:
     """What is on its way: at each part it narrows (or, where a part gave relevance back, widens) smoothly; where its sign turns, it pinches."""
     x, y = [-0.9], [abs(widths[0]) / 2]
     bend = (1 - np.cos(np.linspace(0, np.pi, 17))) / 2
-    for i, (before, after) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (before, after) in enumerate(pairwise(widths)):
         x += (i - 0.35 + 0.7 * np.linspace(0, 1, 17)).tolist()
         y += (np.abs(before + (after - before) * bend) / 2).tolist()
     x.append(len(widths) - 0.4)

@@ -45,7 +45,8 @@ def patches(tokens: TokenScores, sample: int) -> np.ndarray:
     """The scores of one sample's patches, (h, w) (of a video (t, h, w)), float64; 0 where no token is of a patch."""
     assert tokens.grid is not None
     known = tokens.source >= 0
-    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(0, tokens.source[known].cpu(), tokens.scores[sample].detach().double().cpu()[known.cpu()])
+    scores = tokens.scores[sample].detach().cpu().double()[known.cpu()]
+    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(0, tokens.source[known].cpu(), scores)
     return flat.view(tokens.grid).numpy()
 
 

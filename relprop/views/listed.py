@@ -29,7 +29,8 @@ def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
     """(tokens, 2): from when to when in the recording each token was made."""
     if tokens.spans is None or (rate is None and tokens.clock is None):
         raise OptionError(message(
-            "seconds() needs to know how long a step of the input is", then=["explanation.seconds(rate=16000)", "relprop.explain(model, inputs, processor=feature_extractor)"],
+            "seconds() needs to know how long a step of the input is",
+            then=["explanation.seconds(rate=16000)", "relprop.explain(model, inputs, processor=feature_extractor)"],
         ))
     if rate is not None and not rate > 0:
         raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
@@ -56,7 +57,8 @@ def rows(explanation: Explanation) -> list[dict[str, Any]]:
         for i in range(len(explanation)):
             word_of = {t: k for k, (_, made) in enumerate(stream.words[i]) for t in made} if stream.words is not None else {}
             for t, at in enumerate(source):
-                one = {"sample": i, "input": name, "index": t, "score": scores[i][t], "row": row[i][t], "identity": identity[i][t], "content": content[i][t], "source": at}
+                one = {"sample": i, "input": name, "index": t, "score": scores[i][t], "row": row[i][t], "identity": identity[i][t]}
+                one |= {"content": content[i][t], "source": at}
                 one |= {} if stream.tokens is None else {"token": stream.tokens[i][t]}
                 if stream.words is not None:
                     one |= {"word": stream.words[i][word_of[t]][0] if t in word_of else None, "word_index": word_of.get(t)}
@@ -75,7 +77,8 @@ def to_dataframe(explanation: Explanation) -> Any:
     frame = pandas.DataFrame(rows(explanation))
     for name in {"word_index", "time", "patch_row", "patch_column"} & set(frame.columns):
         frame[name] = frame[name].astype("Int64")
-    frame.attrs = {"method": explanation.method, "rules": explanation.rules, "target": list(explanation.target), "labels": explanation.labels and list(explanation.labels)}
+    frame.attrs = {"method": explanation.method, "rules": explanation.rules, "target": list(explanation.target)}
+    frame.attrs["labels"] = None if explanation.labels is None else list(explanation.labels)
     return frame
 
 
@@ -94,7 +97,8 @@ def to_json(explanation: Explanation, *, indent: int | None) -> str:
             "inputs": streams, "concerns": concerns(explanation, i),
         })
     layout = {name: {"grid": s.grid, "image": s.image, "source": s.source.tolist()} for name, s in explanation.streams.items()}
-    whole = {"method": explanation.method, "rules": explanation.rules, "options": _plain(dict(explanation.facts.get("options", {}))), "inputs": layout, "samples": samples}
+    how = {"method": explanation.method, "rules": explanation.rules, "options": _plain(dict(explanation.facts.get("options", {})))}
+    whole = how | {"inputs": layout, "samples": samples}
     return json.dumps(whole, indent=indent, allow_nan=False)
 
 

@@ -47,7 +47,8 @@ def heatmap(
 
 
 def compare(
-    explanations: Any, image: Any = None, *, sample: int = 0, labels: Iterable[str] | None = None, scale: str | None = None, ax: Any = None, colorbar: bool = True,
+    explanations: Any, image: Any = None, *, sample: int = 0, labels: Iterable[str] | None = None, scale: str | None = None, ax: Any = None,
+    colorbar: bool = True,
 ) -> list[Axes]:
     """Several targets or methods of one sample side by side on one scale: a heat map each, or, of texts, a row of shaded words each.
 
@@ -108,7 +109,9 @@ def _compare_rows(found: Mapping[str, Explanation], sample: int, scale: str, ax:
     first = next(iter(rows.values()))
     others = [label for label, row in rows.items() if row.names != first.names]
     if others:
-        raise OptionError(message(f"compare(): {', '.join(others)} scores other tokens than {next(iter(rows))}", then=["compare those that score the same tokens with each other"]))
+        raise OptionError(message(
+            f"compare(): {', '.join(others)} scores other tokens than {next(iter(rows))}", then=["compare those that score the same tokens with each other"],
+        ))
     values = np.array([row.scores if scale == "shared" else row.relative() for row in rows.values()])
     labels = [named(name) for name in first.names]
     (axes,), = several(ax, 1, 1, max(4.0, 0.34 * len(labels) + 0.8 + room_for(list(rows))), 0.3 * len(rows) + 0.5 + room_for(labels))
@@ -134,7 +137,9 @@ def _heat(explanation: Explanation, sample: int, image: Any) -> torch.Tensor:
     if stream.grid is None or stream.image is None:
         raise OptionError(message("heatmap() is for images: this explanation has no patch grid", then=["relprop.plot.text(explanation)", "explanation.plot()"]))
     if len(stream.grid) != 2:
-        raise OptionError(message(f"heatmap() is for one picture: this explanation's grid is {stream.grid}", then=["explanation.plot()   # a map for each time"]))
+        raise OptionError(message(
+            f"heatmap() is for one picture: this explanation's grid is {stream.grid}", then=["explanation.plot()   # a map for each time"],
+        ))
     size = tuple(getattr(image, "shape", ())[-2:])
     whole = stream.originals is not None and stream.image != size == stream.originals[sample].size
     return explanation.original_heatmap(sample) if whole else explanation.heatmap()[sample].detach().cpu()

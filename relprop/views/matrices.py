@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, message
-from relprop.views.figure import GREY, TICK, add_scale, bare, given, room_for, scale_of, several, write_ticks, write_title
+from relprop.views.figure import GREY, TICK, TITLE, add_scale, bare, given, room_for, scale_of, several, write_ticks, write_title
 from relprop.views.shown import checked, only, target_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def layers(explanation: Explanation, *, sample: int = 0, ax: Axes | None = None,
     parts = _numbers(_need(stream.layers, "layers()", "layers")[sample])
     whole = _numbers(stream.scores[sample])
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
-    names = [f"L{i}" for i in range(len(parts))] + ["", "Σ" if np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * max(np.abs(whole).max(), 1e-30)) else "scores"]
+    summed = np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
+    names = [*(f"L{i}" for i in range(len(parts))), "", "Σ" if summed else "scores"]
     labels = stream.tokens[sample] if stream.tokens is not None else None
     axes = given(ax, min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0), 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
     drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
@@ -114,7 +115,8 @@ def heads(
     for axes in grid[len(maps):]:
         axes.set_axis_off()
     if ax is None:
-        grid[0].figure.suptitle(f"{KINDS[kind]} of {chosen.path or f'block {number}'}, target {target_of(explanation, sample)}", fontsize=TICK + 2).set_parse_math(False)
+        caption = f"{KINDS[kind]} of {chosen.path or f'block {number}'}, target {target_of(explanation, sample)}"
+        grid[0].figure.suptitle(caption, fontsize=TITLE).set_parse_math(False)
     if colorbar:
         add_scale(drawn, grid, "")
     return grid[:len(maps)]
@@ -160,9 +162,13 @@ def _of_kind(block: Block, kind: str, sample: int) -> Tensor:
         raise OptionError(f"kind={kind!r}: one of {', '.join(map(repr, KINDS))}")
     found: Tensor | None = getattr(block, kind)
     if found is None:
-        raise OptionError(message(f"this method computed no {kind} at {block.path}", then=["method='transformer_attribution' has attention, gradient and relevance"]))
+        raise OptionError(message(
+            f"this method computed no {kind} at {block.path}", then=["method='transformer_attribution' has attention, gradient and relevance"],
+        ))
     if found.dim() != 4:
-        raise OptionError(message(f"{block.path} attends within parts of the input: its {kind} is {list(found.shape[1:])} per sample", then=["explanation.blocks[...] has the numbers"]))
+        raise OptionError(message(
+            f"{block.path} attends within parts of the input: its {kind} is {list(found.shape[1:])} per sample", then=["explanation.blocks[...] has the numbers"],
+        ))
     return found[sample]
 
 

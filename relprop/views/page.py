@@ -41,7 +41,8 @@ def picture(explanation: Explanation) -> bytes | None:
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
-    parts = [f"<p><b>{markup(head_line(explanation, sample), 200)}</b> <small>{html.escape(explanation.method)}, rules {html.escape(explanation.rules)}</small></p>"]
+    how = f"{html.escape(explanation.method)}, rules {html.escape(explanation.rules)}"
+    parts = [f"<p><b>{markup(head_line(explanation, sample), 200)}</b> <small>{how}</small></p>"]
     for name in explanation.streams:
         one = explanation[name]
         parts += [f"<p><small>{markup(name)}</small></p>"] if len(explanation.streams) > 1 else []
@@ -86,4 +87,5 @@ def png(rgb: np.ndarray) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")

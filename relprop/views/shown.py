@@ -99,7 +99,9 @@ def text_only(explanation: Explanation, what: str) -> TokenScores:
     if stream.grid is not None:
         raise OptionError(message(f"{what} is for texts: this explanation is of an image", then=["relprop.plot.heatmap(explanation, image)"]))
     if stream.tokens is None and stream.words is None:
-        raise OptionError(message(f"{what} is for texts: this explanation's tokens have no labels", then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"]))
+        raise OptionError(message(
+            f"{what} is for texts: this explanation's tokens have no labels", then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
+        ))
     return stream
 
 

@@ -22,7 +22,8 @@ POINTS = 72.0
 
 
 def text(
-    explanation: Explanation, *, sample: int = 0, by: str | None = None, ax: Axes | None = None, title: str | None = None, width: float = 6.5, size: float = 11.0,
+    explanation: Explanation, *, sample: int = 0, by: str | None = None, ax: Axes | None = None, title: str | None = None, width: float = 6.5,
+    size: float = 11.0,
 ) -> Axes:
     """One sample's text, its words (or tokens) shaded by score: orange for the target, blue against it, as strong as the share of the strongest.
 

@@ -13,7 +13,10 @@ from relprop.demo.scenes import make_scenes
 
 TEXTS = ["the film was not bor ##ing", "awful"]
 KNOWN = "[PAD] [CLS] [SEP] [UNK] the film was not bor ##ing awful".split()
-HOSTILE = ["<script>alert('x')</script>", '"><img src=x onerror="1">', "\u202eevil\u202c", "\x1b[31mred\x07\r\n\t", "$x^2$ \\frac{", "z" * 10_000, "\ud800", "&amp;", "", "a\u0301" + "\u0301" * 50]
+HOSTILE = [
+    "<script>alert('x')</script>", '"><img src=x onerror="1">', "\u202eevil\u202c", "\x1b[31mred\x07\r\n\t", "$x^2$ \\frac{", "z" * 10_000, "\ud800", "&amp;",
+    "", "a\u0301" + "\u0301" * 50,
+]
 
 
 def small_bert(**config):

@@ -112,7 +112,8 @@ def test_png_files_hold_their_pixels():
 
 def test_large_batches_are_cut(texts):
     stream = next(iter(texts.streams.values()))
-    many = replace(stream, scores=stream.scores[:1].expand(20, -1), content=stream.content[:1].expand(20, -1), tokens=stream.tokens[:1] * 20, words=stream.words[:1] * 20)
+    rows = {"scores": stream.scores[:1].expand(20, -1), "content": stream.content[:1].expand(20, -1)}
+    many = replace(stream, **rows, tokens=stream.tokens[:1] * 20, words=stream.words[:1] * 20)
     e = replace(texts, streams={stream.name: many}, target=(0,) * 20, labels=None, probability=None, output=torch.ones(20), ledger=None)
     assert f"{20 - SAMPLES} more samples" in e._repr_html_()
 

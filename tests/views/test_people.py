@@ -24,7 +24,8 @@ def with_scores(e, scores, **changes):
 
 def test_top_is_the_largest_scores_in_order(texts, pictures):
     assert texts.top(3) == sorted(texts.words(0), key=lambda w: -w[1])[:3]
-    assert texts.top(100, by="tokens") == sorted(((t, float(s)) for t, s, c in zip(texts.tokens[0], texts.scores[0], texts.content[0], strict=True) if c), key=lambda p: -p[1])
+    content = [(t, float(s)) for t, s, c in zip(texts.tokens[0], texts.scores[0], texts.content[0], strict=True) if c]
+    assert texts.top(100, by="tokens") == sorted(content, key=lambda p: -p[1])
     e = pictures[0]
     (first, score), *_ = e.top(4, 1)
     assert score == float(e.scores[1, 1:].max()) and 8 * first[0] + first[1] == int(e.scores[1, 1:].argmax())
@@ -95,13 +96,15 @@ def test_a_summary_gives_shares_of_the_positive_scores(texts):
     e = replace(with_scores(texts, [1.0, 1, 2, 0, -4, 3, 4, 1]), labels=("negative", "x"), probability=torch.tensor([0.97, 0.2]), ledger=None)
     assert e.summary(k=2) == "the prediction 'negative' (0.97) rests on: boring (0.70), film (0.20) and 1 more; against it most: not."
     assert e.summary(1).startswith("'x' (0.20) rests on: awful (1.00).\nwarning: 9")
-    assert with_scores(e, [0.0, -1, -2, 0, -4, 0, 0, 0]).summary().splitlines()[0] == "the prediction 'negative' (0.97) rests on nothing: no part has a positive score; against it most: not."
+    nothing = with_scores(e, [0.0, -1, -2, 0, -4, 0, 0, 0]).summary().splitlines()[0]
+    assert nothing == "the prediction 'negative' (0.97) rests on nothing: no part has a positive score; against it most: not."
 
 
 def test_concerns_of_scores(texts):
     plain = replace(texts, ledger=None)
     assert with_scores(plain, 0.0).concerns() == ["all scores are 0: the map says nothing"]
-    assert with_scores(plain, [3.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == ["60% of the score is on special tokens or the model's own (attention sinks), not on the input's content"]
+    sinks = "60% of the score is on special tokens or the model's own (attention sinks), not on the input's content"
+    assert with_scores(plain, [3.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == [sinks]
     assert with_scores(plain, [2.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == []  # exactly the limit is none
     every = torch.ones_like(texts.content)
     assert with_scores(plain, [9.0, 1, 0, 0, 0, 0, 0, 0], content=every).concerns() == ["90% of the score is on one of 8 tokens ('[CLS]')"]
@@ -142,7 +145,8 @@ def test_a_data_frame_has_a_row_per_token(texts, pictures):
 def test_json_is_strict_and_whole(texts, pictures, hostile):
     found = json.loads(texts.to_json(), parse_constant=pytest.fail)
     first = found["samples"][0]
-    assert first["inputs"]["input_ids"]["scores"] == texts.scores[0].tolist() and first["label"] == texts.labels[0] and first["probability"] == float(texts.probability[0])
+    assert first["inputs"]["input_ids"]["scores"] == texts.scores[0].tolist()
+    assert first["label"] == texts.labels[0] and first["probability"] == float(texts.probability[0])
     assert [(w["text"], w["score"]) for w in first["inputs"]["input_ids"]["words"]] == texts.words(0)
     assert json.loads(pictures[0].to_json(indent=1))["inputs"]["input_0"]["grid"] == [8, 8]
     infinite = replace(texts, output=texts.output * float("inf"), target=((1, 2), object()))

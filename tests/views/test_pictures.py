@@ -166,8 +166,8 @@ def test_the_ledgers_parts_are_blocks_and_top_modules(pictures):
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
 def test_every_picture_saves_as_vectors_too(suffix, texts, signed, pictures, scenes, tmp_path):
     pages = [
-        plot.heatmap(pictures[0], scenes.images[0]), *plot.compare(pictures)[:1], plot.text(texts), plot.matrix(texts), plot.layers(signed), *plot.heads(texts)[:1],
-        plot.curves({"a": [1.0, 0.0]}), plot.ledger(texts),
+        plot.heatmap(pictures[0], scenes.images[0]), *plot.compare(pictures)[:1], plot.text(texts), plot.matrix(texts), plot.layers(signed),
+        *plot.heads(texts)[:1], plot.curves({"a": [1.0, 0.0]}), plot.ledger(texts),
     ]
     for i, axes in enumerate(pages):
         axes.figure.savefig(tmp_path / f"{i}.{suffix}")
@@ -269,7 +269,8 @@ def test_zeros_are_drawn(texts, pictures, tmp_path):
 
 def test_half_precision_and_gradients_are_drawn(texts):
     stream = next(iter(texts.streams.values()))
-    half = replace(texts, streams={stream.name: replace(stream, matrix=stream.matrix.to(torch.bfloat16).requires_grad_(), scores=(stream.scores * 1e6).to(torch.bfloat16))})
+    narrow = {"matrix": stream.matrix.to(torch.bfloat16).requires_grad_(), "scores": (stream.scores * 1e6).to(torch.bfloat16)}
+    half = replace(texts, streams={stream.name: replace(stream, **narrow)})
     assert plot.matrix(half).images and plot.text(half).patches and half.plot().axes
 
 
