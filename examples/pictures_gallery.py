@@ -22,14 +22,14 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.evaluation.perturbation import ImagePerturbation
 
-TEXT = "the music was really clever and we saw it on a friday but the plot was not moving and the story was quite weak"
+TEXT = "the music was really clever and we saw it on a friday and the plot was not moving and the story was quite weak"
 DPI = 80
 
 
-def save(axes: Any, path: Path) -> None:
+def save(axes: Any, path: Path, dpi: int = DPI) -> None:
     """The figure that the axes are in."""
     first = axes[0] if isinstance(axes, list) else axes
-    first.figure.savefig(path, dpi=DPI)
+    first.figure.savefig(path, dpi=dpi)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -41,7 +41,7 @@ def draw_scene(out: Path) -> None:
     save(plot.compare(both, image), out / "picture-compare-targets.png")
     found = relprop.compare(model, scenes.images, ["transformer_attribution", "rollout", "gradcam", "gradient_x_input"], digits[0])
     save(plot.compare(found, image), out / "picture-compare.png")
-    save(plot.heads(both[0], block=1, kind="attention"), out / "picture-heads.png")
+    save(plot.heads(both[0], block=0, kind="attention"), out / "picture-heads.png", dpi=60)
     print(both[0].summary(), both[0].terminal(colour=False), sep="\n")
 
 

@@ -287,3 +287,25 @@ def test_long_texts_break_into_many_lines_and_many_tokens_get_sparse_labels():
 def replace_rows(e, words):
     stream = next(iter(e.streams.values()))
     return [replace(e, streams={stream.name: replace(stream, words=words)})]
+
+
+def test_the_gallery_page_runs(monkeypatch):
+    """The code of docs/pictures.md, on the models of these tests."""
+    import re
+    from pathlib import Path
+
+    from relprop.evaluation.perturbation import ImagePerturbation
+    from tests.views.conftest import small_bert, small_tokenizer
+
+    page = (Path(__file__).parents[2] / "docs/pictures.md").read_text()
+    drawn_by = set()
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        images = torch.rand(2, 1, 32, 32)
+        about_text = "tokenizer" in block or block.startswith("e  ")
+        scope = {
+            "relprop": relprop, "images": images, "text": "the film was not boring", "tokenizer": small_tokenizer(), "labels": [6, 8], "methods": ["rollout", "random"],
+            "model": small_bert() if about_text else digit_scene_model(), "measure": ImagePerturbation(), "normalize": lambda x: x, "e": explain_texts(),
+        }
+        exec(compile(block, "docs/pictures.md", "exec"), scope)
+        drawn_by |= set(re.findall(r"plot\.(\w+)\(", block))
+    assert drawn_by == {name for name in plot.__all__ if name not in ("figure", "show_heatmap", "show_image")}
