@@ -19,11 +19,12 @@ from relprop.errors import RelpropError, RelpropWarning
 from relprop.explanation import Explanation
 from relprop.rules import Rule, RuleSet, register_rule
 from relprop.storage import load
+from relprop.views import plot
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Comparison", "Explanation", "Generation", "Maximization", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "activation_maximization", "check", "compare", "errors",
     "explain", "explain_generation", "explain_many",
-    "instrument", "load", "open_model", "register_rule", "rules", "stability", "targets", "trace",
+    "instrument", "load", "open_model", "plot", "register_rule", "rules", "stability", "targets", "trace",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,7 +76,8 @@ class Explanation:
     ``explanation["input_ids"]`` is the explanation restricted to one, and plain ``scores`` raises an ``OptionError`` that names them.
     ``target`` names what was explained in each sample, ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books
     (``None`` for a method without relevance). ``blocks`` are there if ``keep=`` named them. ``facts`` says how it was made: front end,
-    generic ops, options.
+    generic ops, options. ``labels`` and ``probability`` (batch,): what each explained class is called and how likely the model finds it, where the
+    model's config says so.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -94,6 +94,8 @@ class Explanation:
     ledger: Ledger | None = None
     blocks: tuple[Block, ...] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str | None, ...] | None = None
+    probability: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.target)
@@ -195,8 +197,7 @@ class Explanation:
     def heatmap(self, size: tuple[int, ...] | int | None = None) -> Tensor:
         """The patches' scores as an image, (batch, H, W), bilinear between the patches' middles; ``size`` defaults to the input image's.
 
-        Of a video (batch, T, H, W), of a spectrogram (batch, time, mel). Raises ``OptionError`` for an explanation that is not of an image.
-        """
+        Of a video (batch, T, H, W), of a spectrogram (batch, time, mel). Raises ``OptionError`` for an explanation that is not of an image."""
         from relprop.views.heat import heatmap
 
         return heatmap(self._only("heatmap()"), size)
@@ -204,8 +205,7 @@ class Explanation:
     def original_heatmap(self, sample: int = 0) -> Tensor:
         """One sample's heat map in the pixels of the picture it was made from, (H, W); 0 where processing cut the picture off.
 
-        Raises ``OptionError`` if the picture is not known: ``explain`` knows pictures that it was given with ``processor=``.
-        """
+        Raises ``OptionError`` if the picture is not known: ``explain`` knows pictures that it was given with ``processor=``."""
         from relprop.views.heat import original_heatmap
 
         return original_heatmap(self._only("original_heatmap()"), sample)
@@ -213,31 +213,54 @@ class Explanation:
     def words(self, sample: int = 0) -> list[tuple[str, float]]:
         """The words of one sample, in order, each with the sum of its tokens' scores; special tokens and padding are no words.
 
-        Raises ``OptionError`` where the words are not known: they come with ``inputs=tokenizer(...)`` of a fast tokenizer, and with
-        ``processor=tokenizer``.
-        """
-        mine = self._only("words()")
-        if mine.words is None:
-            raise OptionError(message("words() needs to know the tokenizer", then=["relprop.explain(model, inputs, processor=tokenizer)"]))
-        scores = mine.scores[sample].tolist()
-        return [(word, sum(scores[i] for i in tokens)) for word, tokens in mine.words[sample]]
+        Raises ``OptionError`` where they are not known: they come with ``inputs=tokenizer(...)`` of a fast tokenizer, and with ``processor=tokenizer``."""
+        from relprop.views.listed import words
+        return words(self._only("words()"), sample)
+
+    def top(self, k: int = 5, sample: int = 0, *, by: str | None = None) -> list[tuple[Any, float]]:
+        """The ``k`` parts of one sample with the largest scores, largest first: words (else tokens), or patches, each by its (row, column).
+
+        ``by``: ``"words"``, ``"tokens"`` or ``"patches"``. Special tokens and padding are none. Raises ``OptionError`` where there are no such parts."""
+        from relprop.views.listed import top
+        return top(self, k, sample, by=by)
+
+    def summary(self, sample: int = 0, *, k: int = 5) -> str:
+        """One sentence for people: what was explained, and the ``k`` parts it rests on most; then a line for each of ``concerns``."""
+        from relprop.views.audit import summary
+        return summary(self, sample, k=k)
+
+    def concerns(self, sample: int = 0) -> list[str]:
+        """Why not to rest on this map: all zero, much relevance lost, few or special tokens hold most of it. The limits are in ``views.audit``."""
+        from relprop.views.audit import concerns
+        return concerns(self, sample)
+
+    def to_dataframe(self) -> Any:
+        """A pandas ``DataFrame``, a row per sample, input and token. Raises ``OptionError`` without pandas (``relprop[pandas]``)."""
+        from relprop.views.listed import to_dataframe
+        return to_dataframe(self)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Scores, tokens, words, target, labels, options and concerns of every sample as JSON; no tensors that ``keep=`` kept: those are ``save``'s."""
+        from relprop.views.listed import to_json
+        return to_json(self, indent=indent)
+
+    def terminal(self, sample: int = 0, *, colour: bool | None = None, width: int | None = None) -> str:
+        """One sample for a terminal: shaded words or a map of blocks; without ``colour`` marks that still tell. ``None``: colours if the terminal has them."""
+        from relprop.views.terminal import terminal
+        return terminal(self, sample, colour=colour, width=width)
+
+    def show(self, sample: int = 0) -> None:
+        """Print ``terminal(sample)``."""
+        from relprop.views.terminal import show
+        show(self, sample)
 
     def seconds(self, rate: float | None = None) -> Tensor:
         """(tokens, 2): from when to when in the recording each token was made, before any attention; neighbours overlap where convolutions do.
 
         ``rate``: how many steps of the input there are per second (a waveform's samples, a spectrogram's frames); needed unless ``explain``
-        was given the feature extractor as ``processor=``. NaN for the model's own tokens. Raises ``OptionError`` if the rate is not known.
-        """
-        mine = self._only("seconds()")
-        if mine.spans is None or (rate is None and mine.clock is None):
-            raise OptionError(message(
-                "seconds() needs to know how long a step of the input is", then=["explanation.seconds(rate=16000)", "relprop.explain(model, inputs, processor=feature_extractor)"],
-            ))
-        if rate is not None and not rate > 0:
-            raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
-        axis, step = mine.clock or (0, 0.0)
-        times = mine.spans[:, axis].clamp(0, mine.extent[axis]) * (step if rate is None else 1 / rate)
-        return torch.where((mine.source < 0)[:, None], math.nan, times)
+        was given the feature extractor as ``processor=``. NaN for the model's own tokens. Raises ``OptionError`` if the rate is not known."""
+        from relprop.views.listed import seconds
+        return seconds(self._only("seconds()"), rate)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it back."""
@@ -245,8 +268,16 @@ class Explanation:
 
         return save(self, path)
 
+    def _repr_html_(self) -> str:
+        from relprop.views.page import page
+        return page(self)
+
+    def _repr_png_(self) -> bytes | None:
+        from relprop.views.page import picture
+        return picture(self)
+
     def plot(self, image: Tensor | None = None, *, sample: int = 0) -> Figure:
-        """A matplotlib figure of one sample: the heat map over ``image`` (C, H, W in [0, 1]), or the tokens as bars. Needs ``relprop[plot]``."""
+        """A matplotlib figure of one sample: the heat map over ``image`` (C, H, W in [0, 1]), or the tokens as bars. ``relprop.plot`` has more."""
         from relprop.views.plot import plot_explanation
 
         return plot_explanation(self, image, sample=sample)
@@ -269,8 +300,13 @@ def join(parts: list[Explanation]) -> Explanation:
         raise RelpropError("samples took branches of the model with different tokens or attention sites: explain them one by one")
     blocks = None if first.blocks is None else tuple(_join_block(same) for same in zip(*(p.blocks or () for p in parts), strict=True))
     ledger = None if first.ledger is None else join_ledgers([p.ledger for p in parts if p.ledger is not None])
+    labels = None if any(p.labels is None for p in parts) else tuple(label for p in parts for label in p.labels or ())
+    probability = None if any(p.probability is None for p in parts) else _cat([p.probability for p in parts])
     streams = {name: _join_stream([p.streams[name] for p in parts]) for name in first.streams}
-    return replace(first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks)
+    return replace(
+        first, streams=streams, target=tuple(t for p in parts for t in p.target), output=torch.cat([p.output for p in parts]), ledger=ledger, blocks=blocks,
+        labels=labels, probability=probability,
+    )
 
 
 def _join_stream(same: list[TokenScores]) -> TokenScores:

@@ -28,7 +28,9 @@ def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``."""
     given = {f"streams.{i}.{n}": getattr(s, n) for i, s in enumerate(explanation.streams.values()) for n in TENSORS}
     tensors = {name: value for name, value in given.items() if value is not None} | {"output": explanation.output}
-    header: dict[str, Any] = {name: getattr(explanation, name) for name in PLAIN} | {"target": [_plain(t) for t in explanation.target]}
+    if explanation.probability is not None:
+        tensors["probability"] = explanation.probability
+    header: dict[str, Any] = {name: getattr(explanation, name) for name in (*PLAIN, "labels")} | {"target": [_plain(t) for t in explanation.target]}
     header["streams"] = [
         {"name": name} | {n: getattr(s, n) for n in STREAM} | {"originals": s.originals and [[o.size, o.frame] for o in s.originals]}
         for name, s in explanation.streams.items()
@@ -69,7 +71,8 @@ def load(path: str | Path) -> Explanation:
     ledger = _read_ledger(header["ledger"], tensors) if "ledger" in header else None
     return Explanation(
         {s.name: s for s in streams}, output=tensors["output"], **{name: header[name] for name in PLAIN},
-        target=tuple(_tuple(t) for t in header["target"]), ledger=ledger, blocks=kept,
+        target=tuple(_tuple(t) for t in header["target"]), ledger=ledger, blocks=kept, labels=_tuple(header.get("labels")),
+        probability=tensors.get("probability"),
     )
 
 

@@ -89,6 +89,10 @@ class Adapter:
         """The labels the model knows, in order of class index."""
         return ()
 
+    def probabilities(self, model: nn.Module, logits: Tensor) -> Tensor | None:
+        """The probabilities that the model's users read from ``logits`` (batch, classes); ``None`` if nothing says which function makes them."""
+        return None
+
     def is_causal(self, model: nn.Module) -> bool:
         """Whether the model predicts the next token, so that ``target=None`` means the last real position."""
         return False

@@ -69,6 +69,13 @@ class HuggingFace(Adapter):
         names = _names(model)
         return tuple(str(names[k]) for k in sorted(names, key=int))
 
+    def probabilities(self, model: nn.Module, logits: Tensor) -> Tensor | None:
+        """As transformers' own classification pipelines: a sigmoid per class for several labels at once and for one logit, else a softmax."""
+        kind = getattr(model.config, "problem_type", None)
+        if kind == "regression" or len(_names(model)) != logits.shape[1]:
+            return None
+        return logits.sigmoid() if kind == "multi_label_classification" or logits.shape[1] == 1 else logits.softmax(1)
+
     def is_causal(self, model: nn.Module) -> bool:
         """A model that generates, by itself or by its decoder."""
         can = getattr(model, "can_generate", None)

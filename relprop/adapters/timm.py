@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -59,10 +60,18 @@ def _names(model: nn.Module) -> tuple[str, ...]:
 
 def _imagenet(model: nn.Module) -> Any:
     """timm's table of the classes, if the head is still that of the weights the config describes."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
+    from timm.data import infer_imagenet_subset
 
     subset = infer_imagenet_subset(model)
-    return ImageNetInfo(subset) if subset and _config(model).get("num_classes") == getattr(model, "num_classes", None) else None
+    return _table(subset) if subset and _config(model).get("num_classes") == getattr(model, "num_classes", None) else None
+
+
+@lru_cache(maxsize=8)
+def _table(subset: str) -> Any:
+    """A table of timm's, read from its files once."""
+    from timm.data import ImageNetInfo
+
+    return ImageNetInfo(subset)
 
 
 def _transform(model: nn.Module) -> Any:

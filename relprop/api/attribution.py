@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.api.naming import names_of
 from relprop.api.run import Draft, Request, Run, described, facts_of, relevance_of
 from relprop.api.session import Session
 from relprop.errors import OptionError, RelpropError, TargetError, message
@@ -56,9 +57,11 @@ def attribute_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.N
         {name: windows(run.program, leaf) for name, leaf in leaves.items()},
     )
     found = method.function(at, **run.request.options)
+    labels, probability = names_of(run, start)
     return Explanation(
         {name: _token_scores(run, Stream(name, leaf, leaf, positions(run.program, leaf)), found[name]) for name, leaf in leaves.items()}, start.label,
-        start.scalars.detach(), method.name, NO_RULES if run.plan is None else session.rules.name, ledger, facts=run.facts,
+        start.scalars.detach(), method.name, NO_RULES if run.plan is None else session.rules.name, ledger, facts=run.facts, labels=labels,
+        probability=probability,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.api.attribution import output_from, tidied
+from relprop.api.naming import names_of
 from relprop.api.projection import projected_norms, sum_norms
 from relprop.api.rolling import Pairs, Rolling
 from relprop.api.run import Run, described, relevance_of
@@ -47,9 +48,11 @@ def explain_start(run: Run, target: Any, start: Start, gradients: Mapping[fx.Nod
         streams = {
             s.name: _token_scores(run, s, known[s.name], scores[s.name], walk, matrix, layers.get(s.name)) for s in rolling.streams if s.name in scores
         }
+        labels, probability = names_of(run, start)
     return Explanation(
         streams=streams, target=start.label, output=start.scalars.detach(), method=method.name, rules=run.session.rules.name,
         ledger=ledger, blocks=tuple(_block(v) for v in at) if "blocks" in run.request.keep else None, facts=run.facts,
+        labels=labels, probability=probability,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,15 @@ def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
     down, across = ((at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True))
     found = _at(replace(tokens, scores=tokens.scores[sample][None]), places)[0]
     return found * (down[:, None] & across).to(found)
+
+
+def patches(tokens: TokenScores, sample: int) -> np.ndarray:
+    """The scores of one sample's patches, (h, w) (of a video (t, h, w)), float64; 0 where no token is of a patch."""
+    assert tokens.grid is not None
+    known = tokens.source >= 0
+    scores = tokens.scores[sample].detach().cpu().double()[known.cpu()]
+    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(0, tokens.source[known].cpu(), scores)
+    return flat.view(tokens.grid).numpy()
 
 
 def _middles(count: int, step: float) -> Tensor:
