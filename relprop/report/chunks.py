@@ -28,7 +28,7 @@ class Chunks:
         key = hashlib.sha256(data).digest()
         if key not in self.known:
             self.known[key] = len(self.texts)
-            self.texts.append(base64.b64encode(zlib.compress(data, 9)).decode())
+            self.texts.append(base64.b64encode(zlib.compress(data, 6)).decode())
         return self.known[key]
 
     def size(self) -> int:

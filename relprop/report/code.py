@@ -18,7 +18,7 @@ def code_for(explanation: Explanation, model: Mapping[str, Any] | None) -> str:
     keep = [n for n, kept in (("blocks", explanation.blocks is not None), ("matrix", any(s.matrix is not None for s in explanation.streams.values()))) if kept]
     options = [f"{name}={value}" for name, value in _changed(explanation).items()]
     arguments = [f"target={targets}", f"method={explanation.method!r}", *([f"rules={explanation.rules!r}"] if explanation.ledger is not None else []), *options]
-    arguments += [f"keep=({', '.join(map(repr, keep))},)"] if keep else []
+    arguments += [f"keep={tuple(keep)!r}"] if keep else []
     return "\n".join([
         "import relprop", "",
         f"model = ...     # {_line(facts[0]) if facts else 'not given to the report'}",
@@ -33,9 +33,9 @@ def _described(name: str, count: int, image: tuple[int, ...] | None) -> str:
 
 
 def _targets(targets: tuple[Any, ...]) -> tuple[str, str]:
-    """The targets as Python, and a comment where they are none: a function's name calls nothing."""
+    """The targets as Python, and a comment where they are none: the name of a function or of an output calls nothing."""
     def plain(target: Any) -> bool:
-        return isinstance(target, (int, str)) or (isinstance(target, tuple) and all(isinstance(i, int) for i in target))
+        return isinstance(target, int) or (isinstance(target, tuple) and all(isinstance(i, int) for i in target))
 
     if all(map(plain, targets)):
         same = len(set(targets)) == 1

@@ -19,6 +19,11 @@ function srgb(lightness, chroma, hue) {
   ].map((x) => Math.round(255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055))));
 }
 
+function luminance(colour) {
+  const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
 function ramp(theme) {
   const { zero, full } = THEMES[theme];
   const colours = [];
@@ -26,7 +31,7 @@ function ramp(theme) {
     const size = Math.abs(i) / STEPS;
     colours.push(srgb(zero + (full - zero) * size, 0.13 * size, i < 0 ? HUE.below : HUE.above));
   }
-  return { colours, css: colours.map(([r, g, b]) => `rgb(${r} ${g} ${b})`), strong: colours.map((_, i) => Math.abs(i - STEPS) / STEPS > 0.55), dark: theme === "dark" };
+  return { colours, css: colours.map(([r, g, b]) => `rgb(${r} ${g} ${b})`), letters: colours.map((c) => (luminance(c) > 0.179 ? "#000000" : "#ffffff")) };
 }
 
 const RAMPS = { light: ramp("light"), dark: ramp("dark") };
@@ -40,12 +45,6 @@ function theme() {
 function level(value, scale) {
   if (!(scale > 0)) return STEPS;
   return STEPS + Math.round(STEPS * Math.max(-1, Math.min(1, value / scale)));
-}
-
-// The colour of letters on a colour of the ramp: the one of the two with more contrast.
-function letters(index) {
-  const { strong, dark } = theme();
-  return dark === strong[index] ? "#111111" : "#ffffff";
 }
 
 function drawLegend(canvas) {

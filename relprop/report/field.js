@@ -11,7 +11,7 @@ function tokenName(stream, i) {
     places.unshift(rest % n);
     rest = Math.floor(rest / n);
   }
-  return places.length === 2 ? `row ${places[0] + 1}, column ${places[1] + 1}` : `frame ${places[0] + 1}, row ${places[1] + 1}, column ${places[2] + 1}`;
+  return places.length === 2 ? `patch (${places[0] + 1}, ${places[1] + 1})` : `patch (${places[1] + 1}, ${places[2] + 1}) of frame ${places[0] + 1}`;
 }
 
 class Field {
@@ -97,7 +97,7 @@ class Field {
     for (const [i, word] of this.words) {
       const at = values === null || Math.abs(values[i]) < least ? STEPS : level(values[i], scale);
       word.style.backgroundColor = colours.css[at];
-      word.style.color = letters(at);
+      word.style.color = colours.letters[at];
     }
     if (this.canvas === undefined) return;
     const { data } = this.image;

@@ -116,7 +116,7 @@ function show(i) {
     byId("top-title").textContent = "Largest scores";
     drawTop(byId("top"), stream, stream.scores, state.threshold * largest, 8);
   }
-  fill(byId("picked-facts"), [["score", exact(stream.scores[i])], ["row − identity of", `${exact(stream.row[i])} − ${exact(stream.identity[i])}`]]);
+  fill(byId("picked-facts"), [["score", exact(stream.scores[i])], ["of C − by skips alone", `${exact(stream.row[i])} − ${exact(stream.identity[i])}`]]);
   if (heads !== null) {
     if (heads.queries === stream.count) state.query = i;
     byId("query").value = String(state.query);
@@ -205,7 +205,7 @@ function drawBooks() {
     byId("ledger-note").textContent = "This method propagates no relevance, so there are no books.";
     return;
   }
-  byId("ledger-note").textContent = `${ledger.accounts} operations; started = reached + absorbed + lost + unread + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). Unread is relevance that arrived where no attention map, input or module is asked for it.`;
+  byId("ledger-note").textContent = `${ledger.accounts} operations; started = reached + absorbed + lost + unread + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). Unread is relevance that flowed on to where nothing was asked for: below the first attention map the walk ends.`;
   const deepest = depths(ledger);
   const select = byId("depth");
   const chosen = Math.min(Number(select.value || 2), deepest);

@@ -1,7 +1,7 @@
 """Attention, gradient and relevance of every head in a few megabytes: rounded to steps, as fine as the page's limit lets them be.
 
 A map of *resolution* 1/n is rounded so that no number is further off than 1/n of the map's largest magnitude. Every kind of map starts at the finest
-resolution; while all together are too large, the largest kind is coarsened. Where even the coarsest is too large, single heads keep fewer rows:
+resolution, 1/4095; while all together are too large, the largest kind is coarsened, none below 1/255 before all are there. Where even the coarsest is too large, single heads keep fewer rows:
 those of the tokens with the highest scores. Means over heads keep every row as long as there is room, each row with a scale of its own.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from relprop.explanation import Block
 from relprop.report.chunks import Chunks
 
-LEVELS = (4095, 255, 127, 63, 31, 15)
+LEVELS = (4095, 255, 191, 127, 95, 63, 47, 31, 23, 15)
 FEWER_ROWS = 63  # the resolution at which rows are left out
 KINDS = ("attention", "gradient", "relevance")
 
@@ -90,7 +90,7 @@ class Maps:
             return {kind: sum(e.size(level) for e in self.entries.values() if e.kind == kind) for kind, level in levels.items()}
 
         while sum((now := sizes()).values()) > room:
-            coarser = [kind for kind in KINDS if levels[kind] != LEVELS[-1]]
+            coarser = [kind for kind in KINDS if levels[kind] == LEVELS[0]] or [kind for kind in KINDS if levels[kind] != LEVELS[-1]]
             if not coarser:
                 levels = dict.fromkeys(KINDS, FEWER_ROWS)
                 return levels, max(0.0, room / sum(sizes().values()))

@@ -23,6 +23,7 @@ function brief(x) {
 }
 
 function percent(x) {
+  if (x > 0 && x < 0.0001) return "< 0.01 %";
   return `${Number((100 * x).toPrecision(3))} %`;
 }
 
