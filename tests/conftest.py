@@ -11,7 +11,7 @@ settings.register_profile("fast", max_examples=25, deadline=None, derandomize=Tr
 settings.register_profile("thorough", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
-EXTRAS = ("timm", "transformers", "sklearn", "matplotlib", "hypothesis", "scipy", "tqdm", "captum", "peft", "accelerate", "torchao", "open_clip", "networkx")
+EXTRAS = ("timm", "transformers", "sklearn", "matplotlib", "hypothesis", "scipy", "tqdm", "captum", "peft", "accelerate", "torchao", "open_clip", "networkx", "jinja2", "playwright")
 
 
 def pytest_sessionstart(session):

@@ -31,13 +31,14 @@ class Field {
   }
 
   flow(tokens, kind, pick) {
-    const list = make("div", null, { class: kind, dir: "auto" });
+    const list = make("div", null, { class: tokens.length > 400 ? `${kind} long` : kind, dir: "auto" });
     if (pick) {
       list.setAttribute("role", "group");
       list.setAttribute("aria-label", kind === "words" ? "Tokens" : "Tokens of the model's own");
     }
     for (const i of tokens) {
-      const word = make(pick ? "button" : "span", tokenName(this.stream, i), { class: `word${this.stream.content[i] ? "" : " bare"}` });
+      const name = this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
+      const word = make(pick ? "button" : "span", name, { class: `word${this.stream.content[i] ? "" : " bare"}` });
       if (pick) this.button(word, i);
       this.words.set(i, word);
       list.append(word);

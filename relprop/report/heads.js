@@ -3,8 +3,9 @@
 const KINDS = [["attention", "Attention A"], ["gradient", "Gradient ∇A"], ["relevance", "Relevance R"]];
 
 class HeadMaps {
-  constructor(place, stream, maps, onPoint) {
+  constructor(place, stream, block, maps, onPoint) {
     this.stream = stream;
+    this.ofTokens = { queries: block.query_tokens === stream.name, keys: block.key_tokens === stream.name };
     this.panels = [];
     place.replaceChildren();
     for (const [kind, title] of KINDS) {
@@ -31,7 +32,7 @@ class HeadMaps {
     const readout = make("p", "", { class: "readout" });
     const rows = make("div", null, { class: "field" });
     place.append(box, readout, rows);
-    const keys = map.keys === this.stream.count ? this.stream : map.keys <= 1024 ? plainStream(map.keys) : null;
+    const keys = this.ofTokens.keys ? this.stream : map.keys <= 1024 ? plainStream(map.keys) : null;
     const field = keys === null ? null : new Field(rows, keys, false);
     canvas.addEventListener("pointermove", (event) => {
       const area = canvas.getBoundingClientRect();
@@ -58,7 +59,7 @@ class HeadMaps {
         }
       }
       pen.putImageData(image, 0, 0);
-      const which = head < 0 ? "the mean over heads" : `head ${head}`;
+      const which = headName(head, map.lead);
       canvas.setAttribute("aria-label", `${panel.title} of ${path}, ${which}: ${map.queries} queries by ${map.keys} keys, largest magnitude ${brief(panel.largest)}. Its numbers are in the table.`);
     }
   }
@@ -81,7 +82,7 @@ class HeadMaps {
       const most = values.reduce((best, v, j) => (Math.abs(v) > Math.abs(values[best]) ? j : best), 0);
       const scale = Math.abs(values[most]);
       field?.draw(values, scale, threshold * scale, over);
-      if (keys === this.stream) field?.mark(map.queries === this.stream.count ? query : null);
+      if (keys === this.stream) field?.mark(this.ofTokens.queries ? query : null);
       const name = (j) => (keys === null ? `key ${j}` : tokenName(keys, j));
       const error = map.error(this.head, query);
       const pointed = key === null ? "" : ` Pointed at: ${brief(values[key])} (${name(key)}).`;
@@ -92,7 +93,14 @@ class HeadMaps {
   }
 }
 
+// Where several axes stand before queries and keys (windows), the last is the heads'.
+function headName(head, lead) {
+  if (head < 0) return lead.length > 1 ? "mean over windows and heads" : "mean over heads";
+  const heads = lead[lead.length - 1];
+  return lead.length > 1 ? `window ${Math.floor(head / heads)}, head ${head % heads}` : `head ${head}`;
+}
+
 // Keys that are no tokens of the input (windows, another input's tokens): shown by number.
 function plainStream(count) {
-  return { count, tokens: null, grid: null, image: null, picture: null, source: new Int32Array(count).fill(0), content: new Uint8Array(count).fill(1) };
+  return { count, tokens: Array.from({ length: count }, (_, j) => `key ${j}`), grid: null, image: null, picture: null, source: new Int32Array(count).fill(0), content: new Uint8Array(count).fill(1) };
 }

@@ -116,9 +116,9 @@ function show(i) {
     byId("top-title").textContent = "Largest scores";
     drawTop(byId("top"), stream, stream.scores, state.threshold * largest, 8);
   }
-  fill(byId("picked-facts"), [["score", exact(stream.scores[i])], ["of C − by skips alone", `${exact(stream.row[i])} − ${exact(stream.identity[i])}`]]);
+  fill(byId("picked-facts"), [["score", exact(stream.scores[i])], ["row − skips alone", `${exact(stream.row[i])} − ${exact(stream.identity[i])}`]]);
   if (heads !== null) {
-    if (heads.queries === stream.count) state.query = i;
+    if (heads.ofTokens.queries) state.query = i;
     byId("query").value = String(state.query);
     heads.show(state.query, state.key, state.threshold, state.over);
   }
@@ -145,13 +145,9 @@ function drawOpenTable() {
   const { stream, heads } = shown;
   const maps = heads === null ? {} : heads.rows(state.query);
   const columns = [["Score", stream.scores], ["Row of C", stream.matrix === null ? null : stream.matrix(state.kept)]];
-  const where = heads === null ? "" : `; A, ∇A and R: query ${state.query} of ${sampleOf(one()).blocks[state.block].path}, ${headName(state.head)}, rounded`;
+  const where = heads === null ? "" : `; A, ∇A and R: query ${state.query} of ${sampleOf(one()).blocks[state.block].path}, ${headName(state.head, heads.panels[0].map.lead)}, rounded`;
   for (const [kind, title] of [["attention", "A"], ["gradient", "∇A"], ["relevance", "R"]]) if (kind in maps) columns.push([title, maps[kind]]);
   drawTable(stream, columns, `Kept token: ${tokenName(stream, state.kept)}${where}`);
-}
-
-function headName(head) {
-  return head < 0 ? "mean over heads" : `head ${head}`;
 }
 
 async function drawHeads() {
@@ -164,14 +160,16 @@ async function drawHeads() {
   drawLimits(blocks);
   if (blocks === null || blocks.length === 0) return;
   state.block = Math.min(state.block, blocks.length - 1);
-  const { path, ...maps } = blocks[state.block];
+  const block = blocks[state.block];
+  const { path } = block;
+  const maps = Object.fromEntries(KINDS.filter(([kind]) => kind in block).map(([kind]) => [kind, block[kind]]));
   const read = Object.fromEntries(await Promise.all(Object.entries(maps).map(async ([kind, map]) => [kind, await readMap(map)])));
   if (mine !== turn || path !== shown.sample.blocks[state.block].path) return;
-  shown.heads = new HeadMaps(byId("maps"), shown.stream, read, point);
+  shown.heads = new HeadMaps(byId("maps"), shown.stream, block, read, point);
   state.head = Math.min(state.head, shown.heads.heads - 1);
   state.query = Math.min(state.query, shown.heads.queries - 1);
   options(byId("block"), blocks.map((b, k) => [k, `${k}: ${b.path}`]), state.block);
-  options(byId("head"), [[-1, "mean over heads"], ...[...Array(shown.heads.heads).keys()].map((h) => [h, `head ${h}`])], state.head);
+  options(byId("head"), [-1, ...Array(shown.heads.heads).keys()].map((h) => [h, headName(h, block.attention.lead)]), state.head);
   byId("query").max = String(shown.heads.queries - 1);
   shown.heads.chooseHead(state.head, path);
   show(state.here);
@@ -194,7 +192,9 @@ function drawLimits(blocks) {
     "A score is the entry of C's row that the head reads, less what skip connections alone leave of it (Chefer et al. 2021, Eq. 13 and 14), for methods with such a row.",
     "Patches are drawn as even tiles of the picture; colours of scores end at the largest magnitude.",
   ];
-  if (blocks !== null && blocks.length > 0) lines.push(resolutions(blocks));
+  if (blocks !== null && blocks.length > 0) {
+    lines.push(resolutions(blocks), "Where a map has as many queries or keys as one explained input has tokens, they are taken to be these tokens; windows and others are shown by number.");
+  }
   byId("limits").replaceChildren(...lines.map((line) => make("li", line)));
 }
 
@@ -218,7 +218,7 @@ function point(query, key) {
   state.key = key;
   if (query === null) return show(state.kept);
   state.query = query;
-  return shown.heads.queries === shown.stream.count ? show(query) : show(state.here);
+  return shown.heads.ofTokens.queries ? show(query) : show(state.here);
 }
 
 function tokenAt(event) {
@@ -268,7 +268,7 @@ function listen() {
   byId("query").addEventListener("change", (event) => {
     const i = Math.max(0, Math.min(shown.heads.queries - 1, Math.round(Number(event.target.value)) || 0));
     state.query = i;
-    if (shown.heads.queries === shown.stream.count) keep(i);
+    if (shown.heads.ofTokens.queries) keep(i);
     else show(state.here);
     drawOpenTable();
   });

@@ -46,11 +46,12 @@ def compressed_size(values: np.ndarray) -> int:
 
 @dataclass
 class Entry:
-    """One map of one sample: (heads, queries, keys), ``order`` its rows from the most to the least wanted."""
+    """One map of one sample: (heads, queries, keys), ``order`` its rows from the most to the least wanted. ``lead``: (heads,), or windows and such before it."""
 
     kind: str
     maps: np.ndarray
     order: np.ndarray
+    lead: tuple[int, ...]
     sizes: dict[int, int] = field(default_factory=dict)
 
     def size(self, level: int) -> int:
@@ -74,12 +75,13 @@ class Maps:
         """A block's maps, by kind. ``scores`` (tokens,): rows are wanted by them where the queries are these tokens, by what they hold otherwise."""
         kept = {kind: getattr(block, kind) for kind in KINDS if getattr(block, kind) is not None}
         arrays = {kind: t[sample].detach().cpu().float().numpy() for kind, t in kept.items()}
+        lead = tuple(block.attention.shape[1:-2])
         arrays = {kind: a.reshape(-1, *a.shape[-2:]) for kind, a in arrays.items()}
-        weight = np.abs(scores) if len(scores) == block.attention.shape[-2] else np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
+        weight = np.abs(scores) if len(lead) == 1 and len(scores) == block.attention.shape[-2] else np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
         order = np.argsort(-weight, kind="stable")
         keys = {kind: hashlib.sha256(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes()).digest() for kind, a in arrays.items()}
         for kind, array in arrays.items():
-            self.entries.setdefault(keys[kind], Entry(kind, array, order))
+            self.entries.setdefault(keys[kind], Entry(kind, array, order, lead))
         return keys
 
     def chosen_levels(self, room: float) -> tuple[dict[str, int], float]:
@@ -111,7 +113,7 @@ def _written(entry: Entry, chunks: Chunks, level: int, share: float, mean_share:
     whole = rounded(entry.maps, level, (1, 2))
     mean = rounded(entry.maps.mean(0), 255, (1,))
     return {
-        "level": level, "heads": len(entry.maps), "queries": entry.maps.shape[1], "keys": entry.maps.shape[2],
+        "level": level, "lead": list(entry.lead), "heads": len(entry.maps), "queries": entry.maps.shape[1], "keys": entry.maps.shape[2],
         "values": chunks.add(whole.values[:, rows]), "steps": [float(s) for s in whole.steps], "rows": _listed(rows, entry), "wide": level > 255,
         "mean": chunks.add(mean.values[mean_rows]), "mean_steps": chunks.add(mean.steps[mean_rows]), "mean_rows": _listed(mean_rows, entry),
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError, message, warn
-from relprop.explanation import Explanation
+from relprop.explanation import Block, Explanation
 from relprop.report.chunks import Chunks, png
 from relprop.report.code import code_for
 from relprop.report.content import facts_of, ledger_content, stream_content
@@ -102,8 +102,17 @@ def _filled(
         written = maps.written(chunks, max(0.0, rest / batch - 700 * len(maps.entries)))
         for e, mine, one in zip(given, keys, filled, strict=True):
             if e.blocks is not None:
-                one["samples"][n]["blocks"] = [{"path": b.path, **{kind: written[key] for kind, key in k.items()}} for b, k in zip(e.blocks, mine, strict=True)]
+                one["samples"][n]["blocks"] = [{"path": b.path, **_tokens_of(b, e), **{kind: written[key] for kind, key in k.items()}} for b, k in zip(e.blocks, mine, strict=True)]
     return filled
+
+
+def _tokens_of(block: Block, e: Explanation) -> dict[str, str | None]:
+    """Which input's tokens a block's queries and keys are taken to be: the one input with as many. Windows have tokens of their own."""
+    def only(count: int) -> str | None:
+        names = [s.name for s in e.streams.values() if s.scores.shape[1] == count]
+        return names[0] if len(names) == 1 and block.attention.dim() == 4 else None
+
+    return {"query_tokens": only(block.attention.shape[-2]), "key_tokens": only(block.attention.shape[-1])}
 
 
 def _scores(e: Explanation, sample: int) -> Any:

@@ -97,6 +97,43 @@ def friendly(tmp_path_factory):
     return Made(relprop.report(explanation, path), [explanation])
 
 
+@pytest.fixture(scope="session")
+def windows(tmp_path_factory):
+    """A Swin: its maps are of windows, so that neither their queries nor their keys are the image's tokens."""
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.models.SwinTransformer(img_size=32, patch_size=2, embed_dim=8, depths=(2, 2), num_heads=(2, 2), window_size=4, num_classes=3).eval()
+    images = torch.rand(1, 3, 32, 32)
+    explanation = relprop.explain(model, images, 1, keep="blocks")
+    return Made(explanation.to_html(tmp_path_factory.mktemp("report") / "windows.html", pictures=images), [explanation])
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """A small CLIP: two explained inputs, a text and a picture."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    text = {**sizes, "vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 8}, projection_dim=8)).eval()
+    ids = torch.tensor([[48, 5, 6, 7, 8, 9, 49]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.rand(1, 3, 16, 16)}
+    explanation = relprop.explain(model, inputs, relprop.targets.similarity(), keep="blocks")
+    return Made(explanation.to_html(tmp_path_factory.mktemp("report") / "pairs.html", pictures=inputs["pixel_values"]), [explanation])
+
+
+@pytest.fixture(scope="session")
+def pixels(tmp_path_factory):
+    """A model without attention, explained at its 224×160 pixels."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 9, stride=4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 54 * 38, 3))
+    images = torch.rand(1, 3, 224, 160)
+    explanation = relprop.explain(model, images, 1, method="lrp")
+    return Made(explanation.to_html(tmp_path_factory.mktemp("report") / "pixels.html", pictures=images), [explanation])
+
+
 @pytest.fixture
 def opened(browser):
     """Opens a report; at the end nothing may have been said on the console, blocked by the policy, or asked of any network."""
