@@ -181,7 +181,7 @@ function resolutions(blocks) {
   const levels = kinds.map(([kind, title]) => `${title} to 1/${blocks[0][kind].level}`).join(", ");
   const { rows, mean_rows: meanRows, queries } = blocks[0].attention;
   const fewer = rows === null ? "" : ` To stay within ${data.megabytes} MB, single heads keep ${rows.length} of ${queries} rows, those of the tokens with the highest scores.`;
-  const fewerMeans = meanRows === null ? "" : ` Means over heads keep ${meanRows.length} of ${queries} rows.`;
+  const fewerMeans = meanRows === null ? "" : ` Means over heads keep ${meanRows.length} of ${queries} rows so; the others are means of the rounded heads, where these are in the file.`;
   return `Rounded: single heads have ${levels} of each map's largest magnitude; means over heads to 1/255 of each row's.${fewer}${fewerMeans} Each map's colours end at its own largest value, each row's at the row's.`;
 }
 

@@ -41,19 +41,25 @@ async function readMap(map) {
   const meanPlace = map.mean_rows === null ? null : new Map(map.mean_rows.map((r, i) => [r, i]));
   const count = map.rows === null ? map.queries : map.rows.length;
   const { keys } = map;
-  const row = (head, i) => {
-    const at = head < 0 ? (meanPlace === null ? i : meanPlace.get(i)) : place === null ? i : place.get(i);
+  const one = (head, i, values) => {
+    const at = place === null ? i : place.get(i);
     if (at === undefined) return null;
-    const from = head < 0 ? at * keys : (head * count + at) * keys;
-    const step = head < 0 ? meanSteps[at] : map.steps[head];
-    const values = new Float32Array(keys);
-    const source = head < 0 ? mean : whole;
-    for (let j = 0; j < keys; j += 1) values[j] = source[from + j] * step;
+    const from = (head * count + at) * keys;
+    for (let j = 0; j < keys; j += 1) values[j] += whole[from + j] * map.steps[head];
     return values;
   };
+  const meanAt = (i) => (meanPlace === null ? i : meanPlace.get(i));
+  const row = (head, i) => {
+    const values = new Float32Array(keys);
+    if (head >= 0) return one(head, i, values);
+    const at = meanAt(i);
+    if (at !== undefined) return values.map((_, j) => mean[at * keys + j] * meanSteps[at]);
+    for (let h = 0; h < map.heads; h += 1) if (one(h, i, values) === null) return null; // no room for this mean: of the rounded heads
+    return values.map((v) => v / map.heads);
+  };
   const error = (head, i) => {
-    const at = head < 0 ? (meanPlace === null ? i : meanPlace.get(i)) : 0;
-    return (head < 0 ? meanSteps[at] : map.steps[head]) / 2;
+    if (head >= 0) return map.steps[head] / 2;
+    return meanAt(i) === undefined ? map.steps.reduce((sum, s) => sum + s, 0) / map.heads / 2 : meanSteps[meanAt(i)] / 2;
   };
   const largest = (head) => {
     let most = 0;

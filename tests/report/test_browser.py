@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.report.conftest import HOSTILE
+from tests.report.conftest import HOSTILE, Made
 
 MAPS = ("attention", "gradient", "relevance")
 
@@ -302,3 +302,19 @@ def test_hostile_text_changes_nothing_but_the_text_shown(hostile, friendly, open
     assert evil.text_content("#code") == "</pre><script>alert(3)</script>" and evil.eval_on_selector("#method", "s => s.options[0].text") == "<b>m</b>"
     token(evil, 1).hover()
     assert evil.text_content("#picked-name") == HOSTILE[1] and evil.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_report_short_of_room_says_what_it_left_out(large, opened, tmp_path):
+    e = large.explanations[0]
+    page = opened(Made(e.to_html(tmp_path / "short.html", megabytes=0.4), [e]))
+    kept, of = map(int, re.search(r"To stay within 0\.4 MB, single heads keep (\d+) of (\d+) rows", page.text_content("#heads-note")).groups())
+    assert 0 < kept < of == 197
+    worst = int(e.scores[0].abs().argmin())
+    page.select_option("#head", "3")
+    token(page, worst).click()
+    assert "this row is not in the file for single heads" in page.locator("#maps .readout").first.text_content()
+    page = opened(Made(e.to_html(tmp_path / "coarse.html", megabytes=1.5), [e]))
+    assert "means of the rounded heads" in page.text_content("#heads-note")
+    token(page, worst).click()
+    mean, error = e.blocks[0].attention[0].mean(0)[worst], re.search(r"Every number ± (\S+);", page.locator("#maps .readout").first.text_content())
+    assert np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max() <= float(error[1]) * 1.01
