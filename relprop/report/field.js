@@ -31,11 +31,13 @@ class Field {
   }
 
   flow(tokens, kind, pick) {
-    const list = make("div", null, { class: tokens.length > 400 ? `${kind} long` : kind, dir: "auto" });
+    const long = tokens.length > (pick ? 400 : 100);
+    const list = make("div", null, { class: long ? `${kind} long` : kind, dir: "auto" });
     if (pick) {
       list.setAttribute("role", "group");
       list.setAttribute("aria-label", kind === "words" ? "Tokens" : "Tokens of the model's own");
     }
+    if (long && !pick) for (const [name, value] of [["role", "region"], ["aria-label", "Tokens, scrolled"], ["tabindex", "0"]]) list.setAttribute(name, value);
     for (const i of tokens) {
       const name = this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
       const word = make(pick ? "button" : "span", name, { class: `word${this.stream.content[i] ? "" : " bare"}` });
