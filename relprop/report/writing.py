@@ -17,7 +17,7 @@ from relprop.explanation import Block, Explanation
 from relprop.report.chunks import Chunks, png
 from relprop.report.code import code_for
 from relprop.report.content import facts_of, ledger_content, stream_content
-from relprop.report.maps import Maps
+from relprop.report.maps import KINDS, Maps
 from relprop.report.page import rendered
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report(
         code: what makes the explanation again, instead of the call that the report writes itself.
         megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is warned of.
 
-    Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError`` for pictures of another shape.
+    Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError`` for pictures of another shape or range and for numbers that are not finite.
 
     >>> import tempfile, torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -62,6 +62,8 @@ def report(
         raise OptionError(f"one report is for one batch: these explanations have {', '.join(str(len(e)) for e in given)} samples")
     if not megabytes > 0:
         raise OptionError(f"megabytes={megabytes!r}: a positive number")
+    for label, e in named:
+        _refuse_nonfinite(label, e)
     facts = None if model is None else _model_facts(model)
     shown = _pictures(pictures, batch)
     limit = megabytes * 1e6 * batch
@@ -144,6 +146,14 @@ def _named(explanations: Any) -> list[tuple[str, Explanation]]:
         times = seen[name, str(e.target)]
         named.append((name if times == 1 else f"{name} ({times})", e))
     return named
+
+
+def _refuse_nonfinite(label: str, e: Explanation) -> None:
+    held = {"the output": e.output} | {f"{n} of {s.name!r}": getattr(s, n) for s in e.streams.values() for n in ("scores", "row", "identity", "matrix")}
+    held |= {f"{kind} of {b.path}": getattr(b, kind) for b in e.blocks or () for kind in KINDS}
+    bad = [name for name, values in held.items() if values is not None and not bool(torch.isfinite(values).all())]
+    if bad:
+        raise InputError(message(f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows", then=["relprop.explain(..., precision='float64')"]))
 
 
 def _pictures(pictures: Tensor | None, batch: int) -> list[str] | None:

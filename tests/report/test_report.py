@@ -176,6 +176,8 @@ BAD = {
     "limit": (lambda e: e.to_html("r.html", megabytes=0), OptionError, "megabytes=0: a positive number"),
     "pictures' shape": (lambda e: e.to_html("r.html", pictures=torch.rand(2, 32, 32)), InputError, r"pictures is a tensor \(2, 1 or 3, H, W\), not \[2, 32, 32\]"),
     "pictures' range": (lambda e: e.to_html("r.html", pictures=torch.full((2, 3, 4, 4), 2.0)), InputError, r"from 2 to 2, not in \[0, 1\]"),
+    "not finite": (lambda e: replace(e, output=torch.tensor([1.0, torch.nan])).to_html("r.html"), InputError, "transformer_attribution: the output holds NaN or infinite"),
+    "a map not finite": (lambda e: replace(e, blocks=(replace(e.blocks[0], gradient=e.blocks[0].gradient / 0),)).to_html("r.html"), InputError, "gradient of blocks.0.attn holds NaN"),
     "pictures' kind": (lambda e: e.to_html("r.html", pictures="cat.png"), InputError, "not str"),
 }
 
