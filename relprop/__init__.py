@@ -17,6 +17,7 @@ from relprop.api.opening import open_model
 from relprop.api.stability import stability
 from relprop.errors import RelpropError, RelpropWarning
 from relprop.explanation import Explanation
+from relprop.report import report
 from relprop.rules import Rule, RuleSet, register_rule
 from relprop.storage import load
 from relprop.views import plot
@@ -26,5 +27,5 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison", "Explanation", "Generation", "Maximization", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "activation_maximization", "check", "compare", "errors",
     "explain", "explain_generation", "explain_many",
-    "instrument", "load", "open_model", "plot", "register_rule", "rules", "stability", "targets", "trace",
+    "instrument", "load", "open_model", "plot", "register_rule", "report", "rules", "stability", "targets", "trace",
 ]

