@@ -199,7 +199,6 @@ class Explanation:
 
         Of a video (batch, T, H, W), of a spectrogram (batch, time, mel). Raises ``OptionError`` for an explanation that is not of an image."""
         from relprop.views.heat import heatmap
-
         return heatmap(self._only("heatmap()"), size)
 
     def original_heatmap(self, sample: int = 0) -> Tensor:
@@ -207,7 +206,6 @@ class Explanation:
 
         Raises ``OptionError`` if the picture is not known: ``explain`` knows pictures that it was given with ``processor=``."""
         from relprop.views.heat import original_heatmap
-
         return original_heatmap(self._only("original_heatmap()"), sample)
 
     def words(self, sample: int = 0) -> list[tuple[str, float]]:
@@ -265,7 +263,6 @@ class Explanation:
     def save(self, path: str | Path) -> Path:
         """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it back."""
         from relprop.storage import save
-
         return save(self, path)
 
     def _repr_html_(self) -> str:
@@ -279,7 +276,6 @@ class Explanation:
     def plot(self, image: Tensor | None = None, *, sample: int = 0) -> Figure:
         """A matplotlib figure of one sample: the heat map over ``image`` (C, H, W in [0, 1]), or the tokens as bars. ``relprop.plot`` has more."""
         from relprop.views.plot import plot_explanation
-
         return plot_explanation(self, image, sample=sample)
 
     def to_html(
@@ -288,7 +284,6 @@ class Explanation:
     ) -> Path:
         """Write one HTML file to look into this explanation with, without any network: see ``relprop.report``. Needs ``relprop[report]``."""
         from relprop.report import report
-
         return report(self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes)
 
     def __repr__(self) -> str:
