@@ -1,0 +1,66 @@
+"""The site's pages run: each page's Python blocks, in order, in one namespace, in a folder of their own; loaders of weights give small models built here."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy
+import PIL.Image
+import pytest
+import timm
+import tokenizers
+import torch
+import transformers
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.demo.review_model import review_model, review_tokenizer
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    """The page's Python blocks, each with empty lines in front, so that a traceback's line is the page's."""
+    text = (DOCS / page).read_text()
+    return ["\n" * text[:m.start(1)].count("\n") + m[1] for m in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+def run(page: str, **scope) -> dict:
+    found = blocks(page)
+    assert found
+    for block in found:
+        exec(compile(block, page, "exec"), scope)
+    return scope
+
+
+@pytest.fixture(autouse=True)
+def a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    return tmp_path
+
+
+def small_llm():
+    config = transformers.GPT2Config(vocab_size=500, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=3)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture
+def loaders(monkeypatch):
+    """What downloads weights: small models in their place, of the classes that a user would get."""
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create("vit_tiny_patch16_224", depth=2) if pretrained else None)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: review_tokenizer())
+    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", lambda name: review_model())
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: small_llm())
+
+
+def test_five_minutes(loaders, capsys):
+    pixels = numpy.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=numpy.uint8)
+    PIL.Image.fromarray(pixels).save("dog.jpg")
+    scope = run("start.md")
+    printed = capsys.readouterr().out
+    assert scope["heat"].shape == (200, 300) and Path("map.png").exists() and Path("words.png").exists()
+    assert scope["tabby"].target == (281,) and scope["explanation"].target == (1, 1)
+    assert scope["generation"].scores.shape[1] == 6 and scope["why_third"].scores.any()
+    assert "check: ok" in printed and "not" in printed
