@@ -64,3 +64,27 @@ def test_five_minutes(loaders, capsys):
     assert scope["tabby"].target == (281,) and scope["explanation"].target == (1, 1)
     assert scope["generation"].scores.shape[1] == 6 and scope["why_third"].scores.any()
     assert "check: ok" in printed and "not" in printed
+
+
+def test_the_mathematics(capsys):
+    scope = run("mathematics.md")
+    assert "ledger" in capsys.readouterr().out
+    assert all(abs(float(p)) > 5 for p in scope["plain"]) and all(0 <= f <= 1 for f in scope["found"])
+
+
+def test_a_model_of_ones_own(capsys):
+    run("own-model.md")
+    printed = capsys.readouterr().out
+    report = blocks("own-model.md")
+    shown = re.search(r"```text\n(check: .*?)\n```", (DOCS / "own-model.md").read_text(), re.DOTALL)[1]
+    assert len(report) == 4
+    for line in shown.splitlines():        # the report on the page is what is printed
+        assert line == "  ..." or line.removesuffix(" ...") in printed, line
+    assert "special_erfcx" in printed
+
+
+def test_export():
+    run("export.md")
+    for name in ("scenes.safetensors", "map.png", "words.svg"):
+        assert os.path.getsize(name) > 1000
+    assert len(Path("words.csv").read_text().splitlines()) == 12
