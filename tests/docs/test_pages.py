@@ -88,3 +88,25 @@ def test_export():
     for name in ("scenes.safetensors", "map.png", "words.svg"):
         assert os.path.getsize(name) > 1000
     assert len(Path("words.csv").read_text().splitlines()) == 12
+
+
+def test_the_comparison():
+    scope = run("comparison.md")
+    assert scope["ours"].scores.any()
+
+
+def test_questions_that_are_asked(capsys):
+    scope = run("faq.md")
+    assert "all scores of 2 of 2 samples are 0" in capsys.readouterr().out
+    assert scope["nothing"].ledger.lost()["no positive term"].tolist() == [1, 1]
+
+
+def test_the_warnings_named_on_the_first_page_are_the_librarys():
+    """Each row of the table of warnings quotes text that the library's source has."""
+    text = (DOCS / "start.md").read_text().split("## When a warning comes")[1]
+    source = "".join(p.read_text() for p in Path(relprop.__file__).parent.rglob("*.py"))
+    rows = re.findall(r"^\| (`….*?`|`[a-z].*?`)(?:, `.*?`)? \|", text, re.MULTILINE)
+    assert len(rows) == 5
+    for row in rows:
+        for piece in (p.strip(" `") for p in row.split("…")):
+            assert piece in source or piece.removesuffix(" softmax").removesuffix(" a") in source, piece
