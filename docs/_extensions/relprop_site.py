@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -18,6 +19,8 @@ _DOCTEST = re.compile(r"^\s*(>>>|\.\.\.) ")
 
 def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """|R|, f(*x) and x_ in a docstring are what they look like, not markup; tables, examples and ``code`` stay."""
+    if what == "property":
+        lines.insert(0, "")  # "(batch, tokens): ..." is a shape, which Napoleon would take for a type if it came first
     in_example = False
     for i, line in enumerate(lines):
         in_example = bool(_DOCTEST.match(line)) or (in_example and bool(line.strip()))
@@ -25,6 +28,19 @@ def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: l
             continue
         parts = _CODE.split(line)
         lines[i] = "".join(part if part.startswith("`") else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part) for part in parts)
+
+
+def defaults(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> tuple[str, str] | None:
+    """A field's default that is made anew is shown as three dots: ``<factory>`` is no Python."""
+    return (signature.replace("<factory>", "..."), returns) if signature else None
+
+
+def titles(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """Links that GitHub shows as ``methods.md`` have the page's title here."""
+    for link in tree.findall(nodes.reference):
+        name = link.astext().removesuffix(".md")
+        if name != link.astext() and name in app.env.titles:
+            link.children = [nodes.inline("", app.env.titles[name].astext())]
 
 
 def mathml(latex: str, display: str) -> str:
@@ -60,4 +76,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Hooks of this site."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("autodoc-process-docstring", escape, priority=100)
+    app.connect("autodoc-process-signature", defaults)
+    app.connect("doctree-resolved", titles)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what imports say of each other is not an example's output
     return {"parallel_read_safe": True}

@@ -8,12 +8,10 @@ import numpy
 import PIL.Image
 import pytest
 import timm
-import tokenizers
 import torch
 import transformers
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"

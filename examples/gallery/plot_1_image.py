@@ -20,7 +20,8 @@ print("digits:", scenes.digits.tolist())
 # %%
 # One call explains a batch. ``target`` is a class, one per sample, or several from one forward pass, as here: the first digit of every scene, then the second.
 
-maps = relprop.explain_many(model, scenes.images, [scenes.digits[:, 0].tolist(), scenes.digits[:, 1].tolist()])
+firsts, seconds = scenes.digits.T.tolist()
+maps = relprop.explain_many(model, scenes.images, [firsts, seconds])
 
 fig, axes = figure(3)
 show_image(axes[0], scenes.images[0], "input")
@@ -32,8 +33,8 @@ for panel, explanation, digit in zip(axes[1:], maps, (first, second), strict=Tru
 
 for which, explanation in enumerate(maps):
     heat = explanation.heatmap()
-    on, other = ((heat * scenes.mask(w)).sum((1, 2)) / heat.sum((1, 2)) for w in (which, 1 - which))
-    print(f"digit {which + 1}: on it {on.mean():.0%}, on the other {other.mean():.0%}")
+    shares = [(heat * scenes.mask(w)).sum((1, 2)) / heat.sum((1, 2)) for w in (which, 1 - which)]
+    print(f"digit {which + 1}: on it {shares[0].mean():.0%}, on the other {shares[1].mean():.0%}")
 
 # %%
 # A map is numbers per token before it is a picture, and its books balance: what started at the class is what arrived, was absorbed, or was lost for a
@@ -42,4 +43,5 @@ for which, explanation in enumerate(maps):
 print(maps[0].scores.shape, "one score per token: the class token and 8×8 patches")
 print(maps[0].ledger)
 assert maps[0].ledger.balanced()
-assert torch.allclose(maps[0].ledger.totals()["started"], torch.ones(3, dtype=torch.float64))
+started = maps[0].ledger.totals()["started"]
+assert torch.allclose(started, torch.ones_like(started))

@@ -14,12 +14,18 @@ import relprop
 from relprop.views.plot import figure
 
 torch.manual_seed(0)
-config = transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1)
+config = transformers.GPT2Config(
+    vocab_size=60, n_embd=32, n_layer=3, n_head=4, n_positions=64,
+    bos_token_id=0, eos_token_id=1,
+)
 llm = transformers.GPT2LMHeadModel(config).eval()
-prompt = {"input_ids": torch.tensor([[7, 23, 11, 42, 5]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+ids = torch.tensor([[7, 23, 11, 42, 5]])
+prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-generation = relprop.explain_generation(llm, prompt, max_new_tokens=8, generate={"do_sample": True}, seed=2)
-print(generation)
+generation = relprop.explain_generation(
+    llm, prompt, max_new_tokens=8, generate={"do_sample": True}, seed=2,
+)
+print("generated:", *generation.labels[0])
 print(generation.scores.shape, "(batch, generated tokens, positions)")
 
 # %%
@@ -30,7 +36,7 @@ assert bool((scores[0, 5:] == 0).all())
 
 fig, (axes,) = figure(1, 6, 4)
 drawn = axes.imshow(scores / scores.amax(1, keepdim=True), cmap="inferno", aspect="auto")
-axes.set_xticks(range(scores.shape[1]), generation.tokens[0] if generation.tokens else [*map(str, range(scores.shape[1]))])
+axes.set_xticks(range(scores.shape[1]), generation.tokens[0])
 axes.set_yticks(range(scores.shape[0]), generation.labels[0])
 axes.set_xlabel("position: prompt, then output")
 axes.set_ylabel("generated token")
@@ -40,7 +46,8 @@ fig.colorbar(drawn, ax=axes, label="score / the row's largest")
 # Each step is an ordinary explanation, and equals the one of the prompt cut before that token.
 
 step = generation.steps[2]
-whole = torch.cat([prompt["input_ids"], generation.ids[:, :2]], 1)
+whole = torch.cat([ids, generation.ids[:, :2]], 1)
 alone = relprop.explain(llm, {"input_ids": whole}, int(generation.ids[0, 2]))
-torch.testing.assert_close(step.scores[:, :whole.shape[1]], alone.scores, rtol=1e-3, atol=1e-3 * float(alone.scores.max()))
+difference = (step.scores[:, :whole.shape[1]] - alone.scores).abs().max()
+assert difference < 1e-3 * alone.scores.max()
 print("target of step 2:", step.target[0])
