@@ -19,8 +19,6 @@ _DOCTEST = re.compile(r"^\s*(>>>|\.\.\.) ")
 
 def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """|R|, f(*x) and x_ in a docstring are what they look like, not markup; tables, examples and ``code`` stay."""
-    if what == "property":
-        lines.insert(0, "")  # "(batch, tokens): ..." is a shape, which Napoleon would take for a type if it came first
     in_example = False
     for i, line in enumerate(lines):
         in_example = bool(_DOCTEST.match(line)) or (in_example and bool(line.strip()))
@@ -28,6 +26,14 @@ def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: l
             continue
         parts = _CODE.split(line)
         lines[i] = "".join(part if part.startswith("`") else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part) for part in parts)
+
+
+def shapes(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """A property's "(batch, tokens): ..." begins with a shape, which Napoleon has taken for its type and put last: back to the front."""
+    types = [line for line in lines if line.startswith(":type: ")]
+    if what == "property" and types:
+        rest = [line for line in lines if line not in types]
+        lines[:] = [f"{types[0].removeprefix(':type: ')}: {rest[0]}", *rest[1:]]
 
 
 def defaults(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> tuple[str, str] | None:
@@ -76,6 +82,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Hooks of this site."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("autodoc-process-docstring", escape, priority=100)
+    app.connect("autodoc-process-docstring", shapes, priority=900)
     app.connect("autodoc-process-signature", defaults)
     app.connect("doctree-resolved", titles)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what imports say of each other is not an example's output

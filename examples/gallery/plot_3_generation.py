@@ -35,7 +35,8 @@ scores = generation.scores[0]
 assert bool((scores[0, 5:] == 0).all())
 
 fig, (axes,) = figure(1, 6, 4)
-drawn = axes.imshow(scores / scores.amax(1, keepdim=True), cmap="inferno", aspect="auto")
+shares = scores / scores.amax(1, keepdim=True)
+drawn = axes.imshow(shares.numpy(), cmap="inferno", aspect="auto")
 axes.set_xticks(range(scores.shape[1]), generation.tokens[0])
 axes.set_yticks(range(scores.shape[0]), generation.labels[0])
 axes.set_xlabel("position: prompt, then output")
