@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 from sphinx_gallery.scrapers import figure_rst
 
-_CODE = re.compile(r"(``.*?``|^\s*>>>.*$|`[^`]+`)", re.DOTALL | re.MULTILINE)
+_MARKUP = re.compile(r"(``.*?``|`[^`]+`|(?<![\w*])\*[^\s*][^*]*\*(?![\w*]))")  # ``code``, `title`, *emphasis*
 _DOCTEST = re.compile(r"^\s*(>>>|\.\.\.) ")
 
 
@@ -24,8 +24,8 @@ def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: l
         in_example = bool(_DOCTEST.match(line)) or (in_example and bool(line.strip()))
         if in_example or set(line.strip()) <= set("= "):
             continue
-        parts = _CODE.split(line)
-        lines[i] = "".join(part if part.startswith("`") else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part) for part in parts)
+        parts = _MARKUP.split(line)
+        lines[i] = "".join(part if k % 2 else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part) for k, part in enumerate(parts))
 
 
 def shapes(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

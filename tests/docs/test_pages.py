@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import relprop
+from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,6 +63,23 @@ def test_five_minutes(loaders, capsys):
     assert scope["tabby"].target == (281,) and scope["explanation"].target == (1, 1)
     assert scope["generation"].scores.shape[1] == 6 and scope["why_third"].scores.any()
     assert "check: ok" in printed and "not" in printed
+
+
+def test_the_first_page(loaders):
+    scope = run("index.md", images=torch.randn(2, 3, 224, 224))
+    assert scope["explanation"].target == (243, 243) and scope["explanation"].heatmap().shape == (2, 224, 224)
+
+
+def test_three_ways_to_say_a_rule():
+    """The block of write-a-rule.md that speaks of a layer, an operator and a part of the reader's; the rest of that page is tested in test_house.py."""
+    @torch.library.custom_op("mylib_of_the_guide::gated_norm", mutates_args=())
+    def gated_norm(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    ways = next(b for b in blocks("write-a-rule.md") if "with_rule(MyNorm" in b).replace("ops.mylib.", "ops.mylib_of_the_guide.")
+    scope = {"relprop": relprop, "torch": torch, "MyNorm": torch.nn.LayerNorm, "my_rule": relprop.rules.carry, "model": digit_scene_model(), "inputs": torch.rand(1, 1, 32, 32)}
+    exec(compile(ways, "write-a-rule.md", "exec"), scope)
+    assert scope["rules"] is not relprop.rules.PAPER
 
 
 def test_the_mathematics(capsys):
