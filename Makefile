@@ -23,8 +23,9 @@ lint: $(VENV)/.ready
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
+# The documentation site, with the gallery, whose scripts run: docs/_build/html/index.html.
 docs: $(VENV)/.ready
-	$(PY) -m pdoc relprop --docformat google --output-directory docs/api
+	OMP_NUM_THREADS=1 $(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(VENV)/.ready
 	$(PY) benchmarks/cost.py
@@ -41,4 +42,4 @@ evaluate: $(VENV)/.ready
 	rm -r build/evaluation
 
 clean:
-	rm -rf $(VENV) docs/api demo.png build *.egg-info
+	rm -rf $(VENV) docs/_build docs/gallery demo.png build *.egg-info

@@ -1,16 +1,16 @@
 """The rule sets by name. Each is a table over the lists in ``operations.py``, and differs from ``paper`` in few lines.
 
-===============  ==============================================================================================
-``paper``        Chefer, Gur & Wolf 2021: Eq. 5 on linear ops, Eq. 6 with Lemma 2 on adds and products
-``stable``       ``paper`` with a relative, sign-aware stabiliser on adds (ε = 1e-3): reproducible in float32
-``reference``    the method as the authors' code computes it: their ``b + 1e-9``, their z-rule on pools and on the image
-``reference_lrp``  the rules of their LRP baseline: both halves of a linear op normalised apart, adds un-normalised
-``lrp``          Eq. 4 (z⁺) on linear and conv, Eq. 6 un-normalised on adds, ½ on products
-``epsilon``      LRP-ε on linear and conv (the bias absorbs its part), Eq. 6 with ε on adds, ½ on products
-``attnlrp``      Achtibat et al. 2024: LRP-ε, the softmax to first order, products of activations halved, σ of a norm constant
+====================  ==============================================================================================
+``paper``             Chefer, Gur & Wolf 2021: Eq. 5 on linear ops, Eq. 6 with Lemma 2 on adds and products
+``stable``            ``paper`` with a relative, sign-aware stabiliser on adds (ε = 1e-3): reproducible in float32
+``reference``         the method as the authors' code computes it: their ``b + 1e-9``, their z-rule on pools and on the image
+``reference_lrp``     the rules of their LRP baseline: both halves of a linear op normalised apart, adds un-normalised
+``lrp``               Eq. 4 (z⁺) on linear and conv, Eq. 6 un-normalised on adds, ½ on products
+``epsilon``           LRP-ε on linear and conv (the bias absorbs its part), Eq. 6 with ε on adds, ½ on products
+``attnlrp``           Achtibat et al. 2024: LRP-ε, the softmax to first order, products of activations halved, σ of a norm constant
 ``attnlrp_identity``  ``attnlrp`` with every norm as the identity, its centring and its β included
-``cp_lrp``       Ali et al. 2022: ``attnlrp`` with attention maps and gating activations as constants
-===============  ==============================================================================================
+``cp_lrp``            Ali et al. 2022: ``attnlrp`` with attention maps and gating activations as constants
+====================  ==============================================================================================
 """
 
 from __future__ import annotations

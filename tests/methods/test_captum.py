@@ -477,5 +477,5 @@ def test_the_page_runs_and_names_every_option():
         exec(compile(block, "methods-input.md", "exec"), scope)
     assert len(blocks) >= 2
     for name in ("smoothgrad", "gradient_shap", "deeplift", "occlusion", "random"):
-        section = text.split(f"### `{name}`")[1].split("\n### ")[0]
+        section = text.split(f"## `{name}`")[1].split("\n## ")[0]
         assert all(f"`{option}=" in section for option in relprop.methods.METHODS[name].options())
