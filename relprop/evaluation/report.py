@@ -75,7 +75,7 @@ def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
                 axis.set_title(measure.name)
                 axis.set_xlabel("% of the pixels removed" if name == "digit_scenes" else "words marked")
                 axis.set_ylabel("accuracy (%)" if name == "digit_scenes" else "F1 (%)")
-            axes[-1].legend(fontsize=7)
+            axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
             path = folder / PICTURES[name]
             fig.savefig(path, dpi=110, bbox_inches="tight")
             written.append(path)

@@ -15,6 +15,18 @@ def test_the_example_runs(capsys):
     assert "positive perturbation AUC of images, predicted class" in capsys.readouterr().out
 
 
+def test_the_page_of_tables_has_a_place_for_each_and_its_example_runs(capsys):
+    from relprop.evaluation.papers import TABLES
+
+    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
+    for name in (*(paper.key for paper in TABLES), "all-digit_scenes", "all-reviews", "all-sanity"):
+        place = page.split(f"<!-- {name}: generated -->")[1].split(f"<!-- /{name} -->")[0]
+        assert "| transformer_attribution |" in place, name
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(block.replace("digit_scenes(20)", "digit_scenes(3)"), "evaluation.md", "exec"), {})
+    assert "| brightness |" in capsys.readouterr().out
+
+
 def test_every_metric_is_described():
     assert len(METRICS) == 12
     for kind in METRICS:
