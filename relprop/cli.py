@@ -215,13 +215,13 @@ def main(arguments: list[str] | None = None) -> None:
     from relprop.commands.telling import WrongUsage, tell
     from relprop.errors import RelpropError, RelpropWarning
 
-    shown = warnings.showwarning
+    shown: Any = warnings.showwarning
 
-    def show(text: Warning | str, category: type[Warning], *place: Any) -> None:
-        tell(f"warning: {text}", err=True) if issubclass(category, RelpropWarning) else shown(text, category, *place)
+    def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
+        tell(f"warning: {message}", err=True) if issubclass(category, RelpropWarning) else shown(message, category, *place, **line)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         try:
             app(arguments, prog_name="relprop")
         except WrongUsage as error:

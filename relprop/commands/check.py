@@ -41,15 +41,14 @@ def check(
         steps.next("explaining one input")
         ledger, why = _books(subject.model, inputs, rules, precision) if report.ok else (None, "")
     supported = method in report.methods
-    books = {} if ledger is None else {"totals": {k: float(v.mean()) for k, v in ledger.totals().items()}, "worst_residual": ledger.worst(), "places": losses(ledger)}
+    books: dict[str, Any] = {} if ledger is None else {"totals": {k: float(v.mean()) for k, v in ledger.totals().items()}, "worst_residual": ledger.worst(), "places": losses(ledger)}
     if json_output:
         tell_json({**dataclasses.asdict(report), "ok": report.ok, "methods": report.methods, "method": method, "supported": supported, "ledger": books, "ledger_error": why})
         return supported
     tell(report)
     if ledger is not None:
         tell(f"\n{ledger}\n")
-        tell(f"  where relevance stays (of what started; the {WORST} largest)")
-        tell("\n".join(f"    {p['share']:>8.2%}  {p['kind']:<9} {p['operation']}  {p['cause'] + '  ' if p['cause'] else ''}at {p['path'] or 'the model itself'}" for p in books["places"]))
+        tell(_where(books["places"]))
     elif why:
         tell(f"\n  relevance could not be followed for one input: {why}")
     if method != "transformer_attribution":
@@ -62,13 +61,22 @@ def check(
 def losses(ledger: Ledger) -> list[dict[str, Any]]:
     """The places where most relevance is lost, absorbed or left unread: shares of Σ|R| at the start, largest first."""
     started = float(ledger.started.abs().sum()) or 1.0
-    found = []
+    found: list[dict[str, Any]] = []
     for account in ledger.accounts:
         amounts = [("lost", cause, v) for cause, v in account.lost.items()] + [("absorbed", cause, v) for cause, v in account.absorbed.items()]
         for kind, cause, amount in [*amounts, ("unread", "", account.unread)]:
             if share := float(amount.abs().sum()) / started:
                 found.append({"share": share, "kind": kind, "cause": cause, "operation": account.op, "rule": account.rule, "path": account.path, "node": account.node})
-    return sorted(found, key=lambda place: -float(place["share"]))[:WORST]
+    return sorted(found, key=lambda place: -place["share"])[:WORST]
+
+
+def _where(places: list[dict[str, Any]]) -> str:
+    """The places that keep more than a ten-thousandth of what started, in words."""
+    lines = [
+        f"    {p['share']:>6.2%}  {p['kind']:<8}  {p['operation']}{', ' + p['cause'] if p['cause'] else ''}  at {p['path'] or 'the model itself'}"
+        for p in places if p["share"] > 1e-4
+    ]
+    return "\n".join(["  where relevance stays, in shares of what started (unread: at what is no explained input)", *(lines or ["    nowhere above 0.01%"])])
 
 
 def _books(model: Any, inputs: Any, rules: str, precision: str | None) -> tuple[Ledger | None, str]:

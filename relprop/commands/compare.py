@@ -49,7 +49,16 @@ def compare(
         for out in outs:
             steps.next(f"writing {out.name}")
             write([out], writers)
-    tell_json(json_of(found)) if json_output else tell("\n".join([str(found), *(f"written: {out}" for out in outs)]))
+    tell_json(json_of(found)) if json_output else tell("\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)]))
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """The methods that score other parts of an input than the first one does, which no rank correlation can be with."""
+    return [
+        f"{label} scores {len(e[stream].scores[0])} parts of {stream!r}, so that its ranks are not compared"
+        for stream in next(iter(comparison.explanations.values())).streams for label, e in comparison.explanations.items()
+        if stream in e.streams and label not in comparison.rank_correlations(stream)[0]
+    ]
 
 
 def json_of(comparison: Comparison) -> dict[str, Any]:

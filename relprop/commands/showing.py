@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 TOP, SHADES, WIDEST = 10, " ░▒▓█", 48
 
 
-def on_terminal(explanations: Sequence[Explanation], subject: Subject) -> str:
+def on_terminal(explanations: Sequence[Any], subject: Subject) -> str:
     """What to print of explanations of one input, one per target."""
     if hasattr(explanations[0], "terminal"):
-        return "\n\n".join(e.terminal() for e in explanations)
+        return "\n\n".join(str(e.terminal()) for e in explanations)
     return "\n\n".join(_table(e, subject) for e in explanations)
 
 
