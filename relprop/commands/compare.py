@@ -11,6 +11,7 @@ from relprop.commands.given import read_given
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, as_json, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, write
+from relprop.errors import OptionError, message
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
@@ -45,6 +46,9 @@ def compare(
             maps = all(e.grid is not None and len(e.grid) == 2 for e in shown)
             found.plot(subject.own_image() if maps else None, stream=stream).savefig(path, dpi=110)
 
+        streams = next(iter(found.explanations.values())).streams
+        if len(streams) > 1 and stream is None and any(out.suffix.lower() == ".png" for out in outs):
+            raise OptionError(message("several inputs are explained, and a picture is of one", then=[f"--stream {name}" for name in streams]))
         writers: dict[str, Writer] = {".png": draw, ".json": lambda path: path.write_text(as_json(json_of(found)) + "\n", encoding="utf-8")}
         for out in outs:
             steps.next(f"writing {out.name}")

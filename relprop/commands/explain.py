@@ -79,10 +79,9 @@ def explain_one(
         found = found if stream is None else [e[stream] for e in found]
         whole = join(found)
         steps.next("writing")
-        writers: dict[str, Writer] = {".safetensors": whole.save, ".png": picture_writer(found, subject)}
-        writers[".json"] = lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8")
-        if any(out.suffix.lower() == ".html" for out in outs):
-            writers[".html"] = page_writer(whole, subject)
+        writers: dict[str, Writer] = {".safetensors": whole.save, ".json": lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8")}
+        for ending in {out.suffix.lower() for out in outs} & {".png", ".html"}:  # each may refuse, before anything is written
+            writers[ending] = picture_writer(found, subject) if ending == ".png" else page_writer(whole, subject)
         for out in outs:
             steps.next(f"writing {out.name}")
             write([out], writers)

@@ -53,7 +53,7 @@ def _named(argument: str) -> Given:
     from relprop.data.images import ENDINGS, read_picture
 
     path = Path(argument)
-    if _exists(path):
+    if argument and _exists(path):
         if path.is_dir():
             raise WrongUsage(f"{argument!r} is a folder: relprop explain --data {argument!r} --out run explains all that is in it")
         if path.suffix.lower() in (".txt", ".md", ".text"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relprop.commands.telling import plain
-from relprop.errors import OptionError
+from relprop.errors import OptionError, message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,9 @@ def page_writer(explanation: Explanation, subject: Subject) -> Any:
 
 
 def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
-    """What draws explanations of one input, one per target, side by side: heat maps over the picture, or the tokens."""
+    """What draws explanations of one input, one per target, side by side: heat maps over the picture, or the tokens. Raises ``OptionError`` for several inputs."""
+    if len(explanations[0].streams) > 1:
+        raise OptionError(message("several inputs are explained, and a picture is of one", then=[f"--stream {name}" for name in explanations[0].streams]))
     return lambda path: _save(_figure(explanations, subject), path)
 
 
