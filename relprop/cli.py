@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,20 +45,23 @@ def demo(
     force: Force = False, json_output: Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
+    from relprop.commands.steps import Steps
     from relprop.commands.telling import tell, tell_json
     from relprop.commands.writing import check_outs
 
     check_outs([out], [".png"], force=force)
-    from relprop.demo.show import run_demo
+    with Steps(1) as steps:
+        steps.next("explaining a scene")
+        from relprop.demo.show import run_demo
 
-    report = run_demo(out, seed)
+        report = run_demo(out, seed)
     tell_json({"seed": seed, "picture": str(out), "report": report.splitlines()}) if json_output else tell(report)
 
 
 @app.command(epilog=CODES)
 def explain(
     model: Model, input: Input = None, text: Text = None, text_file: TextFile = None,
-    target: Annotated[list[str] | None, typer.Option(help="predicted (the default), a class's index or name; with --data predicted or label. May be repeated for one input.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="predicted (the default), a class's index or name, token:TEXT of a language model; with --data predicted or label. May be repeated for one input.")] = None,
     method: Method = None,
     rules: Annotated[str | None, typer.Option(help="A rule set by name: paper, stable, reference, ...; the method's own if not given.")] = None,
     out: Annotated[list[Path] | None, typer.Option(help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder.")] = None,
@@ -87,7 +92,7 @@ def explain(
 @app.command(epilog=CODES)
 def compare(
     model: Model, input: Input = None, text: Text = None, text_file: TextFile = None,
-    target: Annotated[str, typer.Option(help="predicted, a class's index or name.")] = "predicted",
+    target: Annotated[str, typer.Option(help="predicted, a class's index or name, token:TEXT of a language model.")] = "predicted",
     method: Method = None,
     out: Annotated[list[Path] | None, typer.Option(help="x.png (the maps side by side) or x.json. May be repeated.")] = None,
     force: Force = False, json_output: Json = False, stream: Stream = None, precision: Precision = None, max_length: MaxLength = None, trust_remote_code: Trust = False,
@@ -215,6 +220,8 @@ def main(arguments: list[str] | None = None) -> None:
     from relprop.commands.telling import WrongUsage, tell
     from relprop.errors import RelpropError, RelpropWarning
 
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by huggingface_hub and transformers when they are imported
     shown: Any = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:

@@ -76,7 +76,7 @@ def _where(places: list[dict[str, Any]]) -> str:
         f"    {p['share']:>6.2%}  {p['kind']:<8}  {p['operation']}{', ' + p['cause'] if p['cause'] else ''}  at {p['path'] or 'the model itself'}"
         for p in places if p["share"] > 1e-4
     ]
-    return "\n".join(["  where relevance stays, in shares of what started (unread: at what is no explained input)", *(lines or ["    nowhere above 0.01%"])])
+    return "\n".join(["  where relevance stays, in shares of what started (unread: handed to where nothing is read any more)", *(lines or ["    nowhere above 0.01%"])])
 
 
 def _books(model: Any, inputs: Any, rules: str, precision: str | None) -> tuple[Ledger | None, str]:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
 PACKAGES = ("torch", "torchvision", "numpy", "safetensors", "typer", "rich", "transformers", "timm", "accelerate", "datasets")
@@ -57,7 +58,9 @@ class Diagnosis:
 
 def doctor(*, json_output: bool = False) -> bool:
     """Print the diagnosis; whether there is no problem."""
-    found = diagnose()
+    with Steps(1) as steps:
+        steps.next("looking at what is installed")
+        found = diagnose()
     tell_json(asdict(found) | {"ok": not found.problems}) if json_output else tell(found)
     return not found.problems
 

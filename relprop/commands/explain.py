@@ -67,10 +67,12 @@ def explain_one(
         given = read_given(argument, text, text_file)
         assert given is not None  # choose
         from relprop.api.explain import explain_many
-        from relprop.commands.showing import json_of, on_terminal, page_writer, picture_writer
+        from relprop.commands.showing import json_of, on_terminal, page_writer, picture_writer, refuse_page
         from relprop.commands.subject import open_subject
         from relprop.explanation import join
 
+        if any(out.suffix.lower() == ".html" for out in outs):
+            refuse_page()
         steps.next("opening the model")
         subject = open_subject(model, given, max_length=max_length, trust_remote_code=trust_remote_code)
         wanted = [subject.target(t) for t in targets or ("predicted",)]

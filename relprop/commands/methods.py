@@ -6,14 +6,17 @@ import sys
 from typing import Any
 
 from relprop.commands.explain import known_method
+from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
 
 def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
     """Print every method there is, or one of them with its options. Raises ``WrongUsage`` for a name that is none."""
-    if name is not None:
-        known_method(name)
-    from relprop.methods import METHODS, available
+    with Steps(1) as steps:
+        steps.next("loading PyTorch")
+        if name is not None:
+            known_method(name)
+        from relprop.methods import METHODS, available
 
     chosen = [METHODS[name]] if name is not None else list(available())
     rows: list[dict[str, Any]] = [

@@ -41,10 +41,16 @@ def json_of(explanation: Explanation) -> Any:
     return {"method": explanation.method, "rules": explanation.rules, "options": plain(explanation.facts.get("options", {})), "inputs": layout, "samples": samples}
 
 
-def page_writer(explanation: Explanation, subject: Subject) -> Any:
-    """What writes the explanation as one HTML file. Raises ``OptionError`` where this installation cannot."""
-    if not hasattr(explanation, "to_html"):
+def refuse_page() -> None:
+    """Raise ``OptionError`` if this version writes no pages."""
+    from relprop.explanation import Explanation
+
+    if not hasattr(Explanation, "to_html"):
         raise OptionError("this version of relprop writes no .html: --out x.png or --out x.json")
+
+
+def page_writer(explanation: Any, subject: Subject) -> Any:
+    """What writes the explanation as one HTML file."""
     return lambda path: explanation.to_html(path, model=subject.model)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 
 class Steps:
-    """``with Steps(n) as steps: steps.next("loading"); ...``. The remaining time is that of the steps left, at the pace of those done; 0 steps left: unknown."""
+    """``with Steps(n) as steps: steps.next("loading"); ...``. The remaining time is that of the steps left, at the pace of those done."""
 
     def __init__(self, count: int, *, stream: TextIO | None = None) -> None:
         self.count = count

@@ -19,6 +19,7 @@ from relprop.commands.given import Given
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.runs import processes
 from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model
+from relprop.targets import token
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
 
@@ -33,12 +34,15 @@ class Subject:
     labels: tuple[str, ...] = ()
 
     def target(self, text: str) -> Any:
-        """What ``--target`` says: ``predicted``, an index, several with commas between them (one element of a larger output), or a label.
+        """What ``--target`` says: ``predicted``, an index, several with commas between them (one element of a larger output), a label, or ``token:TEXT``,
+        the token that a language model may predict at the mask or next.
 
         Raises ``TargetError`` for a label that the model does not have, with those that are written alike.
         """
         if text == "predicted":
             return None
+        if text.startswith("token:"):
+            return token(text.removeprefix("token:"), getattr(self.processor, "tokenizer", self.processor))
         if INDICES.fullmatch(text):
             indices = tuple(int(part) for part in text.split(","))
             return indices if len(indices) > 1 else indices[0]

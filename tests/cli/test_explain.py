@@ -13,7 +13,7 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
-from tests.e2e.test_opening import CROPPED, clip
+from tests.e2e.test_opening import CROPPED, clip, llama
 from tests.e2e.test_opening import tokenizer as words
 
 REVIEW = "a wonderful film but the plot is dull"
@@ -108,6 +108,19 @@ def test_a_picture_and_a_text_together(relprop_says, photo, tmp_path):
     said = relprop_says(*shared, "--out", tmp_path / "x.png")
     assert said.code == 1 and "--stream pixel_values" in said.err and not (tmp_path / "x.png").exists()
     assert relprop_says(*shared, "--stream", "pixel_values", "--out", tmp_path / "x.png").code == 0 and (tmp_path / "x.png").exists()
+
+
+def test_a_language_models_token(relprop_says, tmp_path):
+    llama().save_pretrained(tmp_path / "llm")
+    words(special=False).save_pretrained(tmp_path / "llm")
+    shared = ("explain", "the film was", "--model", tmp_path / "llm", "--json")
+    said = relprop_says(*shared, "--target", "token:good")
+    expected = relprop.explain(tmp_path / "llm", "the film was", relprop.targets.token("good", words(special=False)))
+    (sample,) = json.loads(said.out)["samples"]
+    assert said.code == 0 and sample["target"] == [2, 9]  # after the last word, the vocabulary's ninth
+    np.testing.assert_allclose(sample["inputs"]["input_ids"]["scores"], expected.scores[0].tolist(), rtol=1e-4, atol=1e-8)
+    said = relprop_says(*shared, "--target", "token:unheard")
+    assert said.code == 1 and "unheard" in said.err
 
 
 def test_rules_and_method_options(relprop_says):
