@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -222,6 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by huggingface_hub and transformers when they are imported
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # its deprecations are for the authors of libraries
     shown: Any = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
