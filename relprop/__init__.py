@@ -48,7 +48,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """A public name or a module of the package, imported now and kept."""
     if name in _HOME_OF:
-        found = getattr(importlib.import_module(f"relprop.{_HOME_OF[name]}"), name)
+        home = importlib.import_module(f"relprop.{_HOME_OF[name]}")
+        found = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
     elif not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None:
         found = importlib.import_module(f"relprop.{name}")
     else:
