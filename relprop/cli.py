@@ -236,6 +236,9 @@ def main(arguments: list[str] | None = None) -> None:
         except WrongUsage as error:
             tell(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
             raise SystemExit(2) from None
-        except (RelpropError, OSError) as error:
-            tell(f"relprop: {error}", err=True)
+        except Exception as error:
+            mismatched = "torchvision::nms" in str(error)
+            if not mismatched and not isinstance(error, (RelpropError, OSError)):
+                raise
+            tell(f"relprop: {error}" + ("\n  then  relprop doctor  # torchvision was made for another PyTorch" if mismatched else ""), err=True)
             raise SystemExit(1) from None

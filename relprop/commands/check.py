@@ -28,7 +28,7 @@ def check(
     """
     with Steps(4) as steps:
         steps.next("reading the input")
-        known_method(method)
+        method, _ = known_method(method)
         given = read_given(argument, text, text_file)
         from relprop.api.check import check as checked
         from relprop.commands.subject import open_subject, typical_subject

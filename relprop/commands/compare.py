@@ -26,20 +26,18 @@ def compare(
     check_outs(outs, (".png", ".json"), force=force)
     with Steps(4 + len(outs)) as steps:
         steps.next("reading the input")
-        for method in methods:
-            known_method(method.partition(":")[0])
+        chosen = [known_method(method) for method in methods]
         given = read_given(argument, text, text_file)
         if given is None:
             raise WrongUsage("compare needs an input: relprop compare cat.jpg --model timm:vit_base_patch16_224")
         from relprop.api.compare import compare as compared
         from relprop.commands.subject import open_subject
-        from relprop.runs.command import parse_method
 
         steps.next("opening the model")
         subject = open_subject(model, given, max_length=max_length, trust_remote_code=trust_remote_code)
         wanted = subject.target(target)
         steps.next("explaining by each method")
-        found = compared(subject.model, subject.inputs, [parse_method(m) for m in methods] or None, wanted, precision=precision, processor=subject.processor)
+        found = compared(subject.model, subject.inputs, chosen or None, wanted, precision=precision, processor=subject.processor)
 
         def draw(path: Path) -> None:
             shown = [e if stream is None else e[stream] for e in found.explanations.values()]

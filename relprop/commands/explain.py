@@ -31,26 +31,27 @@ def choose(argument: str | None, data: str | None, options: dict[str, Any]) -> b
 
 def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str, Any]]:
     """The one method with its options, ``rules`` among them. Raises ``WrongUsage`` for several, or for two rule sets."""
-    from relprop.runs.command import parse_method
-
     if len(methods) > 1:
         raise WrongUsage(f"one input is explained by one method, not by {' and '.join(methods)}: relprop compare shows several")
-    parsed = parse_method(methods[0] if methods else "transformer_attribution")
-    name, options = (parsed, {}) if isinstance(parsed, str) else (parsed[0], dict(parsed[1]))
+    name, options = known_method(methods[0] if methods else "transformer_attribution")
     if rules is not None and "rules" in options:
         raise WrongUsage(f"--rules {rules}, and rules={options['rules']} with --method: give one")
     return name, options if rules is None else options | {"rules": rules}
 
 
-def known_method(name: str) -> None:
-    """Refuse a method that does not exist, as what it is: wrong usage."""
+def known_method(text: str) -> tuple[str, dict[str, Any]]:
+    """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method or an option that does not exist."""
     from relprop.errors import OptionError
     from relprop.methods import method_named
+    from relprop.runs.command import parse_method
 
     try:
-        method_named(name, level=None)
+        parsed = parse_method(text)
+        name, options = (parsed, {}) if isinstance(parsed, str) else (parsed[0], dict(parsed[1]))
+        method_named(name, level=None).checked({k: v for k, v in options.items() if k != "rules"})
     except OptionError as error:
-        raise WrongUsage(f"--{error}") from None
+        raise WrongUsage(str(error)) from None
+    return name, options
 
 
 def explain_one(
@@ -63,7 +64,6 @@ def explain_one(
     with Steps(4 + len(outs)) as steps:
         steps.next("reading the input")
         method, options = method_of(methods, rules)
-        known_method(method)
         given = read_given(argument, text, text_file)
         assert given is not None  # choose
         from relprop.api.explain import explain_many
@@ -106,7 +106,7 @@ def explain_all(
     from relprop.runs import command, processes
 
     for method in methods:
-        known_method(method.partition(":")[0])
+        known_method(method)
     if rules is not None:
         methods = [f"{m}{',' if ':' in m else ':'}rules={rules}" for m in methods or ["transformer_attribution"]]
     summary = command.explain_data(data=data, out=outs[0], methods=methods, target=targets[0] if targets else "predicted", **options)

@@ -156,6 +156,8 @@ REVIEWS = ("--model", "demo:reviews")
     (2, ["good", *REVIEWS, "--out", "x.gif"], ".png, .html, .safetensors, .json"),
     (2, ["good", *REVIEWS, "--out", "x.png", "--out", "x.png"], "given twice"),
     (2, ["good", *REVIEWS, "--method", "nonsense"], "'nonsense' is no method"),
+    (2, ["good", *REVIEWS, "--method", "rollout:processor=1"], "has no option 'processor'"),
+    (2, ["good", *REVIEWS, "--method", "rollout:discard"], "name=value is wanted"),
     (2, ["good", *REVIEWS, "--method", "rollout", "--method", "lrp"], "relprop compare"),
     (2, ["good", *REVIEWS, "--method", "lrp:rules=paper", "--rules", "stable"], "give one"),
     (2, [".", *REVIEWS], "is a folder"),

@@ -121,6 +121,14 @@ def test_doctor_finds_a_torchvision_made_for_another_torch(tmp_path, wants, body
     assert "nms does not exist" in done.stdout or wants
 
 
+def test_commands_that_meet_such_a_torchvision_send_to_the_doctor(tmp_path):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from relprop.cli import main; main(['check', '--model', 'demo:digits'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "then  relprop doctor" in done.stderr, done.stderr
+
+
 def test_doctor_says_what_to_type_for_an_extra(monkeypatch):
     real = doctor.version
     monkeypatch.setattr(doctor, "version", lambda name: {"matplotlib": None, "captum": "0.1"}.get(name, real(name)) if name in ("matplotlib", "captum") else real(name))
