@@ -27,7 +27,7 @@ def check(
     Where relevance is lost is that input's: of random pixels and ids it says which operations lose any. Raises ``RelpropError``.
     """
     with Steps(4) as steps:
-        steps.next("reading the input")
+        steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
         given = read_given(argument, text, text_file)
         from relprop.api.check import check as checked

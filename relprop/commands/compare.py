@@ -24,8 +24,8 @@ def compare(
 ) -> None:
     """Explain one input by several methods; print how alike they rank its parts, and write the maps side by side. Raises ``RelpropError``."""
     check_outs(outs, (".png", ".json"), force=force)
-    with Steps(4 + len(outs)) as steps:
-        steps.next("reading the input")
+    with Steps(3 + len(outs)) as steps:
+        steps.next("loading PyTorch, reading the input")
         chosen = [known_method(method) for method in methods]
         given = read_given(argument, text, text_file)
         if given is None:

@@ -61,8 +61,8 @@ def explain_one(
 ) -> None:
     """Explain one picture or text for each target, write what is asked for, and print the rest. Raises ``RelpropError``."""
     check_outs(outs, ENDINGS, force=force)
-    with Steps(4 + len(outs)) as steps:
-        steps.next("reading the input")
+    with Steps(3 + len(outs)) as steps:
+        steps.next("loading PyTorch, reading the input")
         method, options = method_of(methods, rules)
         given = read_given(argument, text, text_file)
         assert given is not None  # choose
@@ -80,7 +80,6 @@ def explain_one(
         found = explain_many(subject.model, subject.inputs, wanted, method=method, processor=subject.processor, precision=precision, **options)
         found = found if stream is None else [e[stream] for e in found]
         whole = join(found)
-        steps.next("writing")
         writers: dict[str, Writer] = {".safetensors": whole.save, ".json": lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8")}
         for ending in {out.suffix.lower() for out in outs} & {".png", ".html"}:  # each may refuse, before anything is written
             writers[ending] = picture_writer(found, subject) if ending == ".png" else page_writer(whole, subject)

@@ -9,6 +9,8 @@ from relprop.commands.explain import known_method
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
+WIDE = 140  # columns of a terminal that has room for the sources
+
 
 def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
     """Print every method there is, or one of them with its options. Raises ``WrongUsage`` for a name that is none."""
@@ -44,9 +46,14 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "at", "class", "signed", "cost", "source", "what it is", box=box.SIMPLE_HEAD, row_styles=["", "dim"])
-    for row in rows:
-        table.add_row(*(_cell(row[key]) for key in ("name", "works_at", "class_specific", "signed", "cost", "source", "description")))
     console = Console()
+    columns = {"method": "name", "at": "works_at", "class": "class_specific", "signed": "signed", "cost": "cost", "source": "source", "what it is": "description"}
+    if console.width < WIDE:
+        del columns["source"]
+    table = Table(box=box.SIMPLE_HEAD, row_styles=["", "dim"])
+    for heading in columns:
+        table.add_column(heading, no_wrap=heading not in ("source", "what it is"))
+    for row in rows:
+        table.add_row(*(_cell(row[key]) for key in columns.values()))
     console.print(table)
-    console.print("cost: forward passes for one target; class: whether the map depends on the target. relprop methods NAME has the options.", highlight=False)
+    console.print("cost: forward passes for one target; class: whether the map depends on the target. relprop methods NAME has source and options.", highlight=False)

@@ -88,8 +88,17 @@ def test_steps_are_shown_on_a_terminal_only():
             steps.next("opening the model")
             steps.next("explaining")
         assert steps.names == ["opening the model", "explaining"]
-        assert ("explaining" in stream.getvalue() and "1/3" in stream.getvalue() and "left" in stream.getvalue()) == shown
+        assert ("explaining" in stream.getvalue() and "1/3" in stream.getvalue()) == shown
         assert bool(stream.getvalue()) == shown
+
+
+def test_the_remaining_time_is_that_of_the_steps_left_at_the_pace_of_those_done():
+    steps = Steps(4, stream=io.StringIO())
+    assert steps.left(steps.began) is None
+    for name in ("loading", "opening", "explaining"):
+        steps.next(name)
+    steps.changed = steps.began + 6.0
+    assert steps.left(steps.changed + 1.0) == pytest.approx(2 * 3.0 - 1.0) and steps.left(steps.changed + 6.5) is None
 
 
 def test_names_are_imported_when_asked_for():
