@@ -11,7 +11,7 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.ready
-	$(PY) -m relprop demo --out demo.png
+	$(PY) -m relprop demo --out demo.png --force
 
 test: $(VENV)/.ready
 	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"

@@ -4,23 +4,32 @@
 >>> from relprop.demo.model import digit_scene_model
 >>> relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32)).scores.shape
 torch.Size([1, 65])
+
+Names are imported when they are first asked for (PEP 562), so that ``relprop --help`` does not wait for PyTorch.
 """
 
-from relprop import errors, rules, targets
-from relprop.api.check import check
-from relprop.api.compare import Comparison, compare
-from relprop.api.explain import explain, explain_many, trace
-from relprop.api.generation import Generation, explain_generation
-from relprop.api.instrument import instrument
-from relprop.api.maximization import Maximization, activation_maximization
-from relprop.api.opening import open_model
-from relprop.api.stability import stability
-from relprop.errors import RelpropError, RelpropWarning
-from relprop.explanation import Explanation
-from relprop.report import report
-from relprop.rules import Rule, RuleSet, register_rule
-from relprop.storage import load
-from relprop.views import plot
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relprop import errors, rules, targets
+    from relprop.api.check import check
+    from relprop.api.compare import Comparison, compare
+    from relprop.api.explain import explain, explain_many, trace
+    from relprop.api.generation import Generation, explain_generation
+    from relprop.api.instrument import instrument
+    from relprop.api.maximization import Maximization, activation_maximization
+    from relprop.api.opening import open_model
+    from relprop.api.stability import stability
+    from relprop.errors import RelpropError, RelpropWarning
+    from relprop.explanation import Explanation
+    from relprop.report import report
+    from relprop.rules import Rule, RuleSet, register_rule
+    from relprop.storage import load
+    from relprop.views import plot
 
 __version__ = "0.1.0"
 
@@ -29,3 +38,40 @@ __all__ = [
     "explain", "explain_generation", "explain_many",
     "instrument", "load", "open_model", "plot", "register_rule", "report", "rules", "stability", "targets", "trace",
 ]
+
+#: Where each name is defined; what is not here is a module of the package.
+_HOMES = {
+    "api.check": ("check",), "api.compare": ("Comparison", "compare"), "api.explain": ("explain", "explain_many", "trace"),
+    "api.generation": ("Generation", "explain_generation"), "api.instrument": ("instrument",), "api.maximization": ("Maximization", "activation_maximization"),
+    "api.opening": ("open_model",), "api.stability": ("stability",), "errors": ("RelpropError", "RelpropWarning"), "explanation": ("Explanation",),
+    "report": ("report",), "rules": ("Rule", "RuleSet", "register_rule"), "storage": ("load",), "views": ("plot",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or a module of the package, imported now and kept."""
+    if name in _HOME_OF:
+        home = importlib.import_module(f"relprop.{_HOME_OF[name]}")
+        found = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
+    elif not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None:
+        found = importlib.import_module(f"relprop.{name}")
+    else:
+        raise AttributeError(f"module 'relprop' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+class _Package(ModuleType):
+    """Where a function is called as the module it lives in, ``relprop.report``, the name is the function's, whichever is imported first."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = isinstance(value, ModuleType) and _HOME_OF.get(name) == name
+        super().__setattr__(name, getattr(value, name) if own else value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

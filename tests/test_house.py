@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "relprop"
 FLOORS = {
     "errors": 0, "numerics": 0, "tracer": 1, "rules": 1, "plan": 2, "adapters": 2, "interpreter": 3, "rollup": 3, "methods": 4, "targets": 4,
-    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "data": 5, "demo": 6, "report": 6, "runs": 6, "sweep": 6, "evaluation": 7, "cli": 8, "__main__": 9, "__init__": 10,
+    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "data": 5, "demo": 6, "report": 6, "runs": 6, "sweep": 6, "evaluation": 7, "cli": 8, "commands": 8,
+    "__main__": 9, "__init__": 10,
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 

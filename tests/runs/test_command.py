@@ -98,7 +98,7 @@ def test_picture_files_go_through_the_models_own_processing(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, error", [
-    (["--model", "demo:digits"], "explain needs a data set and a run folder"),
+    (["--model", "demo:digits"], "explain needs an input or a data set"),
     (["--model", "demo:digits", "--data", "demo:digits", "--out", "x", "--method", "rollout:discard"], "--method rollout: 'discard': name=value is wanted"),
     (["--model", "demo:digits", "--data", "demo:digits", "--out", "x", "--data-option", "a=1"], "--data demo:digits has no options: a"),
     (["--model", ".", "--data", "demo:digits", "--out", "x"], "the folder '.' holds no config.json"),

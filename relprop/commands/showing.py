@@ -1,0 +1,79 @@
+"""An explanation on the terminal, as JSON, as a page and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relprop.errors import OptionError, message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from relprop.commands.subject import Subject
+    from relprop.explanation import Explanation
+
+def on_terminal(explanations: Sequence[Explanation]) -> str:
+    """What to print of explanations of one input, one per target."""
+    return "\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in explanations)
+
+
+def json_of(explanation: Explanation) -> Any:
+    """An explanation as values that JSON has."""
+    return json.loads(explanation.to_json())
+
+
+def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
+    """What writes explanations of one input, one per target, as one HTML file."""
+    from relprop.report import report
+
+    picture = subject.own_image()
+    return lambda path: report(list(explanations), path, model=subject.model, pictures=None if picture is None else picture[None])
+
+
+def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
+    """What draws explanations of one input, one per target, side by side: heat maps over the picture, or the tokens. Raises ``OptionError`` for several inputs."""
+    if len(explanations[0].streams) > 1:
+        raise OptionError(message("several inputs are explained, and a picture is of one", then=[f"--stream {name}" for name in explanations[0].streams]))
+    return lambda path: _save(_figure(explanations, subject), path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+
+
+def _figure(explanations: Sequence[Explanation], subject: Subject) -> Any:
+    from relprop.views.plot import figure, plot_comparison, show_heatmap, show_image
+
+    first = explanations[0]
+    if first.grid is None or len(first.grid) != 2:
+        named = {title(e, subject): e for e in explanations}
+        return first.plot() if len(explanations) == 1 else plot_comparison(named, None, sample=0)
+    picture, whole = _picture(first, subject)
+    fig, axes = figure(len(explanations) + 1)
+    show_image(axes[0], picture, "input")
+    for panel, e in zip(axes[1:], explanations, strict=True):
+        show_heatmap(panel, e.original_heatmap() if whole else e.heatmap()[0], title(e, subject), picture)
+    return fig
+
+
+def _picture(explanation: Explanation, subject: Subject) -> tuple[Tensor, bool]:
+    """The picture that was given, if the explanation knows where its pixels are on it, else the model's own image; and which of the two."""
+    from relprop.data.images import image_tensor
+
+    given = subject.inputs.get("images") if isinstance(subject.inputs, dict) else subject.inputs
+    originals = next(iter(explanation.streams.values())).originals
+    if originals is not None and hasattr(given, "convert"):
+        return image_tensor(given), True
+    own = subject.own_image()
+    assert own is not None  # its explanation has a grid
+    return own, False
+
+
+def title(explanation: Explanation, subject: Subject) -> str:
+    """The target, with its label where the model has one."""
+    target = explanation.target[0]
+    label = subject.label(target)
+    return f"{target}" if label is None or label == target else f"{label} ({target})"

@@ -1,0 +1,48 @@
+"""What commands print: text that any terminal's encoding takes, JSON without NaN, and what a wrong command line is answered with."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from relprop.errors import OptionError
+
+
+class WrongUsage(OptionError):
+    """The command line itself is wrong: nothing was loaded. The command ends with exit code 2; every other refusal with 1."""
+
+
+def tell(text: object, *, err: bool = False) -> None:
+    """Print; characters that the stream's encoding lacks become ``?``."""
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    typer.echo(str(text).encode(encoding, "replace").decode(encoding), err=err)
+
+
+def tell_json(value: Any) -> None:
+    """Print ``value`` as JSON, on one line."""
+    typer.echo(as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """``value`` as JSON. Numbers that JSON lacks (NaN, infinities) are null, and what is no JSON value is text.
+
+    >>> as_json({"rho": float("nan"), "site": (1, 2)})
+    '{"rho": null, "site": [1, 2]}'
+    """
+    return json.dumps(plain(value), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """The nearest value that JSON has."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

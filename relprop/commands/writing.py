@@ -1,0 +1,50 @@
+"""Files that commands write: their endings are known before anything is computed, nothing is overwritten unasked, and no file is left half written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from relprop.commands.telling import WrongUsage
+from relprop.errors import InputError, OptionError, message
+
+Writer = Callable[[Path], object]
+
+
+def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> None:
+    """Refuse before the work what could not be written after it.
+
+    Raises ``WrongUsage`` for an ending that is none of ``endings``, or a file named twice; ``OptionError`` for a file that exists, without ``force``, and
+    for a picture without matplotlib; ``InputError`` for a folder that does not exist.
+    """
+    for out in outs:
+        if out.suffix.lower() not in endings:
+            raise WrongUsage(f"--out {str(out)!r}: the ending says what is written: {', '.join(endings)}")
+        if list(outs).count(out) > 1:
+            raise WrongUsage(f"--out {str(out)!r} is given twice")
+        free(out, force=force)
+        if out.suffix.lower() == ".png" and importlib.util.find_spec("matplotlib") is None:
+            raise OptionError('pictures need matplotlib: pip install "relprop[plot]"')
+
+
+def free(out: Path, *, force: bool) -> None:
+    """Refuse a path that something stands at, unless it is a file and ``force``; and one in a folder that does not exist."""
+    if out.is_dir():
+        raise InputError(f"--out {str(out)!r} is a folder")
+    if out.exists() and not force:
+        raise OptionError(message(f"{str(out)!r} exists already", then=["--force overwrites it", "or give another name"]))
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"--out {str(out)!r}: the folder {str(out.parent)!r} does not exist")
+
+
+def write(outs: Sequence[Path], writers: Mapping[str, Writer]) -> None:
+    """Write each file by the writer of its ending: first beside it, then in its place."""
+    for out in outs:
+        unfinished = out.with_name(f".{out.stem}.unfinished{out.suffix}")
+        try:
+            writers[out.suffix.lower()](unfinished)
+            os.replace(unfinished, out)
+        finally:
+            unfinished.unlink(missing_ok=True)
