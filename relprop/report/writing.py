@@ -121,10 +121,16 @@ def _scores(e: Explanation, sample: int) -> Any:
     return next(iter(e.streams.values())).scores[sample].detach().cpu().float().numpy()
 
 
+def _target(e: Explanation, n: int) -> str:
+    """What was explained in sample ``n``: the class's label, where the model has one, with its index."""
+    label = None if e.labels is None else e.labels[n]
+    return str(e.target[n]) if label is None or label == str(e.target[n]) else f"{label} ({e.target[n]})"
+
+
 def _sample(e: Explanation, n: int, pictures: list[str] | None, chunks: Chunks, room: float) -> dict[str, Any]:
     picture = None if pictures is None else pictures[n]
     return {
-        "target": str(e.target[n]), "output": float(e.output[n]), "streams": [stream_content(s, n, picture, chunks, room) for s in e.streams.values()],
+        "target": _target(e, n), "output": float(e.output[n]), "streams": [stream_content(s, n, picture, chunks, room) for s in e.streams.values()],
         "blocks": None, "ledger": None if e.ledger is None else ledger_content(e.ledger, n),
     }
 

@@ -69,7 +69,7 @@ def test_a_picture_with_every_kind_of_file(relprop_says, folders, photo, tmp_pat
     picture = np.asarray(PIL.Image.open(outs[0]).convert("RGB"))
     assert picture.std() > 20 and picture.shape[1] > 2.5 * picture.shape[0]  # the input and two maps beside each other
     page = outs[3].read_text(encoding="utf-8")
-    assert "Content-Security-Policy" in page and "дом" in page and "rows of C were not kept" not in page
+    assert "Content-Security-Policy" in page and ("дом" in page or json.dumps("дом")[1:-1] in page) and "rows of C were not kept" not in page
     assert not list(tmp_path.glob(".*")), "unfinished files are left"
 
 
