@@ -11,7 +11,7 @@ function tokenName(stream, i) {
     places.unshift(rest % n);
     rest = Math.floor(rest / n);
   }
-  return places.length === 2 ? `patch (${places[0] + 1}, ${places[1] + 1})` : `patch (${places[1] + 1}, ${places[2] + 1}) of frame ${places[0] + 1}`;
+  return places.length === 2 ? `patch (${places[0]}, ${places[1]})` : `patch (${places[1]}, ${places[2]}) of frame ${places[0]}`;
 }
 
 class Field {

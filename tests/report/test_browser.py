@@ -83,7 +83,7 @@ def test_a_click_keeps_a_token_and_the_table_has_every_number(scenes, opened):
     token(page, 33).click()
     page.mouse.move(5, 5)
     columns = table(page)
-    assert page.text_content("#picked-name") == "patch (5, 1)" and same(columns["Score"], e.scores[0]) and same(columns["Row of C"], e.matrix[0, 33])
+    assert page.text_content("#picked-name") == "patch (4, 0)" and same(columns["Score"], e.scores[0]) and same(columns["Row of C"], e.matrix[0, 33])
 
 
 def test_sample_target_and_method_change_what_is_shown(scenes, opened):
@@ -159,7 +159,7 @@ def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
     area = page.locator("#maps canvas").first.bounding_box()
     page.mouse.move(area["x"] + area["width"] * (40.5 / 65), area["y"] + area["height"] * (22.5 / 65))
     said = page.locator("#maps .readout").first.text_content()
-    number = float(re.search(r"Pointed at: (\S+) \(patch \(5, 8\)\)", said)[1])
+    number = float(re.search(r"Pointed at: (\S+) \(patch \(4, 7\)\)", said)[1])
     assert said.startswith("Query 22:") and abs(number - float(block.attention[0, 1, 22, 40])) < 1e-3 * float(block.attention[0, 1].max())
 
 
@@ -192,9 +192,9 @@ def test_everything_works_with_the_keyboard_alone(scenes, opened):
     assert page.text_content("#picked-name") == "token 0 (the model's own)"
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    assert page.text_content("#picked-name") == "patch (3, 2)" and same(top(page).values(), c[18, list(top(page))])
+    assert page.text_content("#picked-name") == "patch (2, 1)" and same(top(page).values(), c[18, list(top(page))])
     page.keyboard.press("Enter")
-    assert token(page, 18).get_attribute("aria-pressed") == "true" and "patch (3, 2) kept" in page.text_content("#said")
+    assert token(page, 18).get_attribute("aria-pressed") == "true" and "patch (2, 1) kept" in page.text_content("#said")
     tab_to("#table-details")
     page.keyboard.press("Enter")
     assert same(table(page)["Row of C"], c[18])
@@ -204,7 +204,7 @@ def test_everything_works_with_the_keyboard_alone(scenes, opened):
     page.keyboard.press("Control+A")
     page.keyboard.type("5")
     page.keyboard.press("Tab")
-    assert page.text_content("#picked-name") == "patch (1, 5)" and same(table(page)["Row of C"], c[5])
+    assert page.text_content("#picked-name") == "patch (0, 4)" and same(table(page)["Row of C"], c[5])
 
 
 NAMELESS = """() => [...document.querySelectorAll('button, select, input, a, summary, [role=img], [role=group], [role=region], canvas, img, form, section')].filter(e => {
@@ -223,7 +223,7 @@ def test_a_screen_reader_finds_names_roles_and_a_table(scenes, opened):
     assert page.evaluate("[...document.querySelectorAll('table')].every(t => t.caption.textContent && [...t.querySelectorAll('thead th')].every(h => h.scope === 'col') && t.querySelector('tbody th[scope=row]'))")
     assert page.get_attribute("html", "lang") == "en" and page.evaluate("[...document.querySelectorAll('h1, h2')].map(h => h.tagName).join()") == "H1,H2,H2,H2,H2"
     snapshot = page.locator("#score-field").aria_snapshot()
-    assert re.search(r'button "patch \(4, 3\), score [\d.e-]+" \[pressed\]', snapshot) and 'group "Patches"' in snapshot
+    assert re.search(r'button "patch \(3, 2\), score [\d.e-]+" \[pressed\]', snapshot) and 'group "Patches"' in snapshot
     assert page.locator("#said").get_attribute("aria-live") == "polite"
     assert page.evaluate("[...document.querySelectorAll('#score-field [tabindex=\"0\"]')].length") == 1  # one stop for Tab
 
