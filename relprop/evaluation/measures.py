@@ -6,14 +6,14 @@ A measure gives a few numbers per sample, (samples, columns), so that they can b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from relprop.evaluation.base import Metric
-from relprop.evaluation.perturbation import ImagePerturbation
+from relprop.evaluation.perturbation import ImagePerturbation, TextPerturbation
 from relprop.evaluation.robustness import Infidelity, MaxSensitivity
 from relprop.evaluation.sanity import ClassSensitivity, ParameterRandomization
 from relprop.evaluation.segmentation import Segmentation, mean_iou, pixel_accuracy
@@ -37,7 +37,7 @@ def mean_of(name: str, values: Callable[[Tensor], Tensor], scale: float = 1.0, o
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some samples of a data set as their model takes them. ``classes``: how many the model tells apart; ``predicted`` and ``labels`` (batch,)."""
+    """Some samples of a data set as their model takes them, with its ``logits`` (batch, classes); ``predicted`` and ``labels`` (batch,); ``parts``: what its task's measures need."""
 
     indices: tuple[int, ...]
     samples: tuple[Any, ...]
@@ -53,8 +53,8 @@ class Batch:
         return [sample.others for sample in self.samples]
 
     def rival(self) -> Tensor:
-        """(batch,): for each sample a class to tell the explained one from: another true one, else the one the model finds least likely."""
-        least = self.logits.argmin(1)
+        """(batch,): for each sample a class to tell the explained one from: another true one, else of all other classes the one the model finds least likely."""
+        least = self.logits.scatter(1, self.main()[:, None], torch.inf).argmin(1)
         return torch.tensor([sample.others[0] if sample.others else int(c) for sample, c in zip(self.samples, least, strict=True)])
 
     def main(self) -> Tensor:
@@ -104,35 +104,28 @@ class Measure(Protocol):
         """(batch, columns), float64."""
 
 
-def explained_classes(batch: Batch) -> list[Tensor]:
-    """The predicted class and, where there are labels, the target class."""
-    return [batch.predicted] if batch.labels is None else [batch.predicted, batch.labels]
+class OfLabel:
+    """What most measures are: named as their metric, cheap, and made of the maps of the label's class."""
 
+    metric: Any
+    costly: ClassVar[bool] = False
 
-def both_curves(maps: Maps, batch: Batch, hits: Callable[[str, Tensor], Tensor]) -> Tensor:
-    """(batch, 20): hits with maps of the predicted class, and of the target class; the second are the first where the two classes are one."""
-    assert batch.labels is not None
-    predicted = hits("predicted", maps.of(batch.predicted))
-    if maps.rows is None or torch.equal(batch.predicted, batch.labels):
-        return torch.cat([predicted, predicted], 1).double()
-    return torch.cat([predicted, hits("target", maps.of(batch.labels))], 1).double()
+    @property
+    def name(self) -> str:
+        return str(self.metric.name)
 
-
-def curve_statistics(first: int) -> tuple[Statistic, ...]:
-    """The two areas, in percent, of a table of hits."""
-    def area(at: int) -> Callable[[Tensor], Tensor]:
-        return lambda table: torch.trapezoid(table[:, at + first:at + 10], dx=0.1)
-
-    return (mean_of("predicted", area(0), 100), mean_of("target", area(10), 100, of_classes=True))
+    def classes(self, batch: Batch) -> list[Tensor]:
+        return [batch.main()]
 
 
 @dataclass(frozen=True)
-class ImageCurve:
-    """Perturbation of images, both classes: 20 hits per sample."""
+class BothCurves:
+    """Perturbation with maps of the predicted class and of the target class: 20 hits per sample. Images and texts say how ``hits`` are found."""
 
     order: str
     protocol: str = "paper-code"
 
+    kind: ClassVar[Callable[..., ImagePerturbation | TextPerturbation]]
     costly: ClassVar[bool] = False
 
     @property
@@ -140,32 +133,46 @@ class ImageCurve:
         return f"{self.order} perturbation"
 
     @property
-    def metric(self) -> ImagePerturbation:
-        return ImagePerturbation(self.order, "predicted", self.protocol)
+    def metric(self) -> ImagePerturbation | TextPerturbation:
+        return type(self).kind(self.order, "predicted", self.protocol)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        return curve_statistics(self.metric.first)
+        def area(at: int) -> Callable[[Tensor], Tensor]:
+            return lambda table: torch.trapezoid(table[:, at + self.metric.first:at + 10], dx=0.1)
+
+        return (mean_of("predicted", area(0), 100), mean_of("target", area(10), 100, of_classes=True))
 
     def classes(self, batch: Batch) -> list[Tensor]:
-        return explained_classes(batch)
+        return [batch.predicted] if batch.labels is None else [batch.predicted, batch.labels]
+
+    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
+        """(batch, 10), bool: the metric's hits with these maps."""
+        raise NotImplementedError
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        def hits(explained: str, values: Tensor) -> Tensor:
-            metric = ImagePerturbation(self.order, explained, self.protocol)
-            return metric(task.model, batch.parts["images"], values, batch.labels, normalize=task.normalize, others=batch.others).hits
+        assert batch.labels is not None
+        predicted = self.hits(self.metric, task, batch, maps.of(batch.predicted))
+        if maps.rows is None or torch.equal(batch.predicted, batch.labels):
+            return torch.cat([predicted, predicted], 1).double()
+        return torch.cat([predicted, self.hits(replace(self.metric, explained="target"), task, batch, maps.of(batch.labels))], 1).double()
 
-        return both_curves(maps, batch, hits)
+
+class ImageCurve(BothCurves):
+    """Perturbation of images."""
+
+    kind = ImagePerturbation
+
+    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
+        hits: Tensor = metric(task.model, batch.parts["images"], values, batch.labels, normalize=task.normalize, others=batch.others).hits
+        return hits
 
 
 @dataclass(frozen=True)
-class SegmentationCounts:
+class SegmentationCounts(OfLabel):
     """Segmentation of the label's object: eight counts per image."""
 
-    name: str = "segmentation"
     metric: Segmentation = field(default_factory=Segmentation)
-
-    costly: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -173,21 +180,15 @@ class SegmentationCounts:
             Statistic("pixel accuracy", lambda t: 100 * pixel_accuracy(t), None, 100), mean_of("mAP", lambda t: t[:, 6], 100), Statistic("mIoU", lambda t: 100 * mean_iou(t), None, 100),
         )
 
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
-
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         return self.metric.table(maps.of(batch.main()), torch.stack([sample.mask for sample in batch.samples]))
 
 
 @dataclass(frozen=True)
-class ClassCorrelation:
+class ClassCorrelation(OfLabel):
     """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample or else the least likely."""
 
-    name: str = "class sensitivity"
     metric: ClassSensitivity = field(default_factory=ClassSensitivity)
-
-    costly: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -200,23 +201,17 @@ class ClassCorrelation:
         return self.metric(maps.of(batch.main()), maps.of(batch.rival()), content=batch.parts.get("content"))[:, None]
 
 
-
-
 @dataclass(frozen=True)
-class Randomisation:
+class Randomisation(OfLabel):
     """Spearman's ρ with the map of the model whose parameters are randomised, stage by stage; of a model with fewer modules than stages the rest is NaN."""
 
     metric: ParameterRandomization = field(default_factory=ParameterRandomization)
-    name: str = "parameter randomisation"
 
     costly: ClassVar[bool] = True
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         return (mean_of("ρ", lambda t: t.nanmean(1)),)
-
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         curve = self.metric(task.model, batch.inputs, lambda model: maps.explain(model, batch.inputs, batch.main()), content=batch.parts.get("content"))
@@ -226,11 +221,10 @@ class Randomisation:
 
 
 @dataclass(frozen=True)
-class Unfaithful:
+class Unfaithful(OfLabel):
     """Infidelity of the map, over pixels."""
 
     metric: Infidelity = field(default_factory=lambda: Infidelity(samples=20, radius=0.1))
-    name: str = "infidelity"
 
     costly: ClassVar[bool] = True
 
@@ -238,28 +232,21 @@ class Unfaithful:
     def statistics(self) -> tuple[Statistic, ...]:
         return (mean_of("mean", lambda t: t[:, 0]),)
 
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
-
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         return self.metric(task.model, batch.inputs, maps.of(batch.main()), batch.main())[:, None]
 
 
 @dataclass(frozen=True)
-class Unstable:
+class Unstable(OfLabel):
     """Max-sensitivity of the map to noise on the input."""
 
     metric: MaxSensitivity = field(default_factory=MaxSensitivity)
-    name: str = "max-sensitivity"
 
     costly: ClassVar[bool] = True
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         return (mean_of("max", lambda t: t[:, 0]),)
-
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         return self.metric(lambda inputs, target: maps.explain(task.model, inputs, target), batch.inputs, batch.main())[:, None]

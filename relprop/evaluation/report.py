@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from relprop.errors import InputError
 from relprop.evaluation.base import needed
 from relprop.evaluation.papers import TABLES, PaperTable
-from relprop.evaluation.table import FLOORS, Column, Numbers, Table
+from relprop.evaluation.table import FLOORS, Column, Numbers, Table, markdown_grid
+from relprop.views.curves import curves
 from relprop.views.plot import figure
 
-PICTURES = {"digit_scenes": "evaluation-perturbation.png", "reviews": "evaluation-token-f1.png"}
+#: Of each task the picture's file, the table whose rows it has, its measures, and what the axes are.
+PICTURES = {
+    "digit_scenes": ("evaluation-perturbation.png", "cvpr-table-1", ("negative perturbation", "positive perturbation"), "% of the pixels removed", "accuracy (%)"),
+    "reviews": ("evaluation-token-f1.png", "cvpr-figure-4", ("token-F1",), "words marked", "F1 (%)"),
+}
 HEADING = {"digit_scenes": "Digit scenes", "reviews": "Film reviews", "sanity": "Sanity checks, on digit scenes"}
 
 
@@ -40,11 +48,7 @@ def _published(paper: PaperTable) -> str:
         value = paper.published.get((row, column))
         return "–" if value is None else f"{value:g}"
 
-    if paper.transposed:
-        head, body = ["", *paper.rows], [[column, *(cell(row, column) for row in paper.rows)] for column in paper.columns]
-    else:
-        head, body = ["", *paper.columns], [[row, *(cell(row, column) for column in paper.columns)] for row in paper.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
+    return markdown_grid(paper.rows, [(column, column) for column in paper.columns], cell, paper.transposed)
 
 
 def agreement(paper: PaperTable, table: Table, column: str) -> str:
@@ -60,26 +64,26 @@ def agreement(paper: PaperTable, table: Table, column: str) -> str:
 def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
     """The curves: accuracy against the share removed (digit scenes), token-F1 against k (reviews: Figure 4 of the paper)."""
     written = []
-    for name, numbers in found.items():
-        if name in PICTURES:
-            curves = [m for m in numbers.measures if m.name in ("negative perturbation", "positive perturbation")] if name == "digit_scenes" else [m for m in numbers.measures if m.name == "token-F1"]
-            fig, axes = figure(len(curves))
-            for axis, measure in zip(axes, curves, strict=True):
-                rows = [r for p in TABLES if p.task == name and p.key in ("cvpr-table-1", "cvpr-figure-4") for r in (*p.rows, *FLOORS)]
-                for row in rows:
-                    if (row, measure.name) in numbers.tables:
-                        values = 100 * numbers.tables[row, measure.name].nanmean(0)
-                        x = [10 * i for i in range(10)] if name == "digit_scenes" else list(measure.metric.k)  # type: ignore[attr-defined]
-                        axis.plot(x, values[:len(x)], label=row, linestyle="--" if row in FLOORS else "-", linewidth=2.5 if row == "transformer_attribution" else 1.2)
-                axis.set_axis_on()
-                axis.set_title(measure.name)
-                axis.set_xlabel("% of the pixels removed" if name == "digit_scenes" else "words marked")
-                axis.set_ylabel("accuracy (%)" if name == "digit_scenes" else "F1 (%)")
-            axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-            path = folder / PICTURES[name]
-            fig.savefig(path, dpi=110, bbox_inches="tight")
-            written.append(path)
+    for name, (file, paper, measures, xlabel, ylabel) in PICTURES.items():
+        if name not in found:
+            continue
+        drawn = [m for m in found[name].measures if m.name in measures]
+        rows = next((*p.rows, *FLOORS) for p in TABLES if p.key == paper)
+        fig, axes = figure(len(drawn))
+        for axis, measure in zip(axes, drawn, strict=True):
+            curves({r: _curve(measure, found[name].tables[r, measure.name]) for r in rows if (r, measure.name) in found[name].tables}, ax=axis, title=measure.name, xlabel=xlabel, ylabel=ylabel)
+            if (own := axis.get_legend()) is not None:  # one legend serves all
+                own.remove()
+        axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+        fig.savefig(folder / file, dpi=110, bbox_inches="tight")
+        written.append(folder / file)
     return written
+
+
+def _curve(measure: Any, table: Tensor) -> tuple[list[int], Tensor]:
+    """Where a measure's columns stand, and their means over the samples, in percent; of hits those with maps of the predicted class."""
+    x = list(getattr(measure.metric, "k", range(0, 100, 10)))
+    return x, 100 * table.nanmean(0)[:len(x)]
 
 
 def page(parts: Mapping[str, str], command: str) -> str:

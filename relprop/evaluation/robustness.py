@@ -67,7 +67,7 @@ class Infidelity(_Perturbed):
             return drawn, rows - drawn
 
         def chosen(rows: Tensor, of: Tensor) -> Tensor:
-            return logits_of(model, rows).double().gather(1, of[:, None])[:, 0]
+            return logits_of(model, rows).double().gather(1, of[:, None])[:, 0].to(rows.device)
 
         with torch.no_grad():
             return _captum("infidelity")(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -189,13 +189,8 @@ class Table:
 
     def markdown(self, transposed: bool = False) -> str:
         """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
-        if transposed:
-            head, body = ["", *self.rows], [[c.heading, *(self.text(row, c) for row in self.rows)] for c in self.columns]
-        else:
-            head, body = ["", *(c.heading for c in self.columns)], [[row, *(self.text(row, c) for c in self.columns)] for row in self.rows]
-        lines = [f"### {self.title}\n"] if self.title else []
-        lines += [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes())])
+        grid = markdown_grid(self.rows, [(c.heading, c) for c in self.columns], self.text, transposed)
+        return "\n".join([*([f"### {self.title}\n"] if self.title else []), grid, "", *(f"- {note}" for note in self.notes())])
 
     def __str__(self) -> str:
         return self.markdown()
@@ -211,3 +206,12 @@ class Table:
         ]
         cells = [{"row": r, "column": c, **(plain(cell.interval) or {}), "above_random": plain(cell.above_random)} for (r, c), cell in self.cells.items()]
         return json.dumps({"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells, "refused": dict(self.refused)}, ensure_ascii=False)
+
+
+def markdown_grid(rows: Sequence[str], columns: Sequence[tuple[str, Any]], text: Callable[[str, Any], str], transposed: bool) -> str:
+    """A Markdown table of ``text(row, column)``; ``columns``: each with its heading; ``transposed``: rows and columns change places."""
+    if transposed:
+        head, body = ["", *rows], [[heading, *(text(row, c) for row in rows)] for heading, c in columns]
+    else:
+        head, body = ["", *(heading for heading, _ in columns)], [[row, *(text(row, c) for _, c in columns)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))

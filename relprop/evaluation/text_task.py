@@ -18,14 +18,13 @@ from relprop.evaluation.entries import Entry
 from relprop.evaluation.faithfulness import AOPC, LOdds
 from relprop.evaluation.measures import (
     Batch,
+    BothCurves,
     ClassCorrelation,
     Maps,
     Measure,
+    OfLabel,
     Randomisation,
     Statistic,
-    both_curves,
-    curve_statistics,
-    explained_classes,
     mean_of,
 )
 from relprop.evaluation.perturbation import TextPerturbation
@@ -110,48 +109,21 @@ def _apart(pieces: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-@dataclass(frozen=True)
-class TextCurve:
-    """Perturbation of texts, both classes: 20 hits per sample."""
+class TextCurve(BothCurves):
+    """Perturbation of texts."""
 
-    order: str
-    protocol: str = "paper-code"
+    kind = TextPerturbation
 
-    costly: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.order} perturbation"
-
-    @property
-    def metric(self) -> TextPerturbation:
-        return TextPerturbation(self.order, "predicted", self.protocol)
-
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return curve_statistics(self.metric.first)
-
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return explained_classes(batch)
-
-    def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        def hits(explained: str, values: Tensor) -> Tensor:
-            return TextPerturbation(self.order, explained, self.protocol)(task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]).hits
-
-        return both_curves(maps, batch, hits)
+    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
+        hits: Tensor = metric(task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]).hits
+        return hits
 
 
 @dataclass(frozen=True)
-class Removal:
+class Removal(OfLabel):
     """AOPC or LOdds of the predicted class: a change of probability, or of its logarithm, at every share of words."""
 
     metric: AOPC | LOdds
-
-    costly: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return self.metric.name
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -169,13 +141,11 @@ class Removal:
 
 
 @dataclass(frozen=True)
-class Confidence:
+class Confidence(OfLabel):
     """Kendall's τ of the predicted class's scores and every other class's."""
 
     metric: KendallConfidence = field(default_factory=KendallConfidence)
     name: str = "Kendall τ"
-
-    costly: ClassVar[bool] = False
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -190,24 +160,15 @@ class Confidence:
 
 
 @dataclass(frozen=True)
-class Rationale:
+class Rationale(OfLabel):
     """Token-F1 of the best words against the rationale, for the label's class."""
 
     metric: TokenF1 = field(default_factory=TokenF1)
-
-    costly: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return self.metric.name
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         each = tuple(mean_of(f"k = {k}", lambda t, i=i: t[:, i], 100) for i, k in enumerate(self.metric.k))  # type: ignore[misc]
         return (mean_of("mean over k", lambda t: t.mean(1), 100), *each)
-
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         values = maps.of(batch.main())
@@ -220,23 +181,14 @@ class Rationale:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(OfLabel):
     """How many tokens of the rationale's words are among the best K, for the label's class."""
 
     metric: PrecisionAtK = field(default_factory=PrecisionAtK)
 
-    costly: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return self.metric.name
-
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         return (mean_of("tokens", lambda t: t[:, 0]),)
-
-    def classes(self, batch: Batch) -> list[Tensor]:
-        return [batch.main()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         truth = torch.zeros_like(batch.parts["content"])

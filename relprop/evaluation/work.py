@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -56,25 +56,14 @@ def measured(row: Entry, measure: Measure) -> bool:
     return row.class_specific or not all(statistic.of_classes for statistic in measure.statistics)
 
 
-@dataclass
-class Gathered:
-    """Numbers as they come, row by row of the table on disk or in memory."""
-
-    values: dict[tuple[str, str], list[tuple[int, list[float]]]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    def add(self, index: int, row: Mapping[str, Any]) -> None:
-        """One row of sample ``index``."""
-        if row["refused"]:
-            self.refused.setdefault(row["method"], row["refused"])
-        else:
-            self.values.setdefault((row["method"], row["measure"]), []).append((index, list(row["values"])))
-
-
 def numbers(task: Task, rows: Sequence[Entry], lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Numbers:
     """All samples' numbers, by row and measure, in the samples' order, from lines of (index, row)."""
-    gathered = Gathered()
+    values: dict[tuple[str, str], list[tuple[int, list[float]]]] = {}
+    refused: dict[str, str] = {}
     for index, line in lines:
-        gathered.add(index, line)
-    tables = {at: torch.tensor([v for _, v in sorted(found, key=lambda pair: pair[0])], dtype=torch.float64) for at, found in gathered.values.items()}
-    return Numbers(tuple(rows), task.measures, tables, gathered.refused)
+        if line["refused"]:
+            refused.setdefault(line["method"], line["refused"])
+        else:
+            values.setdefault((line["method"], line["measure"]), []).append((index, list(line["values"])))
+    tables = {at: torch.tensor([v for _, v in sorted(found, key=lambda pair: pair[0])], dtype=torch.float64) for at, found in values.items()}
+    return Numbers(tuple(rows), task.measures, tables, refused)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STYLES = (
     ("#0072b2", "-", "o"), ("#d55e00", "-", "s"), ("#009e73", "-", "^"), ("#cc79a7", "-", "D"), ("#000000", "-", "v"), ("#56b4e9", "--", "o"),
-    ("#e69f00", "--", "s"),
+    ("#e69f00", "--", "s"), ("#999999", "--", "^"),
 )
 """Colour, line and marker of each curve in turn: Okabe and Ito's colours (2008), made for the colour-blind; markers tell them apart without colour."""
 

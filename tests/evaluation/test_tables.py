@@ -13,6 +13,7 @@ from relprop.errors import InputError, OptionError
 from relprop.evaluation import Entry, ImagePerturbation, ImageTask, Segmentation, digit_scenes, evaluate
 from relprop.evaluation.base import Interval
 from relprop.evaluation.entries import entries
+from relprop.evaluation.measures import Batch
 from relprop.evaluation.report import blocks, fenced, update
 from relprop.evaluation.table import Cell
 from relprop.evaluation.work import EvaluationWork, numbers
@@ -173,6 +174,12 @@ class TestTable:
 
 
 class TestMeasures:
+    def test_the_rival_of_a_class_is_never_that_class(self):
+        """Where the label is the class that the model finds least likely, as in every mistake between two classes, another one is taken."""
+        samples = tuple(Sample(str(i), torch.zeros(1, 2, 2), label) for i, label in enumerate((0, 0, 1)))
+        logits, labels = torch.tensor([[-3.0, 1.0, 2.0], [4.0, 1.0, 2.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 0, 1])
+        assert Batch((0, 1, 2), samples, None, logits.argmax(1), labels, logits, {}).rival().tolist() == [1, 1, 0]
+
     def test_costly_ones_are_made_when_named(self, task):
         named = ImageTask(task.model, task.source, ["parameter randomisation", "infidelity", "max-sensitivity"])
         table = evaluate(named, ["input_gradient", brightness], samples=2)
