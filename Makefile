@@ -20,6 +20,7 @@ test-slow: $(VENV)/.ready
 	$(PY) -m pytest -n 2 --dist loadfile --hypothesis-profile thorough
 
 lint: $(VENV)/.ready
+	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 

@@ -1,12 +1,15 @@
-"""What an explanation costs, in forward passes of the same batch: FLOPs, time, peak memory, and the one-time capture.
+"""What an explanation costs, in forward passes of the same batch: FLOPs, time, peak memory, and the
+one-time capture.
 
-    python benchmarks/cost.py                 # ViT-B/16 at 224², seeded random weights; about 3 minutes on two cores
-    python benchmarks/cost.py --model vit_tiny_patch16_224 --batches 1 8 --device cuda
+    python benchmarks/cost.py                 # ViT-B/16 at 224², seeded random weights; about 3
+    minutes on two cores python benchmarks/cost.py --model vit_tiny_patch16_224 --batches 1 8
+    --device cuda
 
-Everything is a ratio taken in one run on one machine. FLOPs are exact counts of matrix products and convolutions
-(``torch.utils.flop_counter``); capture and the once-per-plan check are not in them, and are reported apart. Peak memory on CPU is
-the growth of the process's resident set, each variant in a process of its own whose allocator returns what is freed (glibc keeps
-most of it otherwise, and one would measure that); on CUDA it is the allocator's peak.
+Everything is a ratio taken in one run on one machine. FLOPs are exact counts of matrix products and
+convolutions (``torch.utils.flop_counter``); capture and the once-per-plan check are not in them,
+and are reported apart. Peak memory on CPU is the growth of the process's resident set, each variant
+in a process of its own whose allocator returns what is freed (glibc keeps most of it otherwise, and
+one would measure that); on CUDA it is the allocator's peak.
 """
 
 from __future__ import annotations
@@ -63,15 +66,37 @@ def variants(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], 
         "forward + input gradient": backward,
         "transformer_attribution": lambda: relprop.explain(model, x, 0),
         "rollout": lambda: relprop.explain(model, x, 0, method="rollout"),
-        "attention gradients, no relevance": lambda: relprop.explain(model, x, 0, method="rollout", keep="blocks"),
+        "attention gradients, no relevance": lambda: relprop.explain(
+            model, x, 0, method="rollout", keep="blocks"
+        ),
     }
 
 
 def memory(name: str, device: str, batch: int, variant: str) -> float:
     """Peak memory of one variant in MiB above the idle model, measured in a process of its own."""
-    command = [sys.executable, __file__, "--model", name, "--device", device, "--batches", str(batch), "--measure-memory", variant]
-    returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=returning).stdout.splitlines()[-1])
+    command = [
+        sys.executable,
+        __file__,
+        "--model",
+        name,
+        "--device",
+        device,
+        "--batches",
+        str(batch),
+        "--measure-memory",
+        variant,
+    ]
+    returning = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+        "MALLOC_ARENA_MAX": "1",
+    }
+    return json.loads(
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, env=returning
+        ).stdout.splitlines()[-1]
+    )
 
 
 def measure_memory(name: str, device: str, batch: int, variant: str) -> float:
@@ -104,7 +129,9 @@ def measure_memory(name: str, device: str, batch: int, variant: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="vit_base_patch16_224")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
@@ -115,10 +142,19 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.measure_memory:
-        print(json.dumps(measure_memory(options.model, options.device, options.batches[0], options.measure_memory)))
+        print(
+            json.dumps(
+                measure_memory(
+                    options.model, options.device, options.batches[0], options.measure_memory
+                )
+            )
+        )
         return
     model = build(options.model, options.device)
-    print(f"{options.model}, {options.device}, {options.threads} thread(s), torch {torch.__version__}, seeded random weights; all figures × one forward pass")
+    print(
+        f"{options.model}, {options.device}, {options.threads} thread(s), torch "
+        f"{torch.__version__}, seeded random weights; all figures × one forward pass"
+    )
     for batch in options.batches:
         x = torch.rand(batch, 3, 224, 224, device=options.device)
         model = build(options.model, options.device)  # a fresh one: capture is not yet cached
@@ -126,14 +162,31 @@ def main() -> None:
         calls["forward"]()
         capture = seconds(lambda x=x, model=model: relprop.trace(model, x), 1, options.device)
         calls["transformer_attribution"]()
-        base_flops, base_seconds = flops(calls["forward"]), seconds(calls["forward"], options.repeats, options.device)
-        base_memory = 0.0 if options.skip_memory else memory(options.model, options.device, batch, "forward + input gradient")
-        print(f"\nbatch {batch}: forward {base_seconds:.3f} s, {base_flops / 1e9:.1f} GFLOP; capture and check once: {capture / base_seconds:.1f} forwards")
+        base_flops, base_seconds = (
+            flops(calls["forward"]),
+            seconds(calls["forward"], options.repeats, options.device),
+        )
+        base_memory = (
+            0.0
+            if options.skip_memory
+            else memory(options.model, options.device, batch, "forward + input gradient")
+        )
+        print(
+            f"\nbatch {batch}: forward {base_seconds:.3f} s, {base_flops / 1e9:.1f} "
+            f"GFLOP; capture and check once: {capture / base_seconds:.1f} forwards"
+        )
         print(f"  {'':<36}{'FLOPs':>8}{'time':>8}{'peak memory (× forward + input gradient)':>44}")
         for name, call in calls.items():
             measured = not options.skip_memory and name in ("forward", "transformer_attribution")
-            used = f"{memory(options.model, options.device, batch, name) / max(base_memory, 1e-9):.2f}" if measured else ""
-            print(f"  {name:<36}{flops(call) / base_flops:>8.2f}{seconds(call, options.repeats, options.device) / base_seconds:>8.2f}{used:>44}", flush=True)
+            used = (
+                f"{memory(options.model, options.device, batch, name) / max(base_memory, 1e-9):.2f}"
+                if measured
+                else ""
+            )
+            print(
+                f"  {name:<36}{flops(call) / base_flops:>8.2f}{seconds(call, options.repeats, options.device) / base_seconds:>8.2f}{used:>44}",  # noqa: E501
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

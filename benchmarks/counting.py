@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def flops(call: Callable[[], object]) -> int:
-    """Those of a second call: the counter hooks every module, for which the first captures the model anew."""
+    """Those of a second call: the counter hooks every module, for which the first captures the
+    model anew."""
     with FlopCounterMode(display=False) as counter:
         call()
         first = counter.get_total_flops()

@@ -1,4 +1,5 @@
-"""How large reports are, and how finely their maps are rounded: the table of docs/report.md. `python benchmarks/report_size.py`"""
+"""How large reports are, and how finely their maps are rounded: the table of docs/report.md.
+`python benchmarks/report_size.py`"""
 
 import json
 import re
@@ -19,16 +20,27 @@ KEEP = ("blocks", "matrix")
 def size(name, explanation, **options):
     with tempfile.TemporaryDirectory() as folder:
         text = explanation.to_html(Path(folder) / "report.html", **options).read_text()
-    block = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["explanations"][0]["samples"][0]["blocks"][0]
-    print(f"{name:<24}{len(text.encode()) / 1e6:6.2f} MB   1/", *(block[kind]["level"] for kind in ("attention", "gradient", "relevance")))
+    block = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["explanations"][0][
+        "samples"
+    ][0]["blocks"][0]
+    print(
+        f"{name:<24}{len(text.encode()) / 1e6:6.2f} MB   1/",
+        *(block[kind]["level"] for kind in ("attention", "gradient", "relevance")),
+    )
 
 
 scenes = make_scenes(1, seed=8)
-size("digit scenes", relprop.explain(digit_scene_model(), scenes.images, 2, keep=KEEP), pictures=scenes.images)
+size(
+    "digit scenes",
+    relprop.explain(digit_scene_model(), scenes.images, 2, keep=KEEP),
+    pictures=scenes.images,
+)
 
 readme = (Path(__file__).parents[1] / "README.md").read_text()
 ids = dict(minilm_tokenizer()([readme], truncation=True, max_length=197, return_tensors="pt"))
-size("MiniLM", relprop.explain(minilm(), ids, lambda output: output.pooler_output.norm(), keep=KEEP))
+size(
+    "MiniLM", relprop.explain(minilm(), ids, lambda output: output.pooler_output.norm(), keep=KEEP)
+)
 
 torch.manual_seed(0)
 model = timm.create_model("vit_base_patch16_224", pretrained=False).eval()

@@ -1,4 +1,5 @@
-"""The documentation site: ``make docs`` builds it into docs/_build/html. The pages are Markdown that GitHub shows as well."""
+"""The documentation site: ``make docs`` builds it into docs/_build/html. The pages are Markdown
+that GitHub shows as well."""
 
 from __future__ import annotations
 
@@ -15,9 +16,22 @@ author = "the relprop contributors"
 copyright = "the relprop contributors, MIT licence"
 version = release = relprop.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery", "relprop_site"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "relprop_site",
+]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build", "_extensions", "gallery/**.ipynb", "gallery/**.py", "**/sg_execution_times.rst", "sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "_extensions",
+    "gallery/**.ipynb",
+    "gallery/**.py",
+    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
+]
 nitpicky = False
 highlight_language = "text"
 

@@ -1,4 +1,5 @@
-"""Train the small Vision Transformer that ``relprop demo`` explains, on two cores, and write its weights.
+"""Train the small Vision Transformer that ``relprop demo`` explains, on two cores, and write its
+weights.
 
     python examples/train_digit_scenes.py --steps 14000 --out relprop/demo/digit_scenes.safetensors
 
@@ -21,22 +22,28 @@ from relprop.demo.scenes import make_scenes
 
 
 def accuracy(model: torch.nn.Module, n: int = 2000) -> float:
-    """Share of held-out scenes in which the two highest logits are exactly the two digits that are there."""
+    """Share of held-out scenes in which the two highest logits are exactly the two digits that are
+    there."""
     model.eval()
     scenes = make_scenes(n, seed=10_000_019)
     with torch.no_grad():
-        found = torch.cat([model(part).topk(2).indices.sort().values for part in scenes.images.split(250)])
+        found = torch.cat(
+            [model(part).topk(2).indices.sort().values for part in scenes.images.split(250)]
+        )
     model.train()
     return (found == scenes.digits.sort().values).all(-1).float().mean().item()
 
 
 def train(steps: int, batch: int, peak_rate: float, seed: int, out: Path, threads: int) -> None:
-    """Train for ``steps`` steps (AdamW, one-cycle rate, binary cross-entropy on the ten logits), saving as it goes."""
+    """Train for ``steps`` steps (AdamW, one-cycle rate, binary cross-entropy on the ten logits),
+    saving as it goes."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     model = digit_scene_model(pretrained=False).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak_rate, total_steps=steps, pct_start=0.1
+    )
     start, running = time.time(), 0.0
     for step in range(1, steps + 1):
         scenes = make_scenes(batch, seed=seed * 1_000_003 + step, held_out=False, augment=True)
@@ -49,14 +56,31 @@ def train(steps: int, batch: int, peak_rate: float, seed: int, out: Path, thread
         running += loss.item()
         if step % 500 == 0 or step == steps:
             found = accuracy(model)
-            print(f"step {step:6d}  loss {running / 500:.4f}  both digits found (held out) {found:.4f}  {time.time() - start:.0f} s", flush=True)
+            print(
+                (
+                    f"step {step:6d}  loss {running / 500:.4f}  both digits found (held out) "
+                    f"{found:.4f}  {time.time() - start:.0f} s"
+                ),
+                flush=True,
+            )
             running = 0.0
-            facts = {"steps": step, "batch": batch, "seed": seed, "held_out_accuracy": round(found, 4)}
-            save_file({k: v.contiguous() for k, v in model.state_dict().items()}, out, metadata={"training": json.dumps(facts)})
+            facts = {
+                "steps": step,
+                "batch": batch,
+                "seed": seed,
+                "held_out_accuracy": round(found, 4),
+            }
+            save_file(
+                {k: v.contiguous() for k, v in model.state_dict().items()},
+                out,
+                metadata={"training": json.dumps(facts)},
+            )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=14_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-3)

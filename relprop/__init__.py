@@ -1,11 +1,13 @@
-"""relprop: explain what a transformer looked at. Any unmodified PyTorch transformer, for a whole batch, with the books balanced.
+"""relprop: explain what a transformer looked at. Any unmodified PyTorch transformer, for a whole
+batch, with the books balanced.
 
 >>> import torch, relprop
 >>> from relprop.demo.model import digit_scene_model
 >>> relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32)).scores.shape
 torch.Size([1, 65])
 
-Names are imported when they are first asked for (PEP 562), so that ``relprop --help`` does not wait for PyTorch.
+Names are imported when they are first asked for (PEP 562), so that ``relprop --help`` does not wait
+for PyTorch.
 """
 
 import importlib
@@ -34,17 +36,49 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comparison", "Explanation", "Generation", "Maximization", "RelpropError", "RelpropWarning", "Rule", "RuleSet", "activation_maximization", "check", "compare", "errors",
-    "explain", "explain_generation", "explain_many",
-    "instrument", "load", "open_model", "plot", "register_rule", "report", "rules", "stability", "targets", "trace",
+    "Comparison",
+    "Explanation",
+    "Generation",
+    "Maximization",
+    "RelpropError",
+    "RelpropWarning",
+    "Rule",
+    "RuleSet",
+    "activation_maximization",
+    "check",
+    "compare",
+    "errors",
+    "explain",
+    "explain_generation",
+    "explain_many",
+    "instrument",
+    "load",
+    "open_model",
+    "plot",
+    "register_rule",
+    "report",
+    "rules",
+    "stability",
+    "targets",
+    "trace",
 ]
 
 #: Where each name is defined; what is not here is a module of the package.
 _HOMES = {
-    "api.check": ("check",), "api.compare": ("Comparison", "compare"), "api.explain": ("explain", "explain_many", "trace"),
-    "api.generation": ("Generation", "explain_generation"), "api.instrument": ("instrument",), "api.maximization": ("Maximization", "activation_maximization"),
-    "api.opening": ("open_model",), "api.stability": ("stability",), "errors": ("RelpropError", "RelpropWarning"), "explanation": ("Explanation",),
-    "report": ("report",), "rules": ("Rule", "RuleSet", "register_rule"), "storage": ("load",), "views": ("plot",),
+    "api.check": ("check",),
+    "api.compare": ("Comparison", "compare"),
+    "api.explain": ("explain", "explain_many", "trace"),
+    "api.generation": ("Generation", "explain_generation"),
+    "api.instrument": ("instrument",),
+    "api.maximization": ("Maximization", "activation_maximization"),
+    "api.opening": ("open_model",),
+    "api.stability": ("stability",),
+    "errors": ("RelpropError", "RelpropWarning"),
+    "explanation": ("Explanation",),
+    "report": ("report",),
+    "rules": ("Rule", "RuleSet", "register_rule"),
+    "storage": ("load",),
+    "views": ("plot",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -53,7 +87,11 @@ def __getattr__(name: str) -> Any:
     """A public name or a module of the package, imported now and kept."""
     if name in _HOME_OF:
         home = importlib.import_module(f"relprop.{_HOME_OF[name]}")
-        found = getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")
+        found = (
+            getattr(home, name)
+            if hasattr(home, name)
+            else importlib.import_module(f"{home.__name__}.{name}")
+        )
     elif not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None:
         found = importlib.import_module(f"relprop.{name}")
     else:
@@ -63,7 +101,8 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Where a function is called as the module it lives in, ``relprop.report``, the name is the function's, whichever is imported first."""
+    """Where a function is called as the module it lives in, ``relprop.report``, the name is the
+    function's, whichever is imported first."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = isinstance(value, ModuleType) and _HOME_OF.get(name) == name

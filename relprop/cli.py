@@ -11,27 +11,72 @@ from typing import Annotated, Any
 
 import typer
 
-CODES = "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 the command line is wrong."
+CODES = (
+    "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
+    "the command line is wrong."
+)
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help="Explain what a transformer looked at.", epilog=CODES,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Explain what a transformer looked at.",
+    epilog=CODES,
 )
 
 MODEL = "demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers or timm."
-Input = Annotated[str | None, typer.Argument(metavar="[INPUT]", help="A picture's file, or a text as it is; - reads standard input.", show_default=False)]
+Input = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[INPUT]",
+        help="A picture's file, or a text as it is; - reads standard input.",
+        show_default=False,
+    ),
+]
 Model = Annotated[str, typer.Option(help=MODEL)]
 Text = Annotated[str | None, typer.Option(help="A text, beside a picture for models of both.")]
 TextFile = Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")]
-Method = Annotated[list[str] | None, typer.Option(help="A method (relprop methods), with options if wanted: name:option=value,option=value. May be repeated.")]
-Precision = Annotated[str | None, typer.Option(help="float32 or float64; the model's own if not given.")]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=(
+            "A method (relprop methods), with options if wanted: "
+            "name:option=value,option=value. May be repeated."
+        )
+    ),
+]
+Precision = Annotated[
+    str | None, typer.Option(help="float32 or float64; the model's own if not given.")
+]
 MaxLength = Annotated[int | None, typer.Option(help="Longer texts are cut to so many tokens.")]
-Stream = Annotated[str | None, typer.Option(help="Of several explained inputs only this one, by its name: pixel_values.")]
+Stream = Annotated[
+    str | None,
+    typer.Option(help="Of several explained inputs only this one, by its name: pixel_values."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-DataOption = Annotated[list[str] | None, typer.Option(help="With --data: what its reader should know: text=review, split=test. May be repeated.")]
-BatchSize = Annotated[int | None, typer.Option(help="Samples at a time; found and remembered if not given.")]
-OnError = Annotated[str, typer.Option(help="With --data: stop, or skip samples that cannot be done; they are listed in failed.jsonl.")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="With --data: what its reader should know: text=review, split=test. May be repeated."
+    ),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Samples at a time; found and remembered if not given.")
+]
+OnError = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "With --data: stop, or skip samples that cannot be done; they are listed in "
+            "failed.jsonl."
+        )
+    ),
+]
 
 
 @app.callback()
@@ -43,7 +88,8 @@ def _root() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
     seed: Annotated[int, typer.Option(help="Which held-out scene is explained.")] = 8,
-    force: Force = False, json_output: Json = False,
+    force: Force = False,
+    json_output: Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
     from relprop.commands.steps import Steps
@@ -56,75 +102,188 @@ def demo(
         from relprop.demo.show import run_demo
 
         report = run_demo(out, seed)
-    tell_json({"seed": seed, "picture": str(out), "report": report.splitlines()}) if json_output else tell(report)
+    tell_json(
+        {"seed": seed, "picture": str(out), "report": report.splitlines()}
+    ) if json_output else tell(report)
 
 
 @app.command(epilog=CODES)
 def explain(
-    model: Model, input: Input = None, text: Text = None, text_file: TextFile = None,
-    target: Annotated[list[str] | None, typer.Option(help="predicted (the default), a class's index or name, token:TEXT of a language model; with --data predicted or label. May be repeated for one input.")] = None,
+    model: Model,
+    input: Input = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "predicted (the default), a class's index or name, token:TEXT of a "
+                "language model; with --data predicted or label. May be repeated for one input."
+            )
+        ),
+    ] = None,
     method: Method = None,
-    rules: Annotated[str | None, typer.Option(help="A rule set by name: paper, stable, reference, ...; the method's own if not given.")] = None,
-    out: Annotated[list[Path] | None, typer.Option(help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder.")] = None,
-    force: Force = False, json_output: Json = False, stream: Stream = None,
-    data: Annotated[str | None, typer.Option(help="In place of INPUT a data set: demo:digits, demo:reviews, or a folder or file (docs/whole-data-sets.md).")] = None,
-    data_option: DataOption = None, resume: Resume = False, batch_size: BatchSize = None,
-    limit: Annotated[int | None, typer.Option(help="With --data: only the first so many samples.")] = None,
-    on_error: OnError = "stop", precision: Precision = None, max_length: MaxLength = None, trust_remote_code: Trust = False,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="A rule set by name: paper, stable, reference, ...; the method's own if not given."
+        ),
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help=(
+                "x.png, x.html, x.safetensors or x.json; may be repeated. With --data "
+                "the run folder."
+            )
+        ),
+    ] = None,
+    force: Force = False,
+    json_output: Json = False,
+    stream: Stream = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
+                "or file (docs/whole-data-sets.md)."
+            )
+        ),
+    ] = None,
+    data_option: DataOption = None,
+    resume: Resume = False,
+    batch_size: BatchSize = None,
+    limit: Annotated[
+        int | None, typer.Option(help="With --data: only the first so many samples.")
+    ] = None,
+    on_error: OnError = "stop",
+    precision: Precision = None,
+    max_length: MaxLength = None,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Explain one picture or text; or, with --data, every sample of a data set, into a run folder (in several processes under accelerate launch -m relprop explain)."""
+    """Explain one picture or text; or, with --data, every sample of a data set, into a run folder
+    (in several processes under accelerate launch -m relprop explain)."""
     from relprop.commands import explain as commands
 
     options: dict[str, Any] = {
-        "--text": text, "--text-file": text_file, "--stream": stream, "--force": force, "--data-option": data_option, "--resume": resume, "--batch-size": batch_size,
-        "--limit": limit, "--on-error": None if on_error == "stop" else on_error,
+        "--text": text,
+        "--text-file": text_file,
+        "--stream": stream,
+        "--force": force,
+        "--data-option": data_option,
+        "--resume": resume,
+        "--batch-size": batch_size,
+        "--limit": limit,
+        "--on-error": None if on_error == "stop" else on_error,
     }
     shared: dict[str, Any] = {
-        "model": model, "targets": target or (), "methods": method or (), "rules": rules, "outs": out or (), "precision": precision, "max_length": max_length,
-        "json_output": json_output, "trust_remote_code": trust_remote_code,
+        "model": model,
+        "targets": target or (),
+        "methods": method or (),
+        "rules": rules,
+        "outs": out or (),
+        "precision": precision,
+        "max_length": max_length,
+        "json_output": json_output,
+        "trust_remote_code": trust_remote_code,
     }
     if commands.choose(input, data, options):
-        commands.explain_one(input, text=text, text_file=text_file, force=force, stream=stream, **shared)
+        commands.explain_one(
+            input, text=text, text_file=text_file, force=force, stream=stream, **shared
+        )
     else:
         assert data is not None  # choose
-        commands.explain_all(data, data_options=data_option or (), resume=resume, batch_size=batch_size, limit=limit, on_error=on_error, **shared)
+        commands.explain_all(
+            data,
+            data_options=data_option or (),
+            resume=resume,
+            batch_size=batch_size,
+            limit=limit,
+            on_error=on_error,
+            **shared,
+        )
 
 
 @app.command(epilog=CODES)
 def compare(
-    model: Model, input: Input = None, text: Text = None, text_file: TextFile = None,
-    target: Annotated[str, typer.Option(help="predicted, a class's index or name, token:TEXT of a language model.")] = "predicted",
+    model: Model,
+    input: Input = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    target: Annotated[
+        str,
+        typer.Option(help="predicted, a class's index or name, token:TEXT of a language model."),
+    ] = "predicted",
     method: Method = None,
-    out: Annotated[list[Path] | None, typer.Option(help="x.png (the maps side by side) or x.json. May be repeated.")] = None,
-    force: Force = False, json_output: Json = False, stream: Stream = None, precision: Precision = None, max_length: MaxLength = None, trust_remote_code: Trust = False,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
+    ] = None,
+    force: Force = False,
+    json_output: Json = False,
+    stream: Stream = None,
+    precision: Precision = None,
+    max_length: MaxLength = None,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Explain one input by several methods (all that are cheap, if none is named): rank correlations, and the maps side by side."""
+    """Explain one input by several methods (all that are cheap, if none is named): rank
+    correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
 
     run(
-        input, model=model, text=text, text_file=text_file, target=target, methods=method or (), outs=out or (), force=force, json_output=json_output, stream=stream,
-        precision=precision, max_length=max_length, trust_remote_code=trust_remote_code,
+        input,
+        model=model,
+        text=text,
+        text_file=text_file,
+        target=target,
+        methods=method or (),
+        outs=out or (),
+        force=force,
+        json_output=json_output,
+        stream=stream,
+        precision=precision,
+        max_length=max_length,
+        trust_remote_code=trust_remote_code,
     )
 
 
 @app.command(epilog=CODES)
 def check(
-    model: Model, input: Input = None, text: Text = None, text_file: TextFile = None,
-    method: Annotated[str, typer.Option(help="The exit code says whether this method can explain the model.")] = "transformer_attribution",
+    model: Model,
+    input: Input = None,
+    text: Text = None,
+    text_file: TextFile = None,
+    method: Annotated[
+        str, typer.Option(help="The exit code says whether this method can explain the model.")
+    ] = "transformer_attribution",
     rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
-    precision: Precision = None, json_output: Json = False, trust_remote_code: Trust = False,
+    precision: Precision = None,
+    json_output: Json = False,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Is a model supported: each operation and its rule, where relevance is lost, and which methods apply. Without INPUT, for a random one."""
+    """Is a model supported: each operation and its rule, where relevance is lost, and which methods
+    apply. Without INPUT, for a random one."""
     from relprop.commands.check import check as run
 
     if not run(
-        input, model=model, text=text, text_file=text_file, method=method, rules=rules, precision=precision, json_output=json_output, trust_remote_code=trust_remote_code,
+        input,
+        model=model,
+        text=text,
+        text_file=text_file,
+        method=method,
+        rules=rules,
+        precision=precision,
+        json_output=json_output,
+        trust_remote_code=trust_remote_code,
     ):
         raise typer.Exit(1)
 
 
 @app.command(epilog=CODES)
-def methods(name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None, json_output: Json = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None,
+    json_output: Json = False,
+) -> None:
     """The methods: whether class-specific, signed, what they cost, and where they come from."""
     from relprop.commands.methods import show_methods
 
@@ -133,7 +292,8 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method, with it
 
 @app.command(epilog=CODES)
 def doctor(json_output: Json = False) -> None:
-    """What is installed, what does not fit together, what is missing and what to type, and what it runs on."""
+    """What is installed, what does not fit together, what is missing and what to type, and what it
+    runs on."""
     from relprop.commands.doctor import doctor as run
 
     if not run(json_output=json_output):
@@ -143,39 +303,105 @@ def doctor(json_output: Json = False) -> None:
 @app.command(epilog=CODES)
 def evaluate(
     out: Annotated[Path, typer.Option(help="Where the runs and the tables go.")],
-    data: Annotated[str | None, typer.Option(help="A data set of your own (docs/data.md); without it the shipped tasks and the papers' tables.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "A data set of your own (docs/data.md); without it the shipped tasks "
+                "and the papers' tables."
+            )
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help=f"With --data: {MODEL}")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="With --data: a row, name:option=value,option=value. May be repeated.")] = None,
-    measure: Annotated[list[str] | None, typer.Option(help="With --data: a measure by name. May be repeated; all that are cheap if not given.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="With --data: a row, name:option=value,option=value. May be repeated."),
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --data: a measure by name. May be repeated; all that are cheap if not given."
+        ),
+    ] = None,
     data_option: DataOption = None,
-    samples: Annotated[int | None, typer.Option(help="Samples of each task: 500 of the shipped ones, all of --data.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Of the shipped tasks only this one: digit_scenes, reviews, sanity. May be repeated.")] = None,
-    resume: Resume = False, batch_size: BatchSize = None, on_error: OnError = "stop", max_length: MaxLength = None,
-    update: Annotated[Path | None, typer.Option(help="A page whose marked tables are written anew: docs/evaluation.md.")] = None,
-    json_output: Json = False, trust_remote_code: Trust = False,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Samples of each task: 500 of the shipped ones, all of --data."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Of the shipped tasks only this one: digit_scenes, reviews, sanity. May "
+                "be repeated."
+            )
+        ),
+    ] = None,
+    resume: Resume = False,
+    batch_size: BatchSize = None,
+    on_error: OnError = "stop",
+    max_length: MaxLength = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(help="A page whose marked tables are written anew: docs/evaluation.md."),
+    ] = None,
+    json_output: Json = False,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Methods × metrics: the papers' tables on the shipped models, or a table of a model and a data set of your own."""
+    """Methods × metrics: the papers' tables on the shipped models, or a table of a model and a data
+    set of your own."""
     from relprop.commands.telling import WrongUsage, tell, tell_json
 
-    own = {"--model": model, "--method": method, "--measure": measure, "--data-option": data_option, "--max-length": max_length, "--trust-remote-code": trust_remote_code}
+    own = {
+        "--model": model,
+        "--method": method,
+        "--measure": measure,
+        "--data-option": data_option,
+        "--max-length": max_length,
+        "--trust-remote-code": trust_remote_code,
+    }
     if data is None and (given := [name for name, value in own.items() if value]):
         raise WrongUsage(f"{', '.join(given)}: only with --data")
     if data is not None and (model is None or only or update is not None):
-        raise WrongUsage("--data needs --model" if model is None else "--only and --update are for the shipped tasks")
+        raise WrongUsage(
+            "--data needs --model"
+            if model is None
+            else "--only and --update are for the shipped tasks"
+        )
     from relprop.evaluation import command
     from relprop.runs import processes
 
     if data is None or model is None:
         found = command.evaluate_shipped(
-            out, samples=500 if samples is None else samples, only=only or (), resume=resume, batch_size=batch_size or command.BATCH, page_to_update=update,
+            out,
+            samples=500 if samples is None else samples,
+            only=only or (),
+            resume=resume,
+            batch_size=batch_size or command.BATCH,
+            page_to_update=update,
             tell=lambda line: tell(line, err=json_output),
         )
         if json_output:
-            tell_json({"page": str(out / "evaluation.md"), "runs": {name: str(out / name) for name in found}})
+            tell_json(
+                {
+                    "page": str(out / "evaluation.md"),
+                    "runs": {name: str(out / name) for name in found},
+                }
+            )
         return
     summary, table = command.evaluate_data(
-        model=model, data=data, out=out, methods=method or (), measures=measure or (), data_options=data_option or (), batch_size=batch_size, limit=samples, resume=resume,
-        on_error=on_error, max_length=max_length, trust_remote_code=trust_remote_code,
+        model=model,
+        data=data,
+        out=out,
+        methods=method or (),
+        measures=measure or (),
+        data_options=data_option or (),
+        batch_size=batch_size,
+        limit=samples,
+        resume=resume,
+        on_error=on_error,
+        max_length=max_length,
+        trust_remote_code=trust_remote_code,
     )
     tell(summary, err=True)
     if table is not None:
@@ -186,17 +412,38 @@ def evaluate(
 @app.command(epilog=CODES)
 def sweep(
     source: Annotated[str, typer.Argument(help="timm, hf, or all.")],
-    filter: Annotated[str, typer.Option(help="Only models whose name holds this text (or fits it, if it has a *).")] = "",
+    filter: Annotated[
+        str,
+        typer.Option(help="Only models whose name holds this text (or fits it, if it has a *)."),
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Worker processes, one thread each.")] = 1,
-    out: Annotated[Path, typer.Option(help="Where the report goes; an interrupted sweep with the same --out goes on where it stopped.")] = Path("build/sweep"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help=(
+                "Where the report goes; an interrupted sweep with the same --out goes "
+                "on where it stopped."
+            )
+        ),
+    ] = Path("build/sweep"),
     timeout: Annotated[float, typer.Option(help="Seconds for one model.")] = 300,
-    list_only: Annotated[bool, typer.Option("--list", help="Only print the models' names.")] = False,
-    check: Annotated[Path | None, typer.Option(help="An earlier supported-models.json: exit with 1 if a model got worse.")] = None,
-    exclusions: Annotated[Path | None, typer.Option(help="A JSON file of names to leave out, each with its reason.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted sweep.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only print the models' names.")
+    ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="An earlier supported-models.json: exit with 1 if a model got worse."),
+    ] = None,
+    exclusions: Annotated[
+        Path | None, typer.Option(help="A JSON file of names to leave out, each with its reason.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Do not go on with an interrupted sweep.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Build every model of a library from its config, explain it, and report what held. Nothing is downloaded."""
+    """Build every model of a library from its config, explain it, and report what held. Nothing is
+    downloaded."""
     from relprop.commands.telling import WrongUsage, tell, tell_json
 
     if source not in ("timm", "hf", "all"):
@@ -208,10 +455,24 @@ def sweep(
         tell_json(names) if json_output else tell("\n".join(names))
         return
     held = command.sweep(
-        source, pattern=filter, jobs=jobs, out=out, timeout=timeout, check=check, exclusions=exclusions, fresh=fresh, tell=lambda line: tell(line, err=json_output),
+        source,
+        pattern=filter,
+        jobs=jobs,
+        out=out,
+        timeout=timeout,
+        check=check,
+        exclusions=exclusions,
+        fresh=fresh,
+        tell=lambda line: tell(line, err=json_output),
     )
     if json_output:
-        tell_json({"ok": held, "report": str(out / "supported-models.json"), "page": str(out / "supported-models.md")})
+        tell_json(
+            {
+                "ok": held,
+                "report": str(out / "supported-models.json"),
+                "page": str(out / "supported-models.md"),
+            }
+        )
     if not held:
         raise typer.Exit(1)
 
@@ -222,12 +483,18 @@ def main(arguments: list[str] | None = None) -> None:
     from relprop.errors import RelpropError, RelpropWarning
 
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by huggingface_hub and transformers when they are imported
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # its deprecations are for the authors of libraries
+        os.environ.setdefault(
+            "HF_HUB_DISABLE_PROGRESS_BARS", "1"
+        )  # read by huggingface_hub and transformers when they are imported
+    logging.getLogger("torch.utils._pytree").setLevel(
+        logging.ERROR
+    )  # its deprecations are for the authors of libraries
     shown: Any = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
-        tell(f"warning: {message}", err=True) if issubclass(category, RelpropWarning) else shown(message, category, *place, **line)
+        tell(f"warning: {message}", err=True) if issubclass(category, RelpropWarning) else shown(
+            message, category, *place, **line
+        )
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -240,5 +507,13 @@ def main(arguments: list[str] | None = None) -> None:
             mismatched = "torchvision::nms" in str(error)
             if not mismatched and not isinstance(error, (RelpropError, OSError)):
                 raise
-            tell(f"relprop: {error}" + ("\n  then  relprop doctor  # torchvision was made for another PyTorch" if mismatched else ""), err=True)
+            tell(
+                f"relprop: {error}"
+                + (
+                    "\n  then  relprop doctor  # torchvision was made for another PyTorch"
+                    if mismatched
+                    else ""
+                ),
+                err=True,
+            )
             raise SystemExit(1) from None

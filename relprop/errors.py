@@ -1,7 +1,7 @@
 """Every error the library raises on purpose, and the one way their messages are built.
 
-A message has up to three parts: the *fact* with its numbers, *where* in the user's model, and what to do *then*.
-The inner function states the fact; whoever knows the place adds it.
+A message has up to three parts: the *fact* with its numbers, *where* in the user's model, and what
+to do *then*. The inner function states the fact; whoever knows the place adds it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class RuleError(RelpropError):
 
 
 class UnknownOperation(RuleError):
-    """An operation on the relevance path has no rule, and no derivative or ``on_unknown="error"`` forbids the generic one."""
+    """An operation on the relevance path has no rule, and no derivative or ``on_unknown="error"``
+    forbids the generic one."""
 
 
 class NoAttentionError(RelpropError):
-    """The method reads attention maps and the model has no softmax attention over tokens between input and target."""
+    """The method reads attention maps and the model has no softmax attention over tokens between
+    input and target."""
 
 
 class RollUpError(RelpropError):
@@ -48,7 +50,8 @@ class RollUpError(RelpropError):
 
 
 class RelpropWarning(UserWarning):
-    """Something that a run could treat only by a fallback, or that the result's reader should know."""
+    """Something that a run could treat only by a fallback, or that the result's reader should
+    know."""
 
 
 def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
@@ -61,8 +64,13 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
 
 
 def warn(text: str) -> None:
-    """A ``RelpropWarning`` that points at the user's line: the first one outside this package and PyTorch's."""
+    """A ``RelpropWarning`` that points at the user's line: the first one outside this package and
+    PyTorch's."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("relprop", "torch", "captum"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "relprop",
+        "torch",
+        "captum",
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, RelpropWarning, stacklevel=level)

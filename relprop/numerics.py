@@ -1,7 +1,8 @@
 """Safe division, stabilisers, positive and negative parts, and sums that accumulate in double.
 
-A denominator smaller than ``smallest(dtype)`` (the smallest normal number divided by the rounding unit: 1e-31 in float32,
-1e-292 in float64) counts as zero: its reciprocal times any ordinary value would overflow.
+A denominator smaller than ``smallest(dtype)`` (the smallest normal number divided by the rounding
+unit: 1e-31 in float32, 1e-292 in float64) counts as zero: its reciprocal times any ordinary value
+would overflow.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class AuthorsStabiliser:
-    """a / (b + 1e-9), and 0 where b = 0: what the published code does; of no use near b = -1e-9. Only ``reference`` uses it."""
+    """a / (b + 1e-9), and 0 where b = 0: what the published code does; of no use near b = -1e-9.
+    Only ``reference`` uses it."""
 
     epsilon: float = 1e-9
 
@@ -64,7 +66,8 @@ def negative(x: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of all elements: along the last axis in the values' own type, the rest in double where the device has it (Apple's ``mps`` does not)."""
+    """The sum of all elements: along the last axis in the values' own type, the rest in double
+    where the device has it (Apple's ``mps`` does not)."""
     partial = x.sum(-1) if x.dim() else x
     return partial.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
 

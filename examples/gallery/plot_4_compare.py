@@ -2,8 +2,8 @@
 Several methods side by side
 ============================
 
-``relprop.compare`` runs methods from one forward pass and says how alike they rank the tokens. Methods that are not defined for a model are listed with the
-reason, not left out.
+``relprop.compare`` runs methods from one forward pass and says how alike they rank the tokens.
+Methods that are not defined for a model are listed with the reason, not left out.
 """
 
 import relprop
@@ -15,7 +15,8 @@ first, second = scenes.digits[0].tolist()
 methods = ["transformer_attribution", "gae", "rollout", "attcat", "raw_attention"]
 
 # %%
-# For one digit, then for the other. ``rollout`` and ``raw_attention`` look the same both times: they do not depend on the class.
+# For one digit, then for the other. ``rollout`` and ``raw_attention`` look the same both times:
+# they do not depend on the class.
 
 comparison = relprop.compare(model, scenes.images, methods, target=first)
 fig = comparison.plot(scenes.images[0])
@@ -32,4 +33,5 @@ names, correlations = comparison.rank_correlations()
 print(comparison)
 
 # %%
-# Alike is not right. Which map is right is measured on data whose answer is known: :doc:`/evaluation`.
+# Alike is not right. Which map is right is measured on data whose answer is known:
+# :doc:`/evaluation`.

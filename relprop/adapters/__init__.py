@@ -1,4 +1,5 @@
-"""What tokens are: timm's and Hugging Face's objects know their labels, special tokens and pictures; everything else is read off the graph."""
+"""What tokens are: timm's and Hugging Face's objects know their labels, special tokens and
+pictures; everything else is read off the graph."""
 
 from typing import TypeVar
 
@@ -21,7 +22,8 @@ def adapter_for(model: nn.Module) -> Adapter:
 
 
 def register(adapter: Kind) -> Kind:
-    """Ask ``adapter`` first from now on; returns it, so that it can stand above a class as a decorator. ``remove`` undoes it."""
+    """Ask ``adapter`` first from now on; returns it, so that it can stand above a class as a
+    decorator. ``remove`` undoes it."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
         raise OptionError(f"register takes a subclass of relprop.adapters.Adapter, not {adapter!r}")
     remove(adapter)
@@ -35,4 +37,16 @@ def remove(adapter: type[Adapter]) -> None:
         ADAPTERS.remove(adapter)
 
 
-__all__ = ["ADAPTERS", "Adapter", "Given", "HuggingFace", "Original", "Prepared", "Timm", "adapter_for", "describe", "register", "remove"]
+__all__ = [
+    "ADAPTERS",
+    "Adapter",
+    "Given",
+    "HuggingFace",
+    "Original",
+    "Prepared",
+    "Timm",
+    "adapter_for",
+    "describe",
+    "register",
+    "remove",
+]

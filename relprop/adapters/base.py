@@ -1,6 +1,7 @@
 """An adapter says what the tokens *are*. It never says how the model works, and never sees a rule.
 
-Write one by subclassing ``Adapter`` and registering it (docs/write-an-adapter.md). Every method may be left out.
+Write one by subclassing ``Adapter`` and registering it (docs/write-an-adapter.md). Every method may
+be left out.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Word = tuple[str, list[int]]
 class Prepared:
     """A call's inputs, ready for the model, and what is known about where they came from.
 
-    ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave as such. ``originals``: for each input of
-    pictures, the picture every sample was made from.
+    ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
+    as such. ``originals``: for each input of pictures, the picture every sample was made from.
     """
 
     inputs: Any
@@ -34,14 +35,22 @@ class Prepared:
 
     def part(self, first: int, count: int) -> Prepared:
         """The same for some samples."""
+
         def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
-            return given[first:first + count]
-        return replace(self, inputs=None, encodings=cut(self.encodings), originals={name: cut(o) for name, o in self.originals.items()})
+            return given[first : first + count]
+
+        return replace(
+            self,
+            inputs=None,
+            encodings=cut(self.encodings),
+            originals={name: cut(o) for name, o in self.originals.items()},
+        )
 
 
 @dataclass(frozen=True)
 class Given:
-    """One explained input of a call: its name (``stream``), all tensors of the call by name (batch first), and what ``Prepared`` knows."""
+    """One explained input of a call: its name (``stream``), all tensors of the call by name (batch
+    first), and what ``Prepared`` knows."""
 
     stream: str
     inputs: Mapping[str, Tensor]
@@ -55,7 +64,8 @@ class Given:
 
 
 class Adapter:
-    """A plain PyTorch model: floating inputs are explained themselves, the first integer input through its embedding."""
+    """A plain PyTorch model: floating inputs are explained themselves, the first integer input
+    through its embedding."""
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -63,7 +73,8 @@ class Adapter:
         return True
 
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
-        """The model's inputs from what the user gave. Here ``processor`` is a function from one picture (or other thing) to its tensor."""
+        """The model's inputs from what the user gave. Here ``processor`` is a function from one
+        picture (or other thing) to its tensor."""
         if processor is None or ready(inputs):
             return Prepared(inputs, processor)
         things = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -72,17 +83,23 @@ class Adapter:
             tensors = torch.stack([processor(thing) for thing in things]).to(device)
         except (TypeError, RuntimeError, ValueError, AttributeError) as error:
             raise cannot_prepare(things[0], processor, error) from error
-        return Prepared(tensors, processor, originals=originals("input_0", things, processor, tensors))
+        return Prepared(
+            tensors, processor, originals=originals("input_0", things, processor, tensors)
+        )
 
     def token_inputs(self, model: nn.Module, inputs: Inputs) -> tuple[str, ...] | None:
         """The names of the inputs to explain; ``None`` leaves it to the graph."""
         return None
 
     def label_index(self, model: nn.Module, label: str) -> int | None:
-        """The class index of a label, or ``None`` if the model knows no such label. Raises ``TargetError`` for a label of several classes."""
+        """The class index of a label, or ``None`` if the model knows no such label. Raises
+        ``TargetError`` for a label of several classes."""
         found = [i for i, known in enumerate(self.labels(model)) if known == label]
         if len(found) > 1:
-            raise TargetError(f"label {label!r} is that of {len(found)} classes, {', '.join(map(str, found))}: give the index")
+            raise TargetError(
+                f"label {label!r} is that of {len(found)} classes, "
+                f"{', '.join(map(str, found))}: give the index"
+            )
         return found[0] if found else None
 
     def labels(self, model: nn.Module) -> tuple[str, ...]:
@@ -90,11 +107,13 @@ class Adapter:
         return ()
 
     def probabilities(self, model: nn.Module, logits: Tensor) -> Tensor | None:
-        """The probabilities that the model's users read from ``logits`` (batch, classes); ``None`` if nothing says which function makes them."""
+        """The probabilities that the model's users read from ``logits`` (batch, classes); ``None``
+        if nothing says which function makes them."""
         return None
 
     def is_causal(self, model: nn.Module) -> bool:
-        """Whether the model predicts the next token, so that ``target=None`` means the last real position."""
+        """Whether the model predicts the next token, so that ``target=None`` means the last real
+        position."""
         return False
 
     def last_position(self, inputs: Inputs, length: int) -> Tensor:
@@ -110,11 +129,13 @@ class Adapter:
         return None
 
     def content(self, model: nn.Module, given: Given) -> Tensor | None:
-        """Which positions are content, bool, of ``given.tensor``'s shape (axes without positions may have length 1); ``None``: all of them."""
+        """Which positions are content, bool, of ``given.tensor``'s shape (axes without positions
+        may have length 1); ``None``: all of them."""
         return None
 
     def clock(self, model: nn.Module, given: Given) -> tuple[int, float] | None:
-        """Which axis of ``given.tensor`` is time, and how many seconds one step of it is; ``None`` if that is not known."""
+        """Which axis of ``given.tensor`` is time, and how many seconds one step of it is; ``None``
+        if that is not known."""
         return None
 
 
@@ -122,13 +143,29 @@ def ready(inputs: Any) -> bool:
     """Whether ``inputs`` holds a tensor, as what a model is called with does."""
     if isinstance(inputs, Tensor):
         return True
-    values = [inputs[k] for k in list(inputs.keys())] if hasattr(inputs, "keys") else inputs if isinstance(inputs, (list, tuple)) else ()
+    values = (
+        [inputs[k] for k in list(inputs.keys())]
+        if hasattr(inputs, "keys")
+        else inputs
+        if isinstance(inputs, (list, tuple))
+        else ()
+    )
     return any(isinstance(v, Tensor) for v in values)
 
 
 def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
     """The error for a thing that the processor does not take."""
-    return InputError(message(
-        f"processor {type(processor).__name__} does not read {type(thing).__name__}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-        then=["prepare the inputs yourself and give the model's own: inputs=processor(...), processor=processor"],
-    ))
+    return InputError(
+        message(
+            (
+                f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            ),
+            then=[
+                (
+                    "prepare the inputs yourself and give the model's own: "
+                    "inputs=processor(...), processor=processor"
+                )
+            ],
+        )
+    )

@@ -20,25 +20,32 @@ class Places(Protocol):
 
 
 def describe(adapter: Adapter, model: nn.Module, given: Given, places: Any) -> dict[str, Any]:
-    """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, the clock, the original pictures."""
+    """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, the
+    clock, the original pictures."""
     clock = adapter.clock(model, given)
     return {
-        "content": _content(adapter.content(model, given), given, places), "tokens": _labels(adapter.tokens(model, given), places),
+        "content": _content(adapter.content(model, given), given, places),
+        "tokens": _labels(adapter.tokens(model, given), places),
         "words": _words(adapter.words(model, given), places),
-        "clock": (places.axes.index(clock[0]), clock[1]) if clock is not None and clock[0] in places.axes else None,
+        "clock": (places.axes.index(clock[0]), clock[1])
+        if clock is not None and clock[0] in places.axes
+        else None,
         "originals": given.prepared.originals.get(given.stream),
     }
 
 
 def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
-    """Which tokens are content: those made from the input, the middle of what they were made from being content."""
+    """Which tokens are content: those made from the input, the middle of what they were made from
+    being content."""
     placed = (places.source >= 0).expand(given.batch, -1)
     if places.spans is None:
         if known is None or known[0].numel() != placed.shape[1]:
             return placed.clone()
         return placed & known.cpu().flatten(1)
     middle = ((places.spans.sum(-1) - 1) / 2).floor().long()
-    placed = placed & ((places.spans[..., 1] > 0) & (places.spans[..., 0] < torch.tensor(places.extent))).all(1)
+    placed = placed & (
+        (places.spans[..., 1] > 0) & (places.spans[..., 0] < torch.tensor(places.extent))
+    ).all(1)
     if known is None:
         return placed
     known = known.cpu()
@@ -55,7 +62,9 @@ def _labels(known: list[list[str]] | None, places: Places) -> list[list[str]] | 
     if known is None:
         return None
     if places.spans is None or len(places.extent) != 1:
-        return [[row[i] if 0 <= i < len(row) else "" for i in places.source.tolist()] for row in known]
+        return [
+            [row[i] if 0 <= i < len(row) else "" for i in places.source.tolist()] for row in known
+        ]
     spans = [(max(int(a), 0), max(int(b), 0)) for a, b in places.spans[:, 0].tolist()]
     return [[" ".join(row[a:b]) for a, b in spans] for row in known]
 
@@ -72,4 +81,10 @@ def _words(known: list[list[Word]] | None, places: Places) -> list[list[Word]] |
     for token, (a, b) in enumerate(spans):
         for position in range(max(a, 0), b):
             tokens.setdefault(position, []).append(token)
-    return [[(text, sorted({t for p in positions for t in tokens.get(p, ())})) for text, positions in row] for row in known]
+    return [
+        [
+            (text, sorted({t for p in positions for t in tokens.get(p, ())}))
+            for text, positions in row
+        ]
+        for row in known
+    ]

@@ -1,4 +1,5 @@
-"""How long one step of an audio model's input is: found by sending clicks through the feature extractor, whatever that does."""
+"""How long one step of an audio model's input is: found by sending clicks through the feature
+extractor, whatever that does."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ UNLIKE = 0.8  # of two clicks, as a part of one; of clicks that have nothing in 
 
 
 def measured_clock(extract: Callable[[np.ndarray], Tensor], rate: int) -> tuple[int, float] | None:
-    """Which axis of the extracted features is time, and the seconds one step of it is; ``None`` if a click cannot be followed in them.
+    """Which axis of the extracted features is time, and the seconds one step of it is; ``None`` if
+    a click cannot be followed in them.
 
-    ``extract`` makes features (batch first, of 1) from a recording at ``rate`` samples per second. Two clicks that are a whole number of
-    steps apart look the same, as many steps apart.
+    ``extract`` makes features (batch first, of 1) from a recording at ``rate`` samples per second.
+    Two clicks that are a whole number of steps apart look the same, as many steps apart.
     """
     for noise, seconds in product(NOISES, LENGTHS):
         count = int(rate * seconds)
@@ -33,8 +35,18 @@ def measured_clock(extract: Callable[[np.ndarray], Tensor], rate: int) -> tuple[
                 continue
             likely = (last - first) / steps
             wide = math.ceil(2 * likely / steps)
-            hops = [hop for hop in range(max(round(likely) - wide, 1), round(likely) + wide + 1) if first + steps * hop < count]
-            unlike = [float((heard(first + steps * hop).roll(-steps, axis) - early).abs().sum() / early.sum()) for hop in hops[:64]]
+            hops = [
+                hop
+                for hop in range(max(round(likely) - wide, 1), round(likely) + wide + 1)
+                if first + steps * hop < count
+            ]
+            unlike = [
+                float(
+                    (heard(first + steps * hop).roll(-steps, axis) - early).abs().sum()
+                    / early.sum()
+                )
+                for hop in hops[:64]
+            ]
             if unlike and min(unlike) < UNLIKE:
                 return axis, hops[unlike.index(min(unlike))] / rate
     return None
@@ -44,7 +56,10 @@ class _Heard:
     """What a click changes in the features of a quiet recording."""
 
     def __init__(self, extract: Callable[[np.ndarray], Tensor], count: int, noise: float) -> None:
-        self.extract, self.quiet = extract, noise * np.random.default_rng(0).standard_normal(count).astype(np.float32)
+        self.extract, self.quiet = (
+            extract,
+            noise * np.random.default_rng(0).standard_normal(count).astype(np.float32),
+        )
         self.silence = self._features(self.quiet)
 
     def __call__(self, at: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""timm models: what their classes are called, and how a picture becomes their input. Patches and prefix tokens are read off the graph."""
+"""timm models: what their classes are called, and how a picture becomes their input. Patches and
+prefix tokens are read off the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from relprop.adapters.base import Adapter, Prepared, ready
 
 
 class Timm(Adapter):
-    """Reads ``model.pretrained_cfg`` (labels, mean, size, crop), ``model.num_classes`` and timm's own tables of ImageNet's classes."""
+    """Reads ``model.pretrained_cfg`` (labels, mean, size, crop), ``model.num_classes`` and timm's
+    own tables of ImageNet's classes."""
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -21,7 +23,8 @@ class Timm(Adapter):
         return "timm" in sys.modules and bool(getattr(model, "pretrained_cfg", None))
 
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
-        """Pictures through timm's own evaluation transform for this model, unless another is given."""
+        """Pictures through timm's own evaluation transform for this model, unless another is
+        given."""
         if processor is None and not ready(inputs):
             processor = _transform(model)
         return super().prepare(model, inputs, processor)
@@ -32,13 +35,18 @@ class Timm(Adapter):
         return names.index(label) if label in names else super().label_index(model, label)
 
     def labels(self, model: nn.Module) -> tuple[str, ...]:
-        """The descriptions of ``pretrained_cfg``; else those of the ImageNet classes that the weights' number of classes stands for."""
+        """The descriptions of ``pretrained_cfg``; else those of the ImageNet classes that the
+        weights' number of classes stands for."""
         names = _names(model)
         given = _config(model).get("label_descriptions")
         if isinstance(given, Mapping):
             return tuple(str(given.get(name, name)) for name in names)
         info = _imagenet(model)
-        return tuple(info.label_descriptions()) if info is not None and list(names) == list(info.label_names()) else names
+        return (
+            tuple(info.label_descriptions())
+            if info is not None and list(names) == list(info.label_names())
+            else names
+        )
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:
@@ -59,11 +67,16 @@ def _names(model: nn.Module) -> tuple[str, ...]:
 
 
 def _imagenet(model: nn.Module) -> Any:
-    """timm's table of the classes, if the head is still that of the weights the config describes."""
+    """timm's table of the classes, if the head is still that of the weights the config
+    describes."""
     from timm.data import infer_imagenet_subset
 
     subset = infer_imagenet_subset(model)
-    return _table(subset) if subset and _config(model).get("num_classes") == getattr(model, "num_classes", None) else None
+    return (
+        _table(subset)
+        if subset and _config(model).get("num_classes") == getattr(model, "num_classes", None)
+        else None
+    )
 
 
 @lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """Words from a tokenizer's pieces: which pieces make one word, and the word as text.
 
-Where a word begins is asked of the tokenizer, never looked up by its kind: its record of the text (``Encoding.word_ids``) if there is one, and its
-own way back to text: two pieces belong to two words if they come back with a space between them.
+Where a word begins is asked of the tokenizer, never looked up by its kind: its record of the text
+(``Encoding.word_ids``) if there is one, and its own way back to text: two pieces belong to two
+words if they come back with a space between them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ STARTS, ENDS, CONTINUES = ("▁", "Ġ"), "</w>", "##"  # common signs, where onl
 
 
 class Pieces:
-    """One sample's pieces. ``special``: which are no part of the text. ``ids``: the tokenizer's own word of each, if known."""
+    """One sample's pieces. ``special``: which are no part of the text. ``ids``: the tokenizer's own
+    word of each, if known."""
 
-    def __init__(self, pieces: Sequence[str], special: Sequence[bool], ids: Sequence[Any] | None = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        special: Sequence[bool],
+        ids: Sequence[Any] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
         self.pieces, self.special, self.ids, self.tokenizer = pieces, special, ids, tokenizer
         self.spaced = tokenizer is not None and " " in self.text(["x", "y"])
         self.starts = any(p.startswith(STARTS) for p in pieces)
@@ -35,7 +43,8 @@ class Pieces:
         return [(self.word([self.pieces[i] for i in group]), group) for group in groups]
 
     def word(self, pieces: list[str]) -> str:
-        """The pieces of one word as text; by common signs where the tokenizer would put spaces inside it."""
+        """The pieces of one word as text; by common signs where the tokenizer would put spaces
+        inside it."""
         text = self.text(pieces).strip()
         return _joined(pieces).strip() if len(pieces) > 1 and re.search(r"\s", text) else text
 
@@ -48,16 +57,28 @@ class Pieces:
             return piece.startswith(STARTS) or before.endswith(ENDS)
         if self.tokenizer is None:
             return not piece.startswith(CONTINUES)
-        if self.spaced:  # pieces are words of their own unless their text, beside another, has lost its sign
+        if (
+            self.spaced
+        ):  # pieces are words of their own unless their text, beside another, has lost its sign
             return self.ids is None and piece in self.text(["x", piece])
         left, right = self.text([before]).strip(), self.text([piece]).strip()
         if not right:
             return True
-        return bool(left) and re.fullmatch(re.escape(left) + r"\s+" + re.escape(right), self.text([before, piece]).strip()) is not None
+        return (
+            bool(left)
+            and re.fullmatch(
+                re.escape(left) + r"\s+" + re.escape(right), self.text([before, piece]).strip()
+            )
+            is not None
+        )
 
     def text(self, pieces: list[str]) -> str:
         """Pieces back to text: by the tokenizer, else by the signs that pieces commonly bear."""
-        return str(self.tokenizer.convert_tokens_to_string(pieces)) if self.tokenizer is not None else _joined(pieces)
+        return (
+            str(self.tokenizer.convert_tokens_to_string(pieces))
+            if self.tokenizer is not None
+            else _joined(pieces)
+        )
 
 
 def _joined(pieces: list[str]) -> str:
@@ -68,8 +89,13 @@ def _joined(pieces: list[str]) -> str:
 
 
 def words_from_record(encoding: Any, special: Sequence[bool], tokenizer: Any = None) -> list[Word]:
-    """The words of a tokenizer's record of one sample: its pieces (``tokens``) and, from a fast one, the words they are of."""
-    ids = list(zip(encoding.sequence_ids, encoding.word_ids, strict=True)) if hasattr(encoding, "word_ids") else None
+    """The words of a tokenizer's record of one sample: its pieces (``tokens``) and, from a fast
+    one, the words they are of."""
+    ids = (
+        list(zip(encoding.sequence_ids, encoding.word_ids, strict=True))
+        if hasattr(encoding, "word_ids")
+        else None
+    )
     return Pieces(encoding.tokens, special, ids, tokenizer).words()
 
 

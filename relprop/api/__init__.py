@@ -1,1 +1,2 @@
-"""The calls of the public door, and the one place where adapter, plan, interpreter and method meet."""
+"""The calls of the public door, and the one place where adapter, plan, interpreter and method
+meet."""

@@ -1,4 +1,5 @@
-"""``check``: what relprop makes of a model before anything is explained. Every op on the relevance path, its rule, and what is missing."""
+"""``check``: what relprop makes of a model before anything is explained. Every op on the relevance
+path, its rule, and what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from relprop.tracer.surroundings import undisturbed
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an operation on the relevance path, on how many nodes, and the rule they take."""
+    """One line of the table: an operation on the relevance path, on how many nodes, and the rule
+    they take."""
 
     operation: str
     nodes: int
@@ -33,9 +35,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op, the roll-up arrives. A generic op is a warning.
+    """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op,
+    the roll-up arrives. A generic op is a warning.
 
-    A model without token attention is not ``ok``, since the default method does not apply to it, but it can be explained at its input: see ``methods``.
+    A model without token attention is not ``ok``, since the default method does not apply to it,
+    but it can be explained at its input: see ``methods``.
     """
 
     rules: str
@@ -61,11 +65,16 @@ class Report:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that apply: over attention only if the roll-up arrives, with relevance only if no op is unknown."""
+        """The methods that apply: over attention only if the roll-up arrives, with relevance only
+        if no op is unknown."""
         if self.capture_error or not self.rows:
             return ()
         excluded = ("attention",) if self.rollup_error else ()
-        return tuple(m.name for m in METHODS.values() if m.level not in excluded and not (self.unknown and "relevance" in m.needs))
+        return tuple(
+            m.name
+            for m in METHODS.values()
+            if m.level not in excluded and not (self.unknown and "relevance" in m.needs)
+        )
 
     def __str__(self) -> str:
         if self.capture_error:
@@ -73,22 +82,54 @@ class Report:
         width = max([len(r.operation) for r in self.rows], default=9)
         wide = max([len(r.rule) for r in self.rows], default=4)
         verdict = "ok" if self.ok else "NOT OK for the default method" if self.methods else "NOT OK"
-        lines = [f"check: {verdict}; rules {self.rules!r}; captured by {self.front_end}, equal to the model", ""]
-        lines += [f"  {'operation':<{width}}  {'nodes':>5}  {'family':<8}  rule", f"  {'-' * width}  {'-' * 5}  {'-' * 8}  {'-' * wide}"]
-        lines += [f"  {r.operation:<{width}}  {r.nodes:>5}  {r.family:<8}  {r.rule}" for r in self.rows]
-        lines += ["", f"  attention sites      {len(self.sites)}" + (f": {', '.join(self.sites[:4])}{', ...' if len(self.sites) > 4 else ''}" if self.sites else "")]
-        lines.append(f"  roll-up arrives at   {', '.join(self.rollup) if self.rollup else 'nothing'}")
+        lines = [
+            (
+                f"check: {verdict}; rules {self.rules!r}; captured by {self.front_end}, "
+                "equal to the model"
+            ),
+            "",
+        ]
+        lines += [
+            f"  {'operation':<{width}}  {'nodes':>5}  {'family':<8}  rule",
+            f"  {'-' * width}  {'-' * 5}  {'-' * 8}  {'-' * wide}",
+        ]
+        lines += [
+            f"  {r.operation:<{width}}  {r.nodes:>5}  {r.family:<8}  {r.rule}" for r in self.rows
+        ]
+        lines += [
+            "",
+            f"  attention sites      {len(self.sites)}"
+            + (
+                f": {', '.join(self.sites[:4])}{', ...' if len(self.sites) > 4 else ''}"
+                if self.sites
+                else ""
+            ),
+        ]
+        lines.append(
+            f"  roll-up arrives at   {', '.join(self.rollup) if self.rollup else 'nothing'}"
+        )
         lines.append(f"  methods that apply   {', '.join(self.methods)}")
         for title, entries in (
-            ("no site", self.softmaxes_without_site), ("generic rule", self.generic), ("UNKNOWN", self.unknown), ("hidden site", self.hidden_sites),
-            ("input past all attention (no scores over attention)", self.past_attention), ("detach (gradient stops, relevance passes)", self.detached), ("baked decision", self.decisions),
+            ("no site", self.softmaxes_without_site),
+            ("generic rule", self.generic),
+            ("UNKNOWN", self.unknown),
+            ("hidden site", self.hidden_sites),
+            ("input past all attention (no scores over attention)", self.past_attention),
+            ("detach (gradient stops, relevance passes)", self.detached),
+            ("baked decision", self.decisions),
             ("random numbers, drawn once", self.draws),
         ):
             lines += [f"  {title}: {entry}" for entry in entries]
         return "\n".join(lines + ([f"  {self.rollup_error}"] if self.rollup_error else []))
 
 
-def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", precision: str | torch.dtype | None = None) -> Report:
+def check(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    rules: RuleSet | str = "paper",
+    precision: str | torch.dtype | None = None,
+) -> Report:
     """A report on ``model`` for inputs like these; it explains nothing and changes nothing.
 
     >>> import torch, relprop
@@ -101,12 +142,18 @@ def check(model: nn.Module, inputs: Any, *, rules: RuleSet | str = "paper", prec
         bound = bind(inputs)
         check_devices(model, bound)
         try:
-            session = open_session(model, bound, rules=rules, precision=precision, on_unknown="generic")
+            session = open_session(
+                model, bound, rules=rules, precision=precision, on_unknown="generic"
+            )
         except CaptureError as error:
             return Report(str(rules), capture_error=str(error))
         starts = tuple(s for s in _starts(session) if s in session.flow.members)
-        wanted = frozenset(s.attention for s in session.program.sites) | frozenset(session.program.leaves.values())
-        plan = make_plan(session.program, model, session.rules, starts, wanted, on_unknown="collect")
+        wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
+            session.program.leaves.values()
+        )
+        plan = make_plan(
+            session.program, model, session.rules, starts, wanted, on_unknown="collect"
+        )
         return _report(session, plan, starts)
 
 
@@ -126,10 +173,25 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
     rows = tuple(Row(op, n, family, rule) for (op, family, rule), n in counts.most_common())
     arrives, past, why = _arrival(session, plan, starts)
     return Report(
-        session.rules.name, rows, tuple(s.path for s in plan.sites), tuple(f"the softmax at {place(n)}: {reason}" for n, reason in program.no_sites),
-        _found(plan, "generic"), _found(plan, "unknown"), _found(plan, "hidden site"),
-        tuple(describe(n) for n in program.graph.nodes if name_of(n) == "detach" and n in session.flow.members),
-        program.front_end, program.decisions, program.draws, "", arrives, past, why,
+        session.rules.name,
+        rows,
+        tuple(s.path for s in plan.sites),
+        tuple(f"the softmax at {place(n)}: {reason}" for n, reason in program.no_sites),
+        _found(plan, "generic"),
+        _found(plan, "unknown"),
+        _found(plan, "hidden site"),
+        tuple(
+            describe(n)
+            for n in program.graph.nodes
+            if name_of(n) == "detach" and n in session.flow.members
+        ),
+        program.front_end,
+        program.decisions,
+        program.draws,
+        "",
+        arrives,
+        past,
+        why,
     )
 
 
@@ -141,20 +203,34 @@ def _found(plan: Plan, kind: str) -> tuple[str, ...]:
     return tuple(f"{f.text}  at {describe(f.node)}" for f in plan.findings if f.kind == kind)
 
 
-def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The inputs whose tokens the roll-up reaches and those that pass no attention, or why it reaches none."""
+def _arrival(
+    session: Session, plan: Plan, starts: tuple[fx.Node, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The inputs whose tokens the roll-up reaches and those that pass no attention, or why it
+    reaches none."""
     if not plan.steps:
         return (), (), "no output that a target could read depends on an explained input"
     if not plan.sites:
         usable = ", ".join(f"method={name!r}" for name in input_level())
-        return (), (), f"the roll-up has no attention site to pass: the default method does not apply to this model; use {usable}"
+        return (
+            (),
+            (),
+            (
+                "the roll-up has no attention site to pass: the default method does not "
+                f"apply to this model; use {usable}"
+            ),
+        )
     try:
         _, streams = session.rollup(starts, plan.sites)
     except RelpropError as error:
         return (), (), str(error)
     if not streams:
         return (), (), "the roll-up reaches no explained input"
-    return tuple(f"{s.name} ({'×'.join(map(str, s.sizes))} tokens)" for s in streams), tuple(session.past_attention(starts, streams)), ""
+    return (
+        tuple(f"{s.name} ({'×'.join(map(str, s.sizes))} tokens)" for s in streams),
+        tuple(session.past_attention(starts, streams)),
+        "",
+    )
 
 
 __all__ = ["Report", "Row", "check"]

@@ -1,4 +1,5 @@
-"""``compare``: several methods on one batch, from one forward pass; how alike they rank tokens; and, given a metric, which heads and layers serve it best."""
+"""``compare``: several methods on one batch, from one forward pass; how alike they rank tokens;
+and, given a metric, which heads and layers serve it best."""
 
 from __future__ import annotations
 
@@ -34,85 +35,171 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found: an explanation per method (by its label), why others are not defined for this model, and the trials of a search, best first."""
+    """What ``compare`` found: an explanation per method (by its label), why others are not defined
+    for this model, and the trials of a search, best first."""
 
     explanations: Mapping[str, Explanation]
     refused: Mapping[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
 
     def __getitem__(self, label: str) -> Explanation:
-        """One method's explanation. Raises ``OptionError`` with the list, or with the reason for which there is none."""
+        """One method's explanation. Raises ``OptionError`` with the list, or with the reason for
+        which there is none."""
         if label not in self.explanations:
             why = f" ({self.refused[label]})" if label in self.refused else ""
-            raise OptionError(f"comparison[{label!r}]: there are {', '.join(self.explanations)}{why}")
+            raise OptionError(
+                f"comparison[{label!r}]: there are {', '.join(self.explanations)}{why}"
+            )
         return self.explanations[label]
 
     def rank_correlations(self, stream: str | None = None) -> tuple[tuple[str, ...], Tensor]:
-        """The methods that score the same tokens, and Spearman's ρ of every two of them on content tokens, (methods, methods), meaned over the samples that have one.
+        """The methods that score the same tokens, and Spearman's ρ of every two of them on content
+        tokens, (methods, methods), meaned over the samples that have one.
 
-        ``stream``: the explained input, where there are several. Methods at the input score pixels where those over attention score patches: they are
-        compared if they score as many tokens as the first method does. NaN: no sample has two distinct scores by both.
+        ``stream``: the explained input, where there are several. Methods at the input score pixels
+        where those over attention score patches: they are compared if they score as many tokens as
+        the first method does. NaN: no sample has two distinct scores by both.
         """
-        chosen = {label: e if stream is None else e[stream] for label, e in self.explanations.items() if stream is None or stream in e.streams}
+        chosen = {
+            label: e if stream is None else e[stream]
+            for label, e in self.explanations.items()
+            if stream is None or stream in e.streams
+        }
         first = next(iter(chosen.values()))
         same = {label: e for label, e in chosen.items() if e.scores.shape == first.scores.shape}
         table = torch.full((len(same), len(same)), torch.nan, dtype=torch.float64)
         for i, a in enumerate(same.values()):
             for k, b in enumerate(same.values()):
-                pairs = zip(a.scores.double().cpu(), b.scores.double().cpu(), first.content.cpu(), strict=True)
-                table[i, k] = torch.stack([rank_correlation(x[c], y[c]) for x, y, c in pairs]).nanmean()
+                pairs = zip(
+                    a.scores.double().cpu(),
+                    b.scores.double().cpu(),
+                    first.content.cpu(),
+                    strict=True,
+                )
+                table[i, k] = torch.stack(
+                    [rank_correlation(x[c], y[c]) for x, y, c in pairs]
+                ).nanmean()
         return tuple(same), table
 
     def __str__(self) -> str:
         first = next(iter(self.explanations.values()))
-        lines = [f"{len(self.explanations)} methods, {len(first)} samples, target {first.target[0]!r}{', ...' if len(first) > 1 else ''}"]
+        lines = [
+            (
+                f"{len(self.explanations)} methods, {len(first)} samples, target "
+                f"{first.target[0]!r}{', ...' if len(first) > 1 else ''}"
+            )
+        ]
         for stream in first.streams:
             names, table = self.rank_correlations(stream)
             wide = max(map(len, names))
-            lines += ["", f"rank correlations of the scores of {stream!r}", " " * (wide + 4) + "".join(f"{i + 1:>7}" for i in range(len(names)))]
-            lines += [f"{i + 1:>3} {name:<{wide}}" + "".join(f"{v:>7.2f}" for v in row) for i, (name, row) in enumerate(zip(names, table.tolist(), strict=True))]
-        lines += [f"{trial.value:>10.4f}  {trial.method}({', '.join(f'{k}={v!r}' for k, v in trial.options.items())})" for trial in self.trials]
-        return "\n".join(lines + [f"not defined here: {label}: {why}" for label, why in self.refused.items()])
+            lines += [
+                "",
+                f"rank correlations of the scores of {stream!r}",
+                " " * (wide + 4) + "".join(f"{i + 1:>7}" for i in range(len(names))),
+            ]
+            lines += [
+                f"{i + 1:>3} {name:<{wide}}" + "".join(f"{v:>7.2f}" for v in row)
+                for i, (name, row) in enumerate(zip(names, table.tolist(), strict=True))
+            ]
+        lines += [
+            (
+                f"{trial.value:>10.4f}  "
+                f"{trial.method}({', '.join(f'{k}={v!r}' for k, v in trial.options.items())})"
+            )
+            for trial in self.trials
+        ]
+        return "\n".join(
+            lines + [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
+        )
 
-    def plot(self, image: Tensor | None = None, *, sample: int = 0, stream: str | None = None) -> Figure:
-        """The methods side by side for one sample: heat maps over ``image``, or tokens shaded by score. Each has its own scale; signed ones diverge about 0."""
+    def plot(
+        self, image: Tensor | None = None, *, sample: int = 0, stream: str | None = None
+    ) -> Figure:
+        """The methods side by side for one sample: heat maps over ``image``, or tokens shaded by
+        score. Each has its own scale; signed ones diverge about 0."""
         from relprop.views.plot import plot_comparison
 
-        return plot_comparison({label: e if stream is None else e[stream] for label, e in self.explanations.items()}, image, sample=sample)
+        return plot_comparison(
+            {label: e if stream is None else e[stream] for label, e in self.explanations.items()},
+            image,
+            sample=sample,
+        )
 
 
 def compare(
-    model: nn.Module | str | Any, inputs: Any, methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None = None, target: Any = None, *,
-    metric: Metric | None = None, batch_size: int | None = None, precision: str | torch.dtype | None = None, on_unknown: str = "generic",
-    keep: str | Iterable[str] = (), progress: bool = False, processor: Any = None, trust_remote_code: bool = False,
+    model: nn.Module | str | Any,
+    inputs: Any,
+    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None = None,
+    target: Any = None,
+    *,
+    metric: Metric | None = None,
+    batch_size: int | None = None,
+    precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+    keep: str | Iterable[str] = (),
+    progress: bool = False,
+    processor: Any = None,
+    trust_remote_code: bool = False,
 ) -> Comparison:
-    """Explanations by several methods, from one forward pass and one gradient for all that can share them.
+    """Explanations by several methods, from one forward pass and one gradient for all that can
+    share them.
 
     Args:
-        methods: names, or pairs of a name and its options (``rules=`` among them); ``None``: every method whose cost does not grow with the input.
-        metric: a function of an explanation, a number or one per sample; then every ``head_fusion`` is tried with every range of layers that ends at the
-            output, for each of ``methods`` that has these options (survey 1.4). Higher is better, unless ``metric.higher_is_better`` is false.
+        methods: names, or pairs of a name and its options (``rules=`` among them); ``None``: every
+            method whose cost does not grow with the input.
+        metric: a function of an explanation, a number or one per sample; then every ``head_fusion``
+            is tried with every range of layers that ends at the output, for each of ``methods``
+            that has these options (survey 1.4). Higher is better, unless
+            ``metric.higher_is_better`` is false.
 
-    Other arguments as ``explain`` has them. A method that is not defined for this model is listed with its reason, not raised. Raises ``OptionError``
-    for a method that does not exist, and whatever ``explain`` raises if no method is defined.
+    Other arguments as ``explain`` has them. A method that is not defined for this model is listed
+    with its reason, not raised. Raises ``OptionError`` for a method that does not exist, and
+    whatever ``explain`` raises if no method is defined.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
     >>> c = relprop.compare(digit_scene_model(), torch.rand(2, 1, 32, 32), ["transformer_attribution", "rollout"], target=3)
     >>> list(c.explanations), c.rank_correlations()[1].shape
     (['transformer_attribution', 'rollout'], torch.Size([2, 2]))
-    """
+    """  # noqa: E501
     calls = _calls(methods)
     refused: dict[int, RelpropError] = {}
     shared: dict[str, Any] = {
-        "batch_size": batch_size, "precision": precision, "on_unknown": on_unknown, "processor": processor, "trust_remote_code": trust_remote_code,
+        "batch_size": batch_size,
+        "precision": precision,
+        "on_unknown": on_unknown,
+        "processor": processor,
+        "trust_remote_code": trust_remote_code,
     }
-    (found,) = explain_grid(model, inputs, [target], list(calls.values()), keep=keep, progress=progress, refused=refused, **shared)
+    (found,) = explain_grid(
+        model,
+        inputs,
+        [target],
+        list(calls.values()),
+        keep=keep,
+        progress=progress,
+        refused=refused,
+        **shared,
+    )
     explanations = {label: e for label, e in zip(calls, found, strict=True) if e is not None}
     if not explanations:
         raise next(iter(refused.values()))
-    reasons = {label: str(refused[i]).splitlines()[0] for i, label in enumerate(calls) if i in refused}
-    trials = () if metric is None else _search(model, inputs, {k: v for k, v in calls.items() if k in explanations}, explanations, target, metric, shared)
+    reasons = {
+        label: str(refused[i]).splitlines()[0] for i, label in enumerate(calls) if i in refused
+    }
+    trials = (
+        ()
+        if metric is None
+        else _search(
+            model,
+            inputs,
+            {k: v for k, v in calls.items() if k in explanations},
+            explanations,
+            target,
+            metric,
+            shared,
+        )
+    )
     return Comparison(explanations, reasons, trials)
 
 
@@ -120,7 +207,11 @@ def _calls(methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None) -> dic
     """The calls by label; a method that is there twice is told apart by its options."""
     if isinstance(methods, str):
         methods = [methods]
-    wanted = [name for name, m in METHODS.items() if m.cost.replace(".", "").isdigit()] if methods is None else list(methods)
+    wanted = (
+        [name for name, m in METHODS.items() if m.cost.replace(".", "").isdigit()]
+        if methods is None
+        else list(methods)
+    )
     if not wanted:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
     calls: dict[str, MethodCall] = {}
@@ -129,7 +220,11 @@ def _calls(methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None) -> dic
         method_named(name, level=None)
         plain = {k: v for k, v in options.items() if k != "rules"}
         several = sum((e if isinstance(e, str) else e[0]) == name for e in wanted) > 1
-        label = f"{name}({', '.join(f'{k}={v!r}' for k, v in options.items())})" if several and options else name
+        label = (
+            f"{name}({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+            if several and options
+            else name
+        )
         if label in calls:
             raise OptionError(f"methods has {label} twice")
         calls[label] = MethodCall(name, plain, options.get("rules"))
@@ -137,22 +232,46 @@ def _calls(methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None) -> dic
 
 
 def _search(
-    model: Any, inputs: Any, calls: Mapping[str, MethodCall], explanations: Mapping[str, Explanation], target: Any, metric: Metric, shared: Mapping[str, Any],
+    model: Any,
+    inputs: Any,
+    calls: Mapping[str, MethodCall],
+    explanations: Mapping[str, Explanation],
+    target: Any,
+    metric: Metric,
+    shared: Mapping[str, Any],
 ) -> tuple[Trial, ...]:
     """Every fusion of heads with every range of layers that ends at the output."""
     tried: list[MethodCall] = []
     for label, call in calls.items():
         if {"head_fusion", "layers"} <= set(METHODS[call.method].options()):
             sites = len(explanations[label].facts["attention_sites"])
-            tried += [MethodCall(call.method, {**call.options, "head_fusion": how, "layers": slice(k, None)}, call.rules) for how in FUSIONS for k in range(sites)]
+            tried += [
+                MethodCall(
+                    call.method,
+                    {**call.options, "head_fusion": how, "layers": slice(k, None)},
+                    call.rules,
+                )
+                for how in FUSIONS
+                for k in range(sites)
+            ]
     if not tried:
-        raise OptionError(f"metric=: none of {', '.join(calls)} has the options head_fusion= and layers=")
-    (found,) = explain_grid(model, inputs, [target], tried, keep=(), progress=False, refused={}, **shared)
-    trials = [Trial(c.method, c.options, _mean(metric(e)), e) for c, e in zip(tried, found, strict=True) if e is not None]
-    return tuple(sorted(trials, key=lambda t: t.value, reverse=bool(getattr(metric, "higher_is_better", True))))
+        raise OptionError(
+            f"metric=: none of {', '.join(calls)} has the options head_fusion= and layers="
+        )
+    (found,) = explain_grid(
+        model, inputs, [target], tried, keep=(), progress=False, refused={}, **shared
+    )
+    trials = [
+        Trial(c.method, c.options, _mean(metric(e)), e)
+        for c, e in zip(tried, found, strict=True)
+        if e is not None
+    ]
+    return tuple(
+        sorted(
+            trials, key=lambda t: t.value, reverse=bool(getattr(metric, "higher_is_better", True))
+        )
+    )
 
 
 def _mean(value: Any) -> float:
     return float(torch.as_tensor(value, dtype=torch.float64).mean())
-
-

@@ -22,36 +22,60 @@ from relprop.tracer.trace import trace_program
 
 
 def explain(
-    model: nn.Module | str | Any, inputs: Any, target: Any = None, *, method: str = "transformer_attribution", rules: RuleSet | str | None = None,
-    batch_size: int | None = None, precision: str | torch.dtype | None = None, on_unknown: str = "generic", keep: str | Iterable[str] = (),
-    progress: bool = False, processor: Any = None, trust_remote_code: bool = False, **method_options: Any,
+    model: nn.Module | str | Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    method: str = "transformer_attribution",
+    rules: RuleSet | str | None = None,
+    batch_size: int | None = None,
+    precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+    keep: str | Iterable[str] = (),
+    progress: bool = False,
+    processor: Any = None,
+    trust_remote_code: bool = False,
+    **method_options: Any,
 ) -> Explanation:
-    """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left exactly as it was.
+    """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
+    exactly as it was.
 
     Args:
-        model: any ``nn.Module``, in any state; it is explained as in ``eval()``. Or a ``transformers`` pipeline, or the id or folder of a model
-            (docs/models.md).
-        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments; batch first. Token ids as they are. For a pipeline, an id or
-            a folder: a text, an image, a list of them, or whatever else the pipeline or the model's own processor takes.
-        target: ``None`` (the predicted class; the likeliest next token at the last real position of a text or a decoder; the best span; the
-            similarity of a pair), an int, a label, a tuple that indexes one element of a higher-rank output, one of ``relprop.targets`` (spans,
-            tokens, queries, regions, any output by its name), a list with one per sample, or a callable from the output of one sample (batch
-            dimension 1) to a scalar (docs/targets.md).
-        method: ``"transformer_attribution"`` (Chefer et al. 2021, Eq. 13–14; options ``layers=``, ``head_fusion=``, ``normalize_rows=``, ``use_gradient=``), or
-            any that ``relprop.methods.available()`` lists: over attention, one score per token that attention mixes; or at the input of any model (``"lrp"``,
-            ``"attnlrp"``, ``"integrated_gradients"``, ...), one score per pixel, time step or token (docs/methods.md). Options are the method's own.
-        rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own, ``"paper"``, for ``lrp`` and its relatives that of their name.
+        model: any ``nn.Module``, in any state; it is explained as in ``eval()``. Or a
+            ``transformers`` pipeline, or the id or folder of a model (docs/models.md).
+        inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments; batch
+            first. Token ids as they are. For a pipeline, an id or a folder: a text, an image, a
+            list of them, or whatever else the pipeline or the model's own processor takes.
+        target: ``None`` (the predicted class; the likeliest next token at the last real position of
+            a text or a decoder; the best span; the similarity of a pair), an int, a label, a tuple
+            that indexes one element of a higher-rank output, one of ``relprop.targets`` (spans,
+            tokens, queries, regions, any output by its name), a list with one per sample, or a
+            callable from the output of one sample (batch dimension 1) to a scalar
+            (docs/targets.md).
+        method: ``"transformer_attribution"`` (Chefer et al. 2021, Eq. 13–14; options ``layers=``,
+            ``head_fusion=``, ``normalize_rows=``, ``use_gradient=``), or any that
+            ``relprop.methods.available()`` lists: over attention, one score per token that
+            attention mixes; or at the input of any model (``"lrp"``, ``"attnlrp"``,
+            ``"integrated_gradients"``, ...), one score per pixel, time step or token
+            (docs/methods.md). Options are the method's own.
+        rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own,
+            ``"paper"``, for ``lrp`` and its relatives that of their name.
         batch_size: at most this many samples at a time; the numbers do not depend on it.
-        precision: ``"float64"`` or ``"float32"`` computes in that type on copies; ``None`` in the model's own.
-        on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and warns.
+        precision: ``"float64"`` or ``"float32"`` computes in that type on copies; ``None`` in the
+            model's own.
+        on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and
+            warns.
         keep: any of ``"blocks"``, ``"matrix"``, ``"input"``, ``"layers"``, kept on the result.
         progress: show a bar over the parts of ``batch_size`` (needs ``tqdm``).
-        processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image processor or transform for pictures, a feature
-            extractor for sound, a processor of several with a dict of its arguments. With ready inputs, too, it tells words, special tokens and seconds.
+        processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image
+            processor or transform for pictures, a feature extractor for sound, a processor of
+            several with a dict of its arguments. With ready inputs, too, it tells words, special
+            tokens and seconds.
         trust_remote_code: for a model given by id or folder, run the code that comes with it.
 
     Raises:
-        InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError, RollUpError: all are ``RelpropError``.
+        InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
+            RollUpError: all are ``RelpropError``.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -60,26 +84,62 @@ def explain(
     (torch.Size([2, 65]), torch.Size([2, 32, 32]))
     """
     return explain_many(
-        model, inputs, [target], method=method, rules=rules, batch_size=batch_size, precision=precision, on_unknown=on_unknown, keep=keep,
-        progress=progress, processor=processor, trust_remote_code=trust_remote_code, **method_options,
+        model,
+        inputs,
+        [target],
+        method=method,
+        rules=rules,
+        batch_size=batch_size,
+        precision=precision,
+        on_unknown=on_unknown,
+        keep=keep,
+        progress=progress,
+        processor=processor,
+        trust_remote_code=trust_remote_code,
+        **method_options,
     )[0]
 
 
 def explain_many(
-    model: nn.Module | str | Any, inputs: Any, targets: Sequence[Any], *, method: str = "transformer_attribution", rules: RuleSet | str | None = None,
-    batch_size: int | None = None, precision: str | torch.dtype | None = None, on_unknown: str = "generic", keep: str | Iterable[str] = (),
-    progress: bool = False, processor: Any = None, trust_remote_code: bool = False, **method_options: Any,
+    model: nn.Module | str | Any,
+    inputs: Any,
+    targets: Sequence[Any],
+    *,
+    method: str = "transformer_attribution",
+    rules: RuleSet | str | None = None,
+    batch_size: int | None = None,
+    precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+    keep: str | Iterable[str] = (),
+    progress: bool = False,
+    processor: Any = None,
+    trust_remote_code: bool = False,
+    **method_options: Any,
 ) -> list[Explanation]:
-    """One explanation per target, from one forward pass; each equals ``explain`` for that target alone. Arguments as there."""
+    """One explanation per target, from one forward pass; each equals ``explain`` for that target
+    alone. Arguments as there."""
     call = MethodCall(method, method_options, rules)
-    return [row[0] for row in explain_grid(
-        model, inputs, targets, [call], batch_size=batch_size, precision=precision, on_unknown=on_unknown, keep=keep, progress=progress, processor=processor,
-        trust_remote_code=trust_remote_code,
-    )]
+    return [
+        row[0]
+        for row in explain_grid(
+            model,
+            inputs,
+            targets,
+            [call],
+            batch_size=batch_size,
+            precision=precision,
+            on_unknown=on_unknown,
+            keep=keep,
+            progress=progress,
+            processor=processor,
+            trust_remote_code=trust_remote_code,
+        )
+    ]
 
 
 def trace(model: nn.Module | str | Any, inputs: Any) -> Program:
-    """The model as relprop sees it: a ``Program`` around a ``torch.fx`` graph of ATen ops, for inputs of these shapes."""
+    """The model as relprop sees it: a ``Program`` around a ``torch.fx`` graph of ATen ops, for
+    inputs of these shapes."""
     model, inputs = open_model(model, inputs)
     with undisturbed(model):
         bound = bind(inputs)

@@ -1,4 +1,5 @@
-"""``explain_generation``: what a model looked at for each token it generated, all from one pass over prompt and output."""
+"""``explain_generation``: what a model looked at for each token it generated, all from one pass
+over prompt and output."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ from relprop.targets.index import Output
 class Generation:
     """What a model looked at for each token it generated, for every sample of a batch.
 
-    ``steps``: one ``Explanation`` per generated token, in order; all are over the same positions, the prompt and the output before the
-    last token. ``ids`` (batch, steps): the tokens, −1 after a sample's end, where everything is 0. ``labels``: the tokens as text.
-    ``stream``: the input that the output continues, after ``prompt`` of its positions. With several explained inputs (a decoder's and
-    its encoder's) ``generation["input_ids"]`` is the generation restricted to one.
+    ``steps``: one ``Explanation`` per generated token, in order; all are over the same positions,
+    the prompt and the output before the last token. ``ids`` (batch, steps): the tokens, −1 after a
+    sample's end, where everything is 0. ``labels``: the tokens as text. ``stream``: the input that
+    the output continues, after ``prompt`` of its positions. With several explained inputs (a
+    decoder's and its encoder's) ``generation["input_ids"]`` is the generation restricted to one.
     """
 
     steps: tuple[Explanation, ...]
@@ -37,7 +39,8 @@ class Generation:
 
     @property
     def scores(self) -> Tensor:
-        """(batch, steps, positions): row i has the scores of step i; 0 from the token on that it predicts."""
+        """(batch, steps, positions): row i has the scores of step i; 0 from the token on that it
+        predicts."""
         return torch.stack([e.scores for e in self.steps], 1)
 
     @property
@@ -66,7 +69,8 @@ class Generation:
         return tuple(self.steps[0].streams)
 
     def __getitem__(self, name: str) -> Generation:
-        """The generation restricted to one input. Raises ``OptionError`` naming the inputs there are."""
+        """The generation restricted to one input. Raises ``OptionError`` naming the inputs there
+        are."""
         return replace(self, steps=tuple(e[name] for e in self.steps))
 
     def __len__(self) -> int:
@@ -76,34 +80,58 @@ class Generation:
         first = self.steps[0]
         streams = "; ".join(map(repr, first.streams.values()))
         text = " ".join(t for t in self.labels[0] if t)
-        return f"Generation({len(self)} samples, {len(self.steps)} steps, {streams}, output {text!r}{', ...' if len(self) > 1 else ''}, method {first.method!r}, rules {first.rules!r})"
+        return (
+            f"Generation({len(self)} samples, {len(self.steps)} steps, {streams}, "
+            f"output {text!r}{', ...' if len(self) > 1 else ''}, method "
+            f"{first.method!r}, rules {first.rules!r})"
+        )
 
 
 def explain_generation(
-    model: nn.Module | str | Any, inputs: Any, *, max_new_tokens: int | None = None, output_ids: Any = None, generate: Mapping[str, Any] | None = None, seed: int = 0,
-    tokenizer: Any = None, method: str = "transformer_attribution", rules: RuleSet | str | None = None, batch_size: int | None = None,
-    precision: str | torch.dtype | None = None, on_unknown: str = "generic", keep: str | Iterable[str] = (), progress: bool = False,
-    trust_remote_code: bool = False, **method_options: Any,
+    model: nn.Module | str | Any,
+    inputs: Any,
+    *,
+    max_new_tokens: int | None = None,
+    output_ids: Any = None,
+    generate: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    tokenizer: Any = None,
+    method: str = "transformer_attribution",
+    rules: RuleSet | str | None = None,
+    batch_size: int | None = None,
+    precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+    keep: str | Iterable[str] = (),
+    progress: bool = False,
+    trust_remote_code: bool = False,
+    **method_options: Any,
 ) -> Generation:
-    """One explanation per generated token, over the prompt and the output before it. The model is left exactly as it was.
+    """One explanation per generated token, over the prompt and the output before it. The model is
+    left exactly as it was.
 
-    All steps are explained from one forward pass over prompt and output: step i is the target ``(position before token i, token i)``, and
-    because attention is causal it equals ``explain`` on the input cut there. The pass is compared with the logits of generation.
+    All steps are explained from one forward pass over prompt and output: step i is the target
+    ``(position before token i, token i)``, and because attention is causal it equals ``explain`` on
+    the input cut there. The pass is compared with the logits of generation.
 
     Args:
-        model: a causal or an encoder–decoder model with ``generate``; any other causal model together with ``output_ids``. A pipeline, id or
-            folder as for ``explain``.
-        inputs: the prompt, as for ``explain``; in a batch padded on the left, with its ``attention_mask``.
-        max_new_tokens: how many tokens to generate at most (20). A sample ends at its end-of-sequence token.
-        output_ids: (batch, new tokens), what was generated already, prompt and decoder start left out; −1 where a sample has ended.
-        generate: options of ``model.generate`` (``do_sample``, ``top_k``, ``eos_token_id``, …); greedy by default. One sequence per sample.
+        model: a causal or an encoder–decoder model with ``generate``; any other causal model
+            together with ``output_ids``. A pipeline, id or folder as for ``explain``.
+        inputs: the prompt, as for ``explain``; in a batch padded on the left, with its
+            ``attention_mask``.
+        max_new_tokens: how many tokens to generate at most (20). A sample ends at its
+            end-of-sequence token.
+        output_ids: (batch, new tokens), what was generated already, prompt and decoder start left
+            out; −1 where a sample has ended.
+        generate: options of ``model.generate`` (``do_sample``, ``top_k``, ``eos_token_id``, …);
+            greedy by default. One sequence per sample.
         seed: for sampling; the process's own random state is put back.
         tokenizer: only for labels; without it (or a pipeline's) tokens are called by their ids.
 
     The other arguments are those of ``explain``.
 
     Raises:
-        InputError: prompts padded on the right, inputs that cannot be continued, a pass that does not reproduce what generation saw.
+        InputError: prompts padded on the right, inputs that cannot be continued, a pass that does
+            not reproduce what generation saw.
         OptionError: beams or several sequences per sample; and what ``explain`` raises.
 
     >>> import torch, relprop
@@ -118,45 +146,92 @@ def explain_generation(
     >>> g = relprop.explain_generation(Tiny(), torch.tensor([[1, 2, 3]]), output_ids=torch.tensor([[4, 5]]))
     >>> g.scores.shape, bool((g.scores[0, 0, 3:] == 0).all())
     (torch.Size([1, 2, 4]), True)
-    """
-    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None and not isinstance(model, nn.Module) else tokenizer  # a pipeline's
+    """  # noqa: E501
+    tokenizer = (
+        getattr(model, "tokenizer", None)
+        if tokenizer is None and not isinstance(model, nn.Module)
+        else tokenizer
+    )  # a pipeline's
     model, inputs = open_model(model, inputs, trust_remote_code=trust_remote_code)
-    whole = continued(model, inputs, max_new_tokens=max_new_tokens, output_ids=output_ids, options=generate, seed=seed)
+    whole = continued(
+        model,
+        inputs,
+        max_new_tokens=max_new_tokens,
+        output_ids=output_ids,
+        options=generate,
+        seed=seed,
+    )
     count = whole.ids.shape[1]
-    targets = [[Output(None, (k - count, t)) if t >= 0 else Nothing() for t in whole.ids[:, k].tolist()] for k in range(count)]
+    targets = [
+        [Output(None, (k - count, t)) if t >= 0 else Nothing() for t in whole.ids[:, k].tolist()]
+        for k in range(count)
+    ]
     steps = explain_many(
-        model, whole.inputs, targets, method=method, rules=rules, batch_size=batch_size, precision=precision, on_unknown=on_unknown, keep=keep,
-        progress=progress, **method_options,
+        model,
+        whole.inputs,
+        targets,
+        method=method,
+        rules=rules,
+        batch_size=batch_size,
+        precision=precision,
+        on_unknown=on_unknown,
+        keep=keep,
+        progress=progress,
+        **method_options,
     )
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
     names = _labels(whole, inputs, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
-    return Generation(tuple(_labelled(e, names) for e in steps), whole.ids.cpu(), text, whole.stream, whole.prompt)
+    return Generation(
+        tuple(_labelled(e, names) for e in steps), whole.ids.cpu(), text, whole.stream, whole.prompt
+    )
 
 
 def _refuse_other_logits(model: nn.Module, whole: Continuation, found: Tensor) -> None:
-    """The pass must give every generated token the logit that generation saw (or, for given output, the first one)."""
-    precision = max((torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0)
+    """The pass must give every generated token the logit that generation saw (or, for given output,
+    the first one)."""
+    precision = max(
+        (torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0
+    )
     allowed = max(4e-4, 32 * precision) * whole.scale
-    off = ((found.double().cpu() - whole.seen).abs() > allowed) & (whole.ids.cpu() >= 0)  # a NaN is not known and not off
+    off = ((found.double().cpu() - whole.seen).abs() > allowed) & (
+        whole.ids.cpu() >= 0
+    )  # a NaN is not known and not off
     if bool(off.any()):
         sample, step = off.nonzero()[0].tolist()
-        raise InputError(message(
-            f"one pass over prompt and output does not see what generation saw: at step {step} of sample {sample} the token's logit is "
-            f"{float(found[sample, step]):.4g}, not {float(whole.seen[sample, step]):.4g}",
-            then=[
-                "give the attention_mask of a padded prompt", "a model whose earlier positions see later ones cannot be explained in one pass:",
-                "explain each step alone: relprop.explain(model, {... first tokens ...}, token)",
-            ],
-        ))
+        raise InputError(
+            message(
+                "one pass over prompt and output does not see what generation saw: at "
+                f"step {step} of sample {sample} the token's logit is "
+                f"{float(found[sample, step]):.4g}, not {float(whole.seen[sample, step]):.4g}",
+                then=[
+                    "give the attention_mask of a padded prompt",
+                    (
+                        "a model whose earlier positions see later ones cannot be explained "
+                        "in one pass:"
+                    ),
+                    (
+                        "explain each step alone: relprop.explain(model, {... first tokens "
+                        "...}, token)"
+                    ),
+                ],
+            )
+        )
 
 
 def _labels(whole: Continuation, inputs: Any, tokenizer: Any) -> dict[str, list[list[str]]]:
-    """Each text input's tokens by name: by the tokenizer, or the prompt's by what came with the inputs and the output's by its ids."""
-    named = {n: [[_named(t, tokenizer) for t in row] for row in ids.tolist()] for n, ids in whole.tokens.items()}
+    """Each text input's tokens by name: by the tokenizer, or the prompt's by what came with the
+    inputs and the output's by its ids."""
+    named = {
+        n: [[_named(t, tokenizer) for t in row] for row in ids.tolist()]
+        for n, ids in whole.tokens.items()
+    }
     encodings = getattr(inputs, "encodings", None) if tokenizer is None else None
     if encodings and len(encodings) == len(whole.ids) and "input_ids" in named:
-        named["input_ids"] = [[*e.tokens, *row[len(e.tokens):]] for e, row in zip(encodings, named["input_ids"], strict=True)]
+        named["input_ids"] = [
+            [*e.tokens, *row[len(e.tokens) :]]
+            for e, row in zip(encodings, named["input_ids"], strict=True)
+        ]
     return named
 
 
@@ -171,4 +246,5 @@ def _labelled(explanation: Explanation, names: Mapping[str, list[list[str]]]) ->
         rows = names.get(s.name)
         fits = rows is not None and s.source.tolist() == list(range(len(rows[0])))
         return replace(s, tokens=rows) if fits else s
+
     return replace(explanation, streams={n: labelled(s) for n, s in explanation.streams.items()})

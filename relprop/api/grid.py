@@ -1,4 +1,5 @@
-"""Several methods and several targets on one batch: one capture, one forward pass, and one gradient per target, shared by all that can."""
+"""Several methods and several targets on one batch: one capture, one forward pass, and one gradient
+per target, shared by all that can."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from relprop.api.opening import opened
 from relprop.api.overattention import explain_start
 from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
 from relprop.api.session import Session, check_devices, open_session
-from relprop.errors import NoAttentionError, OptionError, RelpropError, RollUpError, RuleError, TargetError
+from relprop.errors import (
+    NoAttentionError,
+    OptionError,
+    RelpropError,
+    RollUpError,
+    RuleError,
+    TargetError,
+)
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
 from relprop.rules import RuleSet
@@ -36,24 +44,40 @@ class MethodCall:
         """The checked request. Raises ``OptionError``."""
         chosen = method_named(self.method, level=None)
         if self.rules is not None and chosen.level == "input" and "relevance" not in chosen.needs:
-            raise OptionError(f"method {self.method!r} follows gradients, not relevance rules: leave rules= out")
+            raise OptionError(
+                f"method {self.method!r} follows gradients, not relevance rules: leave rules= out"
+            )
         return Request(chosen, chosen.checked(self.options), keep, raw)
 
 
 def explain_grid(
-    model: nn.Module | str | Any, inputs: Any, targets: Sequence[Any], calls: Sequence[MethodCall], *, batch_size: int | None, precision: str | torch.dtype | None,
-    on_unknown: str, keep: str | Iterable[str], progress: bool, processor: Any, trust_remote_code: bool, refused: dict[int, RelpropError] | None = None,
+    model: nn.Module | str | Any,
+    inputs: Any,
+    targets: Sequence[Any],
+    calls: Sequence[MethodCall],
+    *,
+    batch_size: int | None,
+    precision: str | torch.dtype | None,
+    on_unknown: str,
+    keep: str | Iterable[str],
+    progress: bool,
+    processor: Any,
+    trust_remote_code: bool,
+    refused: dict[int, RelpropError] | None = None,
 ) -> list[list[Any]]:
     """For each target, an explanation by each call. Arguments as ``explain`` has them.
 
-    ``refused``: collects, by the call's place, why a method is not defined here, instead of raising it; its explanations are ``None``.
+    ``refused``: collects, by the call's place, why a method is not defined here, instead of raising
+    it; its explanations are ``None``.
     """
     if not isinstance(targets, (list, tuple)) or not targets:
         raise OptionError("targets is a non-empty list, one entry per explanation")
     requests = [call.request(_kept(keep), None) for call in calls]
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     requests = [replace(r, raw=prepared) for r in requests]
-    rules = [r.method.rules if c.rules is None else c.rules for c, r in zip(calls, requests, strict=True)]
+    rules = [
+        r.method.rules if c.rules is None else c.rules for c, r in zip(calls, requests, strict=True)
+    ]
     parts: list[list[list[Explanation | None]]] = []
     with undisturbed(model), torch.no_grad():
         bound = bind(prepared.inputs)
@@ -62,7 +86,9 @@ def explain_grid(
         split = _per_sample(targets, bound.batch)
 
         def sessions(part: Inputs) -> list[Session]:
-            first = open_session(model, part, rules=rules[0], precision=precision, on_unknown=on_unknown)
+            first = open_session(
+                model, part, rules=rules[0], precision=precision, on_unknown=on_unknown
+            )
             return [first.under(r) for r in rules]
 
         with same_chance(model):
@@ -71,11 +97,24 @@ def explain_grid(
         for first in _progress(range(0, bound.batch, 1 if specialised else size), progress):
             part = bound.select(first, min(first + (1 if specialised else size), bound.batch))
             some = [cut(first, first + part.batch) for cut in split]
-            with same_chance(model):  # a model that draws random numbers draws the same for every part
+            with same_chance(
+                model
+            ):  # a model that draws random numbers draws the same for every part
                 if specialised and first:
                     opened_sessions = sessions(part)
-                parts.append(_explained(opened_sessions, part, some, [_of_part(r, first, part.batch, bound.batch) for r in requests], refused))
-    return [[_joined(list(same)) for same in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+                parts.append(
+                    _explained(
+                        opened_sessions,
+                        part,
+                        some,
+                        [_of_part(r, first, part.batch, bound.batch) for r in requests],
+                        refused,
+                    )
+                )
+    return [
+        [_joined(list(same)) for same in zip(*rows, strict=True)]
+        for rows in zip(*parts, strict=True)
+    ]
 
 
 def _joined(parts: list[Explanation | None]) -> Explanation | None:
@@ -84,9 +123,14 @@ def _joined(parts: list[Explanation | None]) -> Explanation | None:
 
 
 def _explained(
-    sessions: list[Session], part: Inputs, targets: list[Any], requests: list[Request], refused: dict[int, RelpropError] | None,
+    sessions: list[Session],
+    part: Inputs,
+    targets: list[Any],
+    requests: list[Request],
+    refused: dict[int, RelpropError] | None,
 ) -> list[list[Explanation | None]]:
-    """One part of the batch: a draft per request, one forward pass, and one gradient per target at every node that any of them watches."""
+    """One part of the batch: a draft per request, one forward pass, and one gradient per target at
+    every node that any of them watches."""
     drafts: dict[int, Draft] = {}
     for i, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         with _refusal(i, refused):
@@ -95,11 +139,22 @@ def _explained(
         return [[None] * len(requests) for _ in targets]
     numbered = dict(zip(drafts, run_drafts(list(drafts.values()), part), strict=True))
     runs = list(numbered.values())
-    watched = tuple(dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch))
+    watched = tuple(
+        dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch)
+    )
     rows = []
     for i, target in enumerate(targets):
-        starts: dict[Any, Start] = {r.session.rules: r.start(target) for r in {run.session.rules: run for run in runs}.values()}
-        gradients = runs[0].forward.gradients(next(iter(starts.values())).scalars, watched, again=i + 1 < len(targets)) if watched else {}
+        starts: dict[Any, Start] = {
+            r.session.rules: r.start(target)
+            for r in {run.session.rules: run for run in runs}.values()
+        }
+        gradients = (
+            runs[0].forward.gradients(
+                next(iter(starts.values())).scalars, watched, again=i + 1 < len(targets)
+            )
+            if watched
+            else {}
+        )
         row: list[Explanation | None] = [None] * len(requests)
         for number, run in numbered.items():
             with _refusal(number, refused):
@@ -127,12 +182,20 @@ def explain_once(session: Session, inputs: Inputs, target: Any, request: Request
 
 
 def _draft(session: Session, targets: list[Any], request: Request) -> Draft:
-    return (draft_attention if request.method.level == "attention" else draft_attribution)(session, targets, request)
+    return (draft_attention if request.method.level == "attention" else draft_attribution)(
+        session, targets, request
+    )
 
 
-def _finish(run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Explanation:
+def _finish(
+    run: Run, target: Any, start: Start, gradients: Mapping[fx.Node, Tensor]
+) -> Explanation:
     mine = gradients if "gradient" in run.request.needs else {}
-    return explain_start(run, target, start, mine) if run.request.method.level == "attention" else attribute_start(run, target, start, mine)
+    return (
+        explain_start(run, target, start, mine)
+        if run.request.method.level == "attention"
+        else attribute_start(run, target, start, mine)
+    )
 
 
 def _kept(keep: str | Iterable[str]) -> frozenset[str]:
@@ -151,7 +214,9 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
 
 
 def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
-    """For each target a function that cuts out the entries of some samples; a wrong length is refused before anything runs."""
+    """For each target a function that cuts out the entries of some samples; a wrong length is
+    refused before anything runs."""
+
     def cutter(target: Any) -> Any:
         if hasattr(target, "__array__") and not isinstance(target, (torch.Tensor, int, float)):
             target = torch.as_tensor(target)
@@ -164,16 +229,26 @@ def _per_sample(targets: Sequence[Any], batch: int) -> list[Any]:
 
 
 def _of_part(request: Request, first: int, count: int, batch: int) -> Request:
-    """The request for some samples: tensors among the options that have one entry per sample are cut, and so is what is known of each sample."""
+    """The request for some samples: tensors among the options that have one entry per sample are
+    cut, and so is what is known of each sample."""
     if count < batch:
-        request = replace(request, options={name: _cut(value, first, count, batch) for name, value in request.options.items()})
+        request = replace(
+            request,
+            options={
+                name: _cut(value, first, count, batch) for name, value in request.options.items()
+            },
+        )
     return replace(request, raw=request.raw.part(first, count))
 
 
 def _cut(value: Any, first: int, count: int, batch: int) -> Any:
     if isinstance(value, Mapping):
         return {name: _cut(v, first, count, batch) for name, v in value.items()}
-    return value[first:first + count] if isinstance(value, torch.Tensor) and value.shape[:1] == (batch,) else value
+    return (
+        value[first : first + count]
+        if isinstance(value, torch.Tensor) and value.shape[:1] == (batch,)
+        else value
+    )
 
 
 def _progress(parts: range, wanted: bool) -> Iterator[int]:

@@ -1,7 +1,9 @@
-"""``instrument``: the hook interface. Values, gradients and relevances at any node of a model, and hooks on relevance as it flows.
+"""``instrument``: the hook interface. Values, gradients and relevances at any node of a model, and
+hooks on relevance as it flows.
 
-A node is named by its place: ``blocks.2.attn`` is the output of that module's call, ``blocks.2.attn:softmax`` the softmax computed
-in it (``:softmax#1`` the second one). Patterns are those of a shell: ``blocks.*.attn:softmax``.
+A node is named by its place: ``blocks.2.attn`` is the output of that module's call,
+``blocks.2.attn:softmax`` the softmax computed in it (``:softmax#1`` the second one). Patterns are
+those of a shell: ``blocks.*.attn:softmax``.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Handle:
 
 
 class Instrument:
-    """A model under observation, for one target. Everything is computed when it is first asked for, once; a new hook starts it anew."""
+    """A model under observation, for one target. Everything is computed when it is first asked for,
+    once; a new hook starts it anew."""
 
     def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
         self.session, self.inputs, self.target = session, inputs, target
@@ -62,7 +65,12 @@ class Instrument:
     def __enter__(self) -> Instrument:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._forget()
         self._hooks.clear()
         self._closed = True
@@ -79,10 +87,14 @@ class Instrument:
     def value(self, pattern: str) -> dict[str, Tensor]:
         """The values at every matching node, by name, batch first."""
         done, _ = self._forward()
-        return {name: _tidy(done.values[node]).detach() for name, node in self._matching(pattern).items()}
+        return {
+            name: _tidy(done.values[node]).detach()
+            for name, node in self._matching(pattern).items()
+        }
 
     def gradient(self, pattern: str) -> dict[str, Tensor]:
-        """∂y_t/∂value at every matching node, batch first; zeros where the target does not depend on it."""
+        """∂y_t/∂value at every matching node, batch first; zeros where the target does not depend
+        on it."""
         done, start = self._forward()
         found = self._matching(pattern)
         with undisturbed(self.session.model):
@@ -94,7 +106,12 @@ class Instrument:
         relevance = self._propagate()
         found = self._matching(pattern)
         done, _ = self._forward()
-        return {name: _tidy(relevance[node] if node in relevance else torch.zeros_like(done.values[node])) for name, node in found.items()}
+        return {
+            name: _tidy(
+                relevance[node] if node in relevance else torch.zeros_like(done.values[node])
+            )
+            for name, node in found.items()
+        }
 
     def ledger(self) -> Ledger:
         """The books of the whole pass, down to the explained inputs."""
@@ -103,7 +120,8 @@ class Instrument:
         return self._books
 
     def hook(self, pattern: str, function: RelevanceHook) -> Handle:
-        """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it returns, if anything, flows on instead.
+        """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it
+        returns, if anything, flows on instead.
 
         >>> import torch, relprop
         >>> from relprop.demo.model import digit_scene_model
@@ -111,13 +129,15 @@ class Instrument:
         ...     _ = probe.hook("blocks.3.attn:softmax", lambda r: r * torch.tensor([0.0, 1, 1, 1]).view(1, 4, 1, 1))  # silence head 0
         ...     float(probe.relevance("blocks.3.attn:softmax")["blocks.3.attn:softmax"][:, 0].abs().sum())
         0.0
-        """
+        """  # noqa: E501
         self._count += 1
         self._hooks[self._count] = (frozenset(self._matching(pattern).values()), function)
         self._forget()
         return Handle(self, self._count)
 
-    def explanation(self, *, method: str = "transformer_attribution", **options: Any) -> Explanation:
+    def explanation(
+        self, *, method: str = "transformer_attribution", **options: Any
+    ) -> Explanation:
         """The token scores with the hooks in place."""
         chosen = method_named(method, level=None)
         request = Request(chosen, chosen.checked(options), frozenset(), None, self._hooks_by_node())
@@ -127,8 +147,20 @@ class Instrument:
     def _matching(self, pattern: str) -> dict[str, fx.Node]:
         found = {name: self._labels[name] for name in self.names(pattern)}
         if not found:
-            near = [n for n in self._labels if pattern.split(":")[0].split("*")[0] in n][:5] or list(self._labels)[:5]
-            raise OptionError(message(f"no node is called {pattern!r}", then=[f"probe.names() lists all {len(self._labels)}; for example {', '.join(near)}"]))
+            near = [n for n in self._labels if pattern.split(":")[0].split("*")[0] in n][
+                :5
+            ] or list(self._labels)[:5]
+            raise OptionError(
+                message(
+                    f"no node is called {pattern!r}",
+                    then=[
+                        (
+                            f"probe.names() lists all {len(self._labels)}; for example "
+                            f"{', '.join(near)}"
+                        )
+                    ],
+                )
+            )
         return found
 
     def _forward(self) -> tuple[Forward, Any]:
@@ -136,10 +168,21 @@ class Instrument:
             raise RelpropError("this instrument is closed: read it inside its with block")
         if self._done is None:
             program = self.session.program
-            nodes = {n for n in program.graph.nodes if is_floating(n) and n.meta["role"] == "activation"}
+            nodes = {
+                n for n in program.graph.nodes if is_floating(n) and n.meta["role"] == "activation"
+            }
             with undisturbed(self.session.model):
-                done = forward(program, self.session.model, self.inputs, set(program.graph.nodes), nodes)
-                context = Context(program, self.session.model, self.session.adapter, self.inputs, {n: done.values[n] for n in program.output_nodes}, self.session.rules)
+                done = forward(
+                    program, self.session.model, self.inputs, set(program.graph.nodes), nodes
+                )
+                context = Context(
+                    program,
+                    self.session.model,
+                    self.session.adapter,
+                    self.inputs,
+                    {n: done.values[n] for n in program.output_nodes},
+                    self.session.rules,
+                )
                 self._done = done, resolve(self.target, context)
         return self._done
 
@@ -148,7 +191,9 @@ class Instrument:
             done, start = self._forward()
             program = self.session.program
             starts = tuple({n: None for term in start.terms for n in term.seeds})
-            plan = self.session.plan(starts, frozenset(program.leaves.values()) | frozenset(self._labels.values()))
+            plan = self.session.plan(
+                starts, frozenset(program.leaves.values()) | frozenset(self._labels.values())
+            )
             values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
             self._relevance, accounts = {}, []
             ended: dict[fx.Node, Any] = {}
@@ -161,7 +206,9 @@ class Instrument:
                     ended = {n: ended.get(n, 0) + v for n, v in walk.ended.items()}
             started = sum(s.flatten(1).sum(1) for term in start.terms for s in term.seeds.values())
             names = {node: f"input {name}" for name, node in program.leaves.items()}
-            self._books = Ledger(tuple(accounts), started, {names.get(n, place(n).call): v for n, v in ended.items()})  # type: ignore[arg-type]
+            self._books = Ledger(
+                tuple(accounts), started, {names.get(n, place(n).call): v for n, v in ended.items()}
+            )  # type: ignore[arg-type]
         return self._relevance
 
     def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:
@@ -181,8 +228,15 @@ def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], 
             if replaced is None:
                 continue
             if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
-                got = list(replaced.shape) if isinstance(replaced, Tensor) else type(replaced).__name__
-                raise RelpropError(f"a relevance hook at {place(node).call!r} returned {got}; the relevance there is {list(shown.shape)}")
+                got = (
+                    list(replaced.shape)
+                    if isinstance(replaced, Tensor)
+                    else type(replaced).__name__
+                )
+                raise RelpropError(
+                    f"a relevance hook at {place(node).call!r} returned {got}; the "
+                    f"relevance there is {list(shown.shape)}"
+                )
             relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
         return relevance
 
@@ -195,7 +249,8 @@ def _tidy(value: Tensor) -> Tensor:
 
 
 def node_labels(program: Program) -> dict[str, fx.Node]:
-    """Every floating node by name: ``module:op``, numbered where it repeats, and ``module`` for the last node of a module's call."""
+    """Every floating node by name: ``module:op``, numbered where it repeats, and ``module`` for the
+    last node of a module's call."""
     inner: dict[str, fx.Node] = {}
     calls: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
@@ -211,10 +266,16 @@ def node_labels(program: Program) -> dict[str, fx.Node]:
 
 
 def instrument(
-    model: nn.Module, inputs: Any, target: Any = None, *, rules: RuleSet | str = "paper", precision: str | torch.dtype | None = None,
+    model: nn.Module,
+    inputs: Any,
+    target: Any = None,
+    *,
+    rules: RuleSet | str = "paper",
+    precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
 ) -> Instrument:
-    """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as in ``explain``.
+    """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
+    in ``explain``.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -227,8 +288,13 @@ def instrument(
     with undisturbed(model), torch.no_grad():
         bound = bind(inputs)
         check_devices(model, bound)
-        session = open_session(model, bound, rules=rules, precision=precision, on_unknown=on_unknown)
+        session = open_session(
+            model, bound, rules=rules, precision=precision, on_unknown=on_unknown
+        )
         if session.program.input_specialised and bound.batch > 1:
-            raise OptionError(f"the model branches on values ({session.program.decisions[0]}): instrument one sample at a time, not {bound.batch}")
+            raise OptionError(
+                f"the model branches on values ({session.program.decisions[0]}): "
+                f"instrument one sample at a time, not {bound.batch}"
+            )
         possible_starts(session.program, [target])
         return Instrument(session, bound, target)

@@ -1,4 +1,5 @@
-"""Models by id or folder: which library, which class, and what reads their inputs. The libraries are imported when they are first asked for."""
+"""Models by id or folder: which library, which class, and what reads their inputs. The libraries
+are imported when they are first asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +14,16 @@ from relprop.adapters.base import ready
 from relprop.api.prepared import refusing
 from relprop.errors import InputError, message
 
-ELSEWHERE = "give a folder that save_pretrained wrote, an id that can be reached from here, or the model itself, loaded by you"
+ELSEWHERE = (
+    "give a folder that save_pretrained wrote, an id that can be reached from "
+    "here, or the model itself, loaded by you"
+)
 Loaded = tuple[nn.Module, Any, Any]  # the model, its inputs, and what reads them
 
 
 def load(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loaded:
-    """The model called ``name`` in ``eval`` mode; its inputs, pictures opened; and the processor that was saved with it, unless one is given."""
+    """The model called ``name`` in ``eval`` mode; its inputs, pictures opened; and the processor
+    that was saved with it, unless one is given."""
     for prefix, source in (("timm:", ""), ("timm/", "hf-hub:timm/"), ("hf-hub:", "hf-hub:")):
         if name.startswith(prefix):
             return _timm(source + name.removeprefix(prefix), name), _opened(inputs), processor
@@ -28,7 +33,10 @@ def load(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loa
         if not config.exists():
             holds, then = "no config.json", "give a folder that save_pretrained wrote"
             if (folder / "adapter_config.json").exists():
-                holds, then = "an adapter without its model", "load it with peft.AutoPeftModel and give the model"
+                holds, then = (
+                    "an adapter without its model",
+                    "load it with peft.AutoPeftModel and give the model",
+                )
             raise InputError(message(f"the folder {name!r} holds {holds}", then=[then]))
         written = json.loads(config.read_text())
         if "architecture" in written and "model_type" not in written:  # as timm writes it
@@ -55,36 +63,75 @@ def _transformers(name: str, inputs: Any, processor: Any, trust_remote_code: boo
     transformers = _library("transformers", name)
     with refusing(f"{name!r} could not be loaded", ELSEWHERE):
         try:
-            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            config = transformers.AutoConfig.from_pretrained(
+                name, trust_remote_code=trust_remote_code
+            )
         except ValueError as error:
             if "trust_remote_code" not in str(error):
                 raise
-            raise InputError(message(f"{name!r} comes with code of its own, which is not run unasked", then=["read that code; trust_remote_code=True runs it"])) from error
+            raise InputError(
+                message(
+                    f"{name!r} comes with code of its own, which is not run unasked",
+                    then=["read that code; trust_remote_code=True runs it"],
+                )
+            ) from error
         model = _class(config, name, trust_remote_code).from_pretrained(name, config=config).eval()
     if processor is None and not ready(inputs):
-        with refusing(f"{name!r} has no tokenizer or processor that can be loaded", "give one: processor=..., or prepare the inputs yourself and give tensors"):
-            processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with refusing(
+            f"{name!r} has no tokenizer or processor that can be loaded",
+            "give one: processor=..., or prepare the inputs yourself and give tensors",
+        ):
+            processor = transformers.AutoProcessor.from_pretrained(
+                name, trust_remote_code=trust_remote_code
+            )
         tokenizer = getattr(processor, "tokenizer", processor)
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
             return model, _opened(inputs), processor
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up from the config, without a vocabulary
-            raise InputError(message(f"{name!r} comes without the vocabulary of its tokenizer", then=["tokenizer.save_pretrained into the same folder", "or give it: processor=tokenizer"]))
+        if len(tokenizer) <= len(
+            tokenizer.all_special_ids
+        ):  # made up from the config, without a vocabulary
+            raise InputError(
+                message(
+                    f"{name!r} comes without the vocabulary of its tokenizer",
+                    then=[
+                        "tokenizer.save_pretrained into the same folder",
+                        "or give it: processor=tokenizer",
+                    ],
+                )
+            )
     return model, inputs, processor
 
 
 def _class(config: Any, name: str, trust_remote_code: bool) -> Any:
-    """The class that the config names: one of the library's, or, if its code may run, one that comes with the model."""
+    """The class that the config names: one of the library's, or, if its code may run, one that
+    comes with the model."""
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     named = (getattr(config, "architectures", None) or [""])[0]
-    own = [r for r in (getattr(config, "auto_map", None) or {}).values() if isinstance(r, str) and r.rpartition(".")[2] == named]
+    own = [
+        r
+        for r in (getattr(config, "auto_map", None) or {}).values()
+        if isinstance(r, str) and r.rpartition(".")[2] == named
+    ]
     if own and trust_remote_code:
         return get_class_from_dynamic_module(own[0], name)
     found = getattr(transformers, named, None) if named else None
     if found is None:
-        fact = f"names the architecture {named!r}, which transformers {transformers.__version__} does not have" if named else "names no architecture"
-        raise InputError(message(f"the config of {name!r} {fact}", then=["load the model with the class it is of, and give the model"]))
+        fact = (
+            (
+                f"names the architecture {named!r}, which transformers "
+                f"{transformers.__version__} does not have"
+            )
+            if named
+            else "names no architecture"
+        )
+        raise InputError(
+            message(
+                f"the config of {name!r} {fact}",
+                then=["load the model with the class it is of, and give the model"],
+            )
+        )
     return found
 
 
@@ -96,5 +143,11 @@ def _opened(inputs: Any) -> Any:
         return inputs
     from PIL import Image
 
-    with refusing(f"{str(inputs)!r} is no picture that can be opened, and the model reads nothing else", "give a path to a picture, or the picture"), Image.open(inputs) as picture:
+    with (
+        refusing(
+            f"{str(inputs)!r} is no picture that can be opened, and the model reads nothing else",
+            "give a path to a picture, or the picture",
+        ),
+        Image.open(inputs) as picture,
+    ):
         return picture.convert("RGB")

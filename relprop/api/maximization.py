@@ -1,4 +1,5 @@
-"""``activation_maximization``: an image that a unit of the model answers to most. Not an attribution: it explains no input, it makes one."""
+"""``activation_maximization``: an image that a unit of the model answers to most. Not an
+attribution: it explains no input, it makes one."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ START = 0.1
 
 @dataclass(frozen=True)
 class Maximization:
-    """What the ascent arrived at. ``image``: the input tensor, batch first, each sample an ascent of its own. ``objective``: S(I) − λ‖I‖² of every sample
-    at the start and after each step, (steps + 1, batch). ``score``: S(I) at the end, (batch,). ``target``: what ``unit`` names, one label per sample.
+    """What the ascent arrived at. ``image``: the input tensor, batch first, each sample an ascent
+    of its own. ``objective``: S(I) − λ‖I‖² of every sample at the start and after each step, (steps
+    + 1, batch). ``score``: S(I) at the end, (batch,). ``target``: what ``unit`` names, one label
+    per sample.
     """
 
     image: Tensor
@@ -37,20 +40,34 @@ class Maximization:
 
 
 def activation_maximization(
-    model: nn.Module | str | Any, unit: Any, *, shape: Sequence[int] | None = None, start: Any = None, steps: int = 200, lr: float = 1.0, l2: float = 0.01,
-    seed: int = 0, bounds: tuple[float, float] | None = None, precision: str | torch.dtype | None = None,
+    model: nn.Module | str | Any,
+    unit: Any,
+    *,
+    shape: Sequence[int] | None = None,
+    start: Any = None,
+    steps: int = 200,
+    lr: float = 1.0,
+    l2: float = 0.01,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+    precision: str | torch.dtype | None = None,
 ) -> Maximization:
-    """argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1) by gradient ascent, I ← I + ``lr``·(∂S/∂I − 2λI). The model is left exactly as it was.
+    """argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1) by gradient ascent, I ← I + ``lr``·(∂S/∂I
+    − 2λI). The model is left exactly as it was.
 
     Args:
         model: as for ``explain``.
-        unit: S, a target as in ``explain``, except ``None``: a class, one of ``relprop.targets``, a list with one per sample, or a callable from the output
-            of one sample to a scalar. What a target chooses by the output it chooses at the start image.
-        shape: of the image, batch first, where no ``start`` is given: it then starts at N(0, 0.1²), the same for each sample of the batch.
-        start: the image to start from, or the model's inputs (as ``inputs`` of ``explain``) of which one is floating: that one moves, the others stay.
+        unit: S, a target as in ``explain``, except ``None``: a class, one of ``relprop.targets``, a
+            list with one per sample, or a callable from the output of one sample to a scalar. What
+            a target chooses by the output it chooses at the start image.
+        shape: of the image, batch first, where no ``start`` is given: it then starts at N(0, 0.1²),
+            the same for each sample of the batch.
+        start: the image to start from, or the model's inputs (as ``inputs`` of ``explain``) of
+            which one is floating: that one moves, the others stay.
         steps: how many.
         lr: the length of a step, in units of I per unit of the gradient.
-        l2: λ ≥ 0. Where S is linear, S = w·I, the optimum is w/2λ, and each step leaves 1 − 2·``lr``·λ of the way to it.
+        l2: λ ≥ 0. Where S is linear, S = w·I, the optimum is w/2λ, and each step leaves 1 −
+            2·``lr``·λ of the way to it.
         seed: of the start image.
         bounds: (low, high), to which every step clips the image.
         precision: as for ``explain``.
@@ -63,7 +80,7 @@ def activation_maximization(
     >>> found = relprop.activation_maximization(digit_scene_model(), 3, shape=(1, 1, 32, 32), steps=5)
     >>> found.image.shape, bool(found.objective[-1] > found.objective[0])
     (torch.Size([1, 1, 32, 32]), True)
-    """
+    """  # noqa: E501
     _refuse(unit, shape, start, steps, lr, l2, seed, bounds)
     model, prepared = opened(model, start if shape is None else torch.zeros(tuple(shape)))
     given = prepared.inputs if shape is None else _drawn(model, tuple(shape), seed)
@@ -72,22 +89,35 @@ def activation_maximization(
         bound = bind(given)
         check_devices(model, bound)
         with same_chance(model):
-            session = open_session(model, bound, rules=method.rules, precision=precision, on_unknown="generic")
+            session = open_session(
+                model, bound, rules=method.rules, precision=precision, on_unknown="generic"
+            )
         if session.program.input_specialised:
-            raise InputError(message(
-                f"the model branches on values of its input ({session.program.decisions[0]}): its graph holds for the start image, not on the way from it",
-                then=["replace the branch by torch.where"],
-            ))
+            raise InputError(
+                message(
+                    (
+                        "the model branches on values of its input "
+                        f"({session.program.decisions[0]}): its graph holds for the "
+                        "start image, not on the way from it"
+                    ),
+                    then=["replace the branch by torch.where"],
+                )
+            )
         name, leaf = _moving(session.program.leaves)
         with same_chance(model):
-            (run,) = run_drafts([draft_attribution(session, [unit], Request(method, {}, frozenset(), prepared))], bound)
+            (run,) = run_drafts(
+                [draft_attribution(session, [unit], Request(method, {}, frozenset(), prepared))],
+                bound,
+            )
             label, score = attributed_scalar(run, unit, leaf)
         image, objective, last = _ascend(score, run.forward.values[leaf], steps, lr, l2, bounds)
     like = bound.tensors[bound.names.index(name)]
     return Maximization(image.reshape(like.shape), objective, last, label)
 
 
-def _ascend(score: Any, first: Tensor, steps: int, lr: float, l2: float, bounds: tuple[float, float] | None) -> tuple[Tensor, Tensor, Tensor]:
+def _ascend(
+    score: Any, first: Tensor, steps: int, lr: float, l2: float, bounds: tuple[float, float] | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The last image, the objective at all of them, and S at the last."""
     image, rows = first.detach().to(at_least_float32(first.dtype)).clone(), []
     for step in range(steps + 1):
@@ -97,7 +127,12 @@ def _ascend(score: Any, first: Tensor, steps: int, lr: float, l2: float, bounds:
             gradient = torch.autograd.grad(s.sum(), point)[0].to(image.dtype)
         rows.append(s.detach().to(image.dtype) - l2 * image.flatten(1).square().sum(1))
         if not torch.isfinite(rows[-1]).all():
-            raise RelpropError(message(f"the objective is not finite after {step} steps", then=[f"a smaller lr than {lr}", f"a larger l2 than {l2}"]))
+            raise RelpropError(
+                message(
+                    f"the objective is not finite after {step} steps",
+                    then=[f"a smaller lr than {lr}", f"a larger l2 than {l2}"],
+                )
+            )
         if step < steps:
             image = image + lr * (gradient - 2 * l2 * image)
             image = image if bounds is None else image.clamp(*bounds)
@@ -109,23 +144,44 @@ def _moving(leaves: Any) -> tuple[str, fx.Node]:
     floating = {name: leaf for name, leaf in leaves.items() if leaf.op == "placeholder"}
     if len(floating) != 1:
         named = ", ".join(map(repr, floating)) or "none: ids have no gradient"
-        raise InputError(message(f"activation maximization moves one floating input; those of this model are {named}", then=["start= with the others made part of the model"]))
+        raise InputError(
+            message(
+                (
+                    "activation maximization moves one floating input; those of this model "
+                    f"are {named}"
+                ),
+                then=["start= with the others made part of the model"],
+            )
+        )
     return next(iter(floating.items()))
 
 
 def _drawn(model: nn.Module, shape: tuple[int, ...], seed: int) -> Tensor:
     """The start image where none is given."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    one = START * torch.randn(shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    one = START * torch.randn(
+        shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return one.to(like.device, like.dtype).expand(shape).clone()
 
 
-def _refuse(unit: Any, shape: Any, start: Any, steps: Any, lr: Any, l2: Any, seed: Any, bounds: Any) -> None:
+def _refuse(
+    unit: Any, shape: Any, start: Any, steps: Any, lr: Any, l2: Any, seed: Any, bounds: Any
+) -> None:
     if unit is None:
-        raise OptionError("unit=None: name what to maximise, a class or any other target of explain (docs/targets.md)")
+        raise OptionError(
+            "unit=None: name what to maximise, a class or any other target of explain "
+            "(docs/targets.md)"
+        )
     if (shape is None) == (start is None):
-        raise OptionError("give either shape= (batch first) or start=, an image or the model's inputs")
-    if shape is not None and (not isinstance(shape, (tuple, list, torch.Size)) or not shape or not all(_is_count(n) for n in shape)):
+        raise OptionError(
+            "give either shape= (batch first) or start=, an image or the model's inputs"
+        )
+    if shape is not None and (
+        not isinstance(shape, (tuple, list, torch.Size))
+        or not shape
+        or not all(_is_count(n) for n in shape)
+    ):
         raise OptionError(f"shape={shape!r}: positive integers, batch first")
     if not _is_count(steps):
         raise OptionError(f"steps={steps!r}: a positive integer")
@@ -136,8 +192,18 @@ def _refuse(unit: Any, shape: Any, start: Any, steps: Any, lr: Any, l2: Any, see
     if not _is_number(l2) or l2 < 0:
         raise OptionError(f"l2={l2!r}: a number that is not negative")
     if lr * l2 >= 1:
-        raise OptionError(message(f"lr·l2 = {lr * l2:.4g}: from 1 on the steps grow without end", then=[f"lr={0.5 / l2:.4g}"]))
-    if bounds is not None and not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] < bounds[1]):
+        raise OptionError(
+            message(
+                f"lr·l2 = {lr * l2:.4g}: from 1 on the steps grow without end",
+                then=[f"lr={0.5 / l2:.4g}"],
+            )
+        )
+    if bounds is not None and not (
+        isinstance(bounds, (tuple, list))
+        and len(bounds) == 2
+        and all(map(_is_number, bounds))
+        and bounds[0] < bounds[1]
+    ):
         raise OptionError(f"bounds={bounds!r}: (low, high), or None")
 
 

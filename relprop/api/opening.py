@@ -1,6 +1,8 @@
-"""What a user may hand over in place of a module and tensors: a model's id or folder, or a ``transformers`` pipeline, with texts, images, sounds.
+"""What a user may hand over in place of a module and tensors: a model's id or folder, or a
+``transformers`` pipeline, with texts, images, sounds.
 
-Nothing here knows a task or an architecture: a config says which class it is of, a pipeline's own preprocessing says what its model is given.
+Nothing here knows a task or an architecture: a config says which class it is of, a pipeline's own
+preprocessing says what its model is given.
 """
 
 from __future__ import annotations
@@ -25,15 +27,20 @@ from relprop.api.wrapped import speaker
 from relprop.errors import InputError, OptionError, message
 
 
-def open_model(model: Any, inputs: Any, *, processor: Any = None, trust_remote_code: bool = False) -> tuple[nn.Module, Any]:
-    """The module and the tensors that ``explain`` would work on: for ``check``, ``instrument`` and to load once what is explained often.
+def open_model(
+    model: Any, inputs: Any, *, processor: Any = None, trust_remote_code: bool = False
+) -> tuple[nn.Module, Any]:
+    """The module and the tensors that ``explain`` would work on: for ``check``, ``instrument`` and
+    to load once what is explained often.
 
     Args:
-        model: a module; a folder or an id for ``transformers`` (its config names the class) or timm (``timm/...``, ``timm:...``); or a
-            ``transformers`` pipeline.
-        inputs: tensors, or what the model's processor or the pipeline takes: a text, an image, a sound, a list of them, a dict of arguments.
+        model: a module; a folder or an id for ``transformers`` (its config names the class) or timm
+            (``timm/...``, ``timm:...``); or a ``transformers`` pipeline.
+        inputs: tensors, or what the model's processor or the pipeline takes: a text, an image, a
+            sound, a list of them, a dict of arguments.
         processor: as for ``explain``.
-        trust_remote_code: for an id or a folder, run the code that comes with it. Never on by default.
+        trust_remote_code: for an id or a folder, run the code that comes with it. Never on by
+            default.
 
     Raises:
         InputError: nothing to load there, or inputs that the processor refuses.
@@ -42,18 +49,30 @@ def open_model(model: Any, inputs: Any, *, processor: Any = None, trust_remote_c
     return module, prepared.inputs
 
 
-def opened(model: Any, inputs: Any, processor: Any = None, *, trust_remote_code: bool = False) -> tuple[nn.Module, Prepared]:
-    """The module, and its inputs with what is known about where they came from. Arguments as for ``open_model``."""
+def opened(
+    model: Any, inputs: Any, processor: Any = None, *, trust_remote_code: bool = False
+) -> tuple[nn.Module, Prepared]:
+    """The module, and its inputs with what is known about where they came from. Arguments as for
+    ``open_model``."""
     if isinstance(model, (str, Path)):
         model, inputs, processor = load(str(model), inputs, processor, trust_remote_code)
     elif trust_remote_code:
-        raise OptionError("trust_remote_code is for a model given by id or folder; this one is loaded already")
+        raise OptionError(
+            "trust_remote_code is for a model given by id or folder; this one is loaded already"
+        )
     pipelines = sys.modules.get("transformers.pipelines.base")
     if pipelines is not None and isinstance(model, pipelines.Pipeline):
         if processor is not None:
-            raise OptionError("processor is for a model without one; a pipeline reads its inputs itself")
-        module, parts = usable_model(model.model), SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS})
-        return module, Prepared(inputs, parts) if ready(inputs) else _from_pipeline(model, inputs, parts)
+            raise OptionError(
+                "processor is for a model without one; a pipeline reads its inputs itself"
+            )
+        module, parts = (
+            usable_model(model.model),
+            SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS}),
+        )
+        return module, Prepared(inputs, parts) if ready(inputs) else _from_pipeline(
+            model, inputs, parts
+        )
     module = usable_model(model)
     return module, adapter_for(speaker(module)).prepare(speaker(module), inputs, processor)
 
@@ -62,12 +81,15 @@ PARTS = ("tokenizer", "image_processor", "feature_extractor")
 
 
 class _Reached(Exception):
-    """A pipeline has come to the point where it would prepare its inputs: ``args`` are the items and its options for them."""
+    """A pipeline has come to the point where it would prepare its inputs: ``args`` are the items
+    and its options for them."""
 
 
 def _from_pipeline(pipe: Any, inputs: Any, parts: Any) -> Prepared:
     """What the pipeline would give its model when called with ``inputs``."""
-    with refusing("the pipeline refuses these inputs", "call the pipeline on them and mend that first"):
+    with refusing(
+        "the pipeline refuses these inputs", "call the pipeline on them and mend that first"
+    ):
         items, options = _items(pipe, inputs)
         samples, encodings = [], []
         for item in items:
@@ -80,12 +102,20 @@ def _from_pipeline(pipe: Any, inputs: Any, parts: Any) -> Prepared:
         def process(picture: Any) -> Tensor:
             return _samples(pipe, picture, options)[0][0][name][0]
 
-        pictures = originals(name, items, process, batch[name]) if name and len(items) == len(samples) else {}
-        return Prepared(batch, parts, tuple(encodings) if len(encodings) == len(samples) else (), pictures)
+        pictures = (
+            originals(name, items, process, batch[name])
+            if name and len(items) == len(samples)
+            else {}
+        )
+        return Prepared(
+            batch, parts, tuple(encodings) if len(encodings) == len(samples) else (), pictures
+        )
 
 
 def _items(pipe: Any, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The items that a call of the pipeline would prepare, and how: found by calling a copy of it that stops there."""
+    """The items that a call of the pipeline would prepare, and how: found by calling a copy of it
+    that stops there."""
+
     def one(item: Any, options: Any, *rest: Any) -> Any:
         raise _Reached([item], options)
 
@@ -96,7 +126,9 @@ def _items(pipe: Any, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
     probe.run_single, probe.get_iterator = one, several
     first = list(inspect.signature(type(pipe).__call__).parameters)[1]
     try:
-        result = probe(**inputs) if isinstance(inputs, Mapping) and first in inputs else probe(inputs)
+        result = (
+            probe(**inputs) if isinstance(inputs, Mapping) and first in inputs else probe(inputs)
+        )
     except _Reached as reached:
         return reached.args  # type: ignore[return-value]
     raise InputError(f"the pipeline returned {type(result).__name__} and gave its model nothing")
@@ -119,12 +151,24 @@ class _Listening:
 
 
 def _samples(pipe: Any, item: Any, options: dict[str, Any]) -> tuple[list[Rows], list[Any]]:
-    """What the pipeline makes of one item: one sample, or several (the parts of a long text, candidate labels); and its tokenizer's records."""
+    """What the pipeline makes of one item: one sample, or several (the parts of a long text,
+    candidate labels); and its tokenizer's records."""
     probe = copy.copy(pipe)
     probe.tokenizer = None if pipe.tokenizer is None else _Listening(pipe.tokenizer)
     made = probe.preprocess(item, **options)
-    batches = [for_model(chunk, pipe.model) for chunk in ([made] if isinstance(made, Mapping) else made)]
-    samples = [{name: t[i:i + 1] for name, t in b.items()} for b in batches for i in range(len(next(iter(b.values()), ())))]
+    batches = [
+        for_model(chunk, pipe.model) for chunk in ([made] if isinstance(made, Mapping) else made)
+    ]
+    samples = [
+        {name: t[i : i + 1] for name, t in b.items()}
+        for b in batches
+        for i in range(len(next(iter(b.values()), ())))
+    ]
     if not samples:
-        raise InputError(message("the pipeline gives its model no tensor that its forward takes by name", then=["explain the pipeline's model with tensors of yours"]))
+        raise InputError(
+            message(
+                "the pipeline gives its model no tensor that its forward takes by name",
+                then=["explain the pipeline's model with tensors of yours"],
+            )
+        )
     return samples, probe.tokenizer.heard if probe.tokenizer is not None else []

@@ -1,4 +1,5 @@
-"""What a library's preprocessing made, as a model takes it: tensors by the names of its ``forward``, one row per sample, padded to one length."""
+"""What a library's preprocessing made, as a model takes it: tensors by the names of its
+``forward``, one row per sample, padded to one length."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Rows = dict[str, Tensor]
 
 
 def for_model(made: Any, model: nn.Module) -> Rows:
-    """Those tensors of ``made`` that the model's ``forward`` has an argument for, one row per sample, where its parameters are."""
+    """Those tensors of ``made`` that the model's ``forward`` has an argument for, one row per
+    sample, where its parameters are."""
     names = inspect.signature(speaker(model).forward).parameters
     found = {name: t for name, t in _tensors(made) if name in names}
     count = max((len(t) for t in found.values()), default=0)
@@ -40,24 +42,43 @@ def _tensors(made: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined(samples: list[Rows], tokenizer: Any) -> Rows:
-    """Samples as one batch. Ids of several lengths are padded as the tokenizer pads them; everything else must agree in shape."""
+    """Samples as one batch. Ids of several lengths are padded as the tokenizer pads them;
+    everything else must agree in shape."""
     lengths = [s["input_ids"].shape[1] if "input_ids" in s else 0 for s in samples]
     missing = [max(lengths) - n for n in lengths]
-    if any(missing) and (tokenizer is None or tokenizer.pad_token_id is None or "attention_mask" not in samples[0]):
-        raise InputError(message(
-            f"the samples have {', '.join(map(str, sorted(set(lengths))))} tokens, and the tokenizer does not pad",
-            then=["tokenizer.pad_token = tokenizer.eos_token", "or explain them one by one"],
-        ))
+    if any(missing) and (
+        tokenizer is None or tokenizer.pad_token_id is None or "attention_mask" not in samples[0]
+    ):
+        raise InputError(
+            message(
+                (
+                    f"the samples have {', '.join(map(str, sorted(set(lengths))))} tokens, "
+                    "and the tokenizer does not pad"
+                ),
+                then=["tokenizer.pad_token = tokenizer.eos_token", "or explain them one by one"],
+            )
+        )
     batch = {}
     for name in samples[0]:
         rows = [s[name] for s in samples]
-        if all(not r.is_floating_point() and r.dim() == 2 and r.shape[1] == n for r, n in zip(rows, lengths, strict=True)):
+        if all(
+            not r.is_floating_point() and r.dim() == 2 and r.shape[1] == n
+            for r, n in zip(rows, lengths, strict=True)
+        ):
             fill = tokenizer.pad_token_id if name == "input_ids" and any(missing) else 0
             left = any(missing) and tokenizer.padding_side == "left"
-            rows = [pad(r, (n, 0) if left else (0, n), value=fill) for r, n in zip(rows, missing, strict=True)]
+            rows = [
+                pad(r, (n, 0) if left else (0, n), value=fill)
+                for r, n in zip(rows, missing, strict=True)
+            ]
         shapes = sorted({tuple(r.shape[1:]) for r in rows})
         if len(shapes) > 1:
-            raise InputError(message(f"the samples differ in the shape of {name!r}: {', '.join(map(str, shapes))}", then=["explain them one by one"]))
+            raise InputError(
+                message(
+                    f"the samples differ in the shape of {name!r}: {', '.join(map(str, shapes))}",
+                    then=["explain them one by one"],
+                )
+            )
         batch[name] = torch.cat(rows)
     return batch
 
@@ -70,5 +91,9 @@ def refusing(fact: str, then: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-        raise InputError(message(f"{fact}: {type(error).__name__}: {line[:300]}", then=[then])) from error
+        line = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), "no message"
+        )
+        raise InputError(
+            message(f"{fact}: {type(error).__name__}: {line[:300]}", then=[then])
+        ) from error

@@ -1,4 +1,5 @@
-"""One run: what each request needs of the forward pass, one forward pass for all of them, and relevance for one target after another."""
+"""One run: what each request needs of the forward pass, one forward pass for all of them, and
+relevance for one target after another."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Request:
 
 @dataclass
 class Draft:
-    """What one request needs of the forward pass, worked out before it: values to ``keep``, and nodes to ``watch``, at which gradients are taken."""
+    """What one request needs of the forward pass, worked out before it: values to ``keep``, and
+    nodes to ``watch``, at which gradients are taken."""
 
     session: Session
     request: Request
@@ -86,7 +88,12 @@ class Run:
         places = placing(stream, self.session.flow)
         if not places:
             return self.session.layout(stream)
-        return lay_out(self.program, stream, self.session.flow, {n: self.forward.values[n].cpu() for n in places if n in self.forward.values})
+        return lay_out(
+            self.program,
+            stream,
+            self.session.flow,
+            {n: self.forward.values[n].cpu() for n in places if n in self.forward.values},
+        )
 
     def outputs(self) -> dict[fx.Node, Tensor]:
         """The model's outputs, batch first, attached to autograd."""
@@ -94,18 +101,43 @@ class Run:
 
     def start(self, target: Any) -> Start:
         """Where relevance starts for a target."""
-        context = Context(self.program, self.session.model, self.session.adapter, self.inputs, self.outputs(), self.session.rules)
+        context = Context(
+            self.program,
+            self.session.model,
+            self.session.adapter,
+            self.inputs,
+            self.outputs(),
+            self.session.rules,
+        )
         with torch.enable_grad():
             return resolve(target, context)
 
 
 def run_drafts(drafts: Sequence[Draft], inputs: Inputs) -> list[Run]:
-    """One forward pass for all of them, keeping what the passes for their targets read and nothing else."""
+    """One forward pass for all of them, keeping what the passes for their targets read and nothing
+    else."""
     first = drafts[0].session
     keep = set(first.program.output_nodes).union(*(d.keep for d in drafts))
-    done = forward(first.program, first.model, inputs, keep, dict.fromkeys(n for d in drafts for n in d.watch))
+    done = forward(
+        first.program, first.model, inputs, keep, dict.fromkeys(n for d in drafts for n in d.watch)
+    )
     refuse_nonfinite(first, done)
-    return [Run(d.session, inputs, d.request, d.sites, d.chosen, d.plan, done, d.watch, d.facts, d.layers, d.features) for d in drafts]
+    return [
+        Run(
+            d.session,
+            inputs,
+            d.request,
+            d.sites,
+            d.chosen,
+            d.plan,
+            done,
+            d.watch,
+            d.facts,
+            d.layers,
+            d.features,
+        )
+        for d in drafts
+    ]
 
 
 def draft_attention(session: Session, targets: list[Any], request: Request) -> Draft:
@@ -116,22 +148,42 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     chosen = tuple(sites[i] for i in chosen_layers(request.options.get("layers"), len(sites)))
     plan = None
     if "relevance" in request.needs or "input" in request.keep or request.hooks:
-        wanted = frozenset(s.attention for s in chosen) | (frozenset(program.leaves.values()) if "input" in request.keep else frozenset())
+        wanted = frozenset(s.attention for s in chosen) | (
+            frozenset(program.leaves.values()) if "input" in request.keep else frozenset()
+        )
         plan = session.plan(starts, wanted)
         visible = {s.contraction for s in plan.sites}
-        sites, chosen = tuple(s for s in sites if s.contraction in visible), tuple(s for s in chosen if s.contraction in visible)
+        sites, chosen = (
+            tuple(s for s in sites if s.contraction in visible),
+            tuple(s for s in chosen if s.contraction in visible),
+        )
         _need_sites(session, sites)
     rollup, streams = session.rollup(starts, sites)
-    keep = rollup.keep | (plan.keep if plan is not None else set()) | {n for s in streams for n in placing(s, session.flow)}
+    keep = (
+        rollup.keep
+        | (plan.keep if plan is not None else set())
+        | {n for s in streams for n in placing(s, session.flow)}
+    )
     apart = session.past_attention(starts, streams)
     if streams and apart and not session.kept(("told of", starts, sites), list):
         session.kept(("told of", starts, sites), list).append(True)
-        warn(message(
-            f"{', '.join(map(repr, apart))} feeds the target past all attention: methods over attention have no scores for it",
-            then=["method='lrp' and the others at the input explain every input"],
-        ))
-    facts = {**facts_of(session, plan, request), "attention_sites": [s.path for s in sites], "inputs_without_attention": apart}
-    draft = Draft(session, request, sites, chosen, plan, set(keep), tuple(s.attention for s in chosen), facts)
+        warn(
+            message(
+                (
+                    f"{', '.join(map(repr, apart))} feeds the target past all attention: "
+                    "methods over attention have no scores for it"
+                ),
+                then=["method='lrp' and the others at the input explain every input"],
+            )
+        )
+    facts = {
+        **facts_of(session, plan, request),
+        "attention_sites": [s.path for s in sites],
+        "inputs_without_attention": apart,
+    }
+    draft = Draft(
+        session, request, sites, chosen, plan, set(keep), tuple(s.attention for s in chosen), facts
+    )
     _add_hidden(draft, starts)
     return draft
 
@@ -140,12 +192,14 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
     """What methods over hidden states and values need beside the attention maps."""
     session, needs = draft.session, draft.request.needs
     if needs & {"hidden", "values"}:
-        found = session.layer_outputs(draft.sites, tuple(s for s in starts if s in session.flow.members))
+        found = session.layer_outputs(
+            draft.sites, tuple(s for s in starts if s in session.flow.members)
+        )
         draft.layers = {s: found[s] for s in draft.chosen if s in found}
     if "features" in needs:
-        draft.features = named_nodes(session.program, draft.request.options.get("target_layers")) or tuple(
-            n for n in [block_input(session.flow, draft.chosen[-1])] if n is not None
-        )
+        draft.features = named_nodes(
+            session.program, draft.request.options.get("target_layers")
+        ) or tuple(n for n in [block_input(session.flow, draft.chosen[-1])] if n is not None)
     if "inputs" in needs:
         draft.keep |= set(session.program.leaves.values())
     nodes = (*(draft.layers.values() if "hidden" in needs else ()), *draft.features)
@@ -156,23 +210,48 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
             draft.keep |= {site.values, site.attention, *session.segment(site.values, node).beside}
     if "projections" in needs:
         for site in draft.chosen:
-            draft.keep |= {site.values, *session.segment(site.contraction, output_projection(session, site)).beside}
+            draft.keep |= {
+                site.values,
+                *session.segment(site.contraction, output_projection(session, site)).beside,
+            }
             if draft.request.options.get("variant") == "2021":
                 merge, skips, norm = residual_of(session, site)
                 draft.keep |= {merge, *skips, *(norm.all_input_nodes if norm is not None else ())}
 
 
 def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:
-    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one that is not there or holds no tokens."""
+    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
+    that is not there or holds no tokens."""
     found = []
     for path in [paths] if isinstance(paths, str) else paths or ():
-        calls = [n for n in program.graph.nodes if n.op == "call_function" and is_floating(n) and role(n) == "activation" and any(p == path for p, _ in place(n).modules)]
+        calls = [
+            n
+            for n in program.graph.nodes
+            if n.op == "call_function"
+            and is_floating(n)
+            and role(n) == "activation"
+            and any(p == path for p, _ in place(n).modules)
+        ]
         if not calls or not tokens_of(program, calls[-1]):
-            known = dict.fromkeys(p for n in program.graph.nodes if n.meta.get("role") == "activation" and tokens_of(program, n) for p, _ in place(n).modules if p)
-            raise OptionError(message(
-                f"target_layers: {'no module call' if not calls else 'the output of the module call'} {path!r} {'is on the way' if not calls else 'holds no tokens'}",
-                then=[f"one of {', '.join(list(known)[:12])}{', ...' if len(known) > 12 else ''}"],
-            ))
+            known = dict.fromkeys(
+                p
+                for n in program.graph.nodes
+                if n.meta.get("role") == "activation" and tokens_of(program, n)
+                for p, _ in place(n).modules
+                if p
+            )
+            raise OptionError(
+                message(
+                    (
+                        "target_layers: "
+                        f"{'no module call' if not calls else 'the output of the module call'} "
+                        f"{path!r} {'is on the way' if not calls else 'holds no tokens'}"
+                    ),
+                    then=[
+                        f"one of {', '.join(list(known)[:12])}{', ...' if len(known) > 12 else ''}"
+                    ],
+                )
+            )
         found.append(calls[-1])
     return tuple(found)
 
@@ -181,7 +260,9 @@ def facts_of(session: Session, plan: Plan | None, request: Request) -> dict[str,
     """How an explanation is made, for ``Explanation.facts``."""
     program = session.program
     return {
-        "front_end": program.front_end, "decisions": list(program.decisions), "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
+        "front_end": program.front_end,
+        "decisions": list(program.decisions),
+        "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in request.options.items()},
     }
 
@@ -190,7 +271,10 @@ def _sites(session: Session, starts: tuple[fx.Node, ...]) -> tuple[Site, ...]:
     """The attention sites on the way from an explained input to the target, in forward order."""
     flow = session.flow
     sites = tuple(
-        s for s in session.program.sites if s.contraction in flow.members and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
+        s
+        for s in session.program.sites
+        if s.contraction in flow.members
+        and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
     )
     _need_sites(session, sites)
     return sites
@@ -200,24 +284,52 @@ def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:
     if sites:
         return
     seen = session.program.no_sites
-    reasons = "; ".join(f"the softmax at {place(n).call or 'top level'}: {why}" for n, why in seen[:3]) or "it has no softmax"
-    hidden = " (its attention is inside a module that a rule of yours treats as one operation)" if session.program.sites else ""
-    raise NoAttentionError(message(
-        f"the model has no softmax attention over tokens between input and target{hidden}: {reasons}",
-        then=[
-            f"method={input_level()[0]!r} explains any model at its input, and so do {', '.join(map(repr, input_level()[1:]))}",
-            "relprop.check(model, inputs) lists what was found", "relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer of any model",
-        ],
-    ))
+    reasons = (
+        "; ".join(f"the softmax at {place(n).call or 'top level'}: {why}" for n, why in seen[:3])
+        or "it has no softmax"
+    )
+    hidden = (
+        " (its attention is inside a module that a rule of yours treats as one operation)"
+        if session.program.sites
+        else ""
+    )
+    raise NoAttentionError(
+        message(
+            (
+                "the model has no softmax attention over tokens between input and "
+                f"target{hidden}: {reasons}"
+            ),
+            then=[
+                (
+                    f"method={input_level()[0]!r} explains any model at its input, and so do "
+                    f"{', '.join(map(repr, input_level()[1:]))}"
+                ),
+                "relprop.check(model, inputs) lists what was found",
+                (
+                    "relprop.instrument(model, inputs, target=...).relevance(...) gives "
+                    "relevance at any layer of any model"
+                ),
+            ],
+        )
+    )
 
 
 def refuse_nonfinite(session: Session, done: Forward) -> None:
-    """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a parameter is."""
+    """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
+    parameter is."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
         value = done.values[node]
-        if value.is_floating_point() and not torch.isfinite(value).all() and _is_explainable(session, node):
+        if (
+            value.is_floating_point()
+            and not torch.isfinite(value).all()
+            and _is_explainable(session, node)
+        ):
             bad = [n for n, p in session.model.named_parameters() if not torch.isfinite(p).all()]
-            cause = f"parameter {bad[0]!r} holds NaN or infinite values" if bad else "no parameter does: the values overflow inside the model"
+            cause = (
+                f"parameter {bad[0]!r} holds NaN or infinite values"
+                if bad
+                else "no parameter does: the values overflow inside the model"
+            )
             raise InputError(f"the model's output {name!r} holds NaN or infinite values; {cause}")
 
 
@@ -232,15 +344,25 @@ def relevance_of(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
     values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in run.forward.values.items()}
     total_walk: Walk | None = None
     started = None
-    for term in start.contributions(values) if run.request.method.starts_with == "output" else start.terms:
+    for term in (
+        start.contributions(values) if run.request.method.starts_with == "output" else start.terms
+    ):
         seeds = {n: s for n, s in term.seeds.items() if n in run.plan.starts}
         walk = propagate(run.plan, values, seeds, hooks=run.request.hooks)
         began = term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values())
-        total_walk = _scaled(walk, term.coefficient) if total_walk is None else _added(total_walk, _scaled(walk, term.coefficient))
+        total_walk = (
+            _scaled(walk, term.coefficient)
+            if total_walk is None
+            else _added(total_walk, _scaled(walk, term.coefficient))
+        )
         started = began if started is None else started + began
     assert total_walk is not None and isinstance(started, Tensor)
     reached = {_end_name(run, n): amount for n, amount in total_walk.ended.items()}
-    return total_walk, Ledger(tuple(total_walk.accounts), started.to(next(iter(reached.values())).dtype) if reached else started, reached)
+    return total_walk, Ledger(
+        tuple(total_walk.accounts),
+        started.to(next(iter(reached.values())).dtype) if reached else started,
+        reached,
+    )
 
 
 def _end_name(run: Run, node: fx.Node) -> str:
@@ -251,10 +373,23 @@ def _end_name(run: Run, node: fx.Node) -> str:
 def _scaled(walk: Walk, c: float) -> Walk:
     if c == 1:
         return walk
+
     def times(m: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         return {k: c * v for k, v in m.items()}
+
     accounts = [
-        Account(a.node, a.path, a.op, a.rule, c * a.arrived, abs(c) * a.absolute, c * a.to_inputs, c * a.unread, times(a.absorbed), times(a.lost))
+        Account(
+            a.node,
+            a.path,
+            a.op,
+            a.rule,
+            c * a.arrived,
+            abs(c) * a.absolute,
+            c * a.to_inputs,
+            c * a.unread,
+            times(a.absorbed),
+            times(a.lost),
+        )
         for a in walk.accounts
     ]
     return Walk(times(walk.found), accounts, times(walk.ended))
@@ -262,19 +397,47 @@ def _scaled(walk: Walk, c: float) -> Walk:
 
 def _added(a: Walk, b: Walk) -> Walk:
     def plus(m: Mapping[Any, Tensor], n: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        return {k: m[k] + n[k] if k in m and k in n else m[k] if k in m else n[k] for k in (*m, *(k for k in n if k not in m))}
+        return {
+            k: m[k] + n[k] if k in m and k in n else m[k] if k in m else n[k]
+            for k in (*m, *(k for k in n if k not in m))
+        }
+
     by_node = {account.node: account for account in b.accounts}
     joined = [
-        Account(x.node, x.path, x.op, x.rule, x.arrived + y.arrived, x.absolute + y.absolute, x.to_inputs + y.to_inputs, x.unread + y.unread,
-                plus(x.absorbed, y.absorbed), plus(x.lost, y.lost)) if (y := by_node.pop(x.node, None)) is not None else x
+        Account(
+            x.node,
+            x.path,
+            x.op,
+            x.rule,
+            x.arrived + y.arrived,
+            x.absolute + y.absolute,
+            x.to_inputs + y.to_inputs,
+            x.unread + y.unread,
+            plus(x.absorbed, y.absorbed),
+            plus(x.lost, y.lost),
+        )
+        if (y := by_node.pop(x.node, None)) is not None
+        else x
         for x in a.accounts
     ]
     return Walk(plus(a.found, b.found), joined + list(by_node.values()), plus(a.ended, b.ended))
 
 
 def described(run: Run, name: str, layout: Layout) -> dict[str, Any]:
-    """What the tokens of input ``name`` are, as ``TokenScores`` has it: from where in the input by the graph, the rest by the adapter."""
+    """What the tokens of input ``name`` are, as ``TokenScores`` has it: from where in the input by
+    the graph, the rest by the adapter."""
     raw = run.request.raw
-    given = Given(name, dict(zip(run.inputs.names, run.inputs.tensors, strict=True)), run.inputs.batch, raw if isinstance(raw, Prepared) else Prepared(None))
-    places = {"source": layout.source, "grid": layout.grid, "image": layout.image, "spans": layout.spans, "extent": layout.extent}
+    given = Given(
+        name,
+        dict(zip(run.inputs.names, run.inputs.tensors, strict=True)),
+        run.inputs.batch,
+        raw if isinstance(raw, Prepared) else Prepared(None),
+    )
+    places = {
+        "source": layout.source,
+        "grid": layout.grid,
+        "image": layout.image,
+        "spans": layout.spans,
+        "extent": layout.extent,
+    }
     return places | describe(run.session.adapter, run.session.model, given, layout)

@@ -1,4 +1,5 @@
-"""A program with the plans that one rule set makes of it. Plans are kept with the program, and made anew when a registered rule changes."""
+"""A program with the plans that one rule set makes of it. Plans are kept with the program, and made
+anew when a registered rule changes."""
 
 from __future__ import annotations
 
@@ -43,40 +44,78 @@ class Session:
         return replace(self, rules=named(rules, PRESETS))
 
     def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
-        """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of, once."""
+        """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of,
+        once."""
         key = ("relevance", self.rules, starts, wanted, self.on_unknown)
-        plan: Plan = self.kept(key, lambda: make_plan(self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown))
+        plan: Plan = self.kept(
+            key,
+            lambda: make_plan(
+                self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown
+            ),
+        )
         told = self.kept(("told", *key), list)
         if plan.generic and not told:
             told.append(True)
             ops = sorted({str(n.target) for n in plan.generic})
-            warn(message(
-                f"{len(plan.generic)} operations have no rule of their own and take the generic one (Eq. 2): {', '.join(ops)}", at=describe(plan.generic[0]),
-                then=["relprop.check(model, inputs) lists them; docs/write-a-rule.md; on_unknown='error' refuses them"],
-            ))
+            warn(
+                message(
+                    (
+                        f"{len(plan.generic)} operations have no rule of their own and take "
+                        f"the generic one (Eq. 2): {', '.join(ops)}"
+                    ),
+                    at=describe(plan.generic[0]),
+                    then=[
+                        (
+                            "relprop.check(model, inputs) lists them; docs/write-a-rule.md; "
+                            "on_unknown='error' refuses them"
+                        )
+                    ],
+                )
+            )
         return plan
 
-    def rollup(self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Plan, tuple[Stream, ...]]:
+    def rollup(
+        self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
+    ) -> tuple[Plan, tuple[Stream, ...]]:
         """The roll-up pass from ``starts`` to the token tensors."""
-        return self.kept(("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites))  # type: ignore[no-any-return]
+        return self.kept(
+            ("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites)
+        )  # type: ignore[no-any-return]
 
-    def handing_down(self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]) -> Plan:
+    def handing_down(
+        self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]
+    ) -> Plan:
         """The walk from some tensors to the token tensors of ``read``."""
-        return self.kept(("down", nodes, sites, read), lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0])  # type: ignore[no-any-return]
+        return self.kept(
+            ("down", nodes, sites, read),
+            lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0],
+        )  # type: ignore[no-any-return]
 
     def segment(self, changed: fx.Node, end: fx.Node) -> Segment:
         """The part of the graph from one node to another, to be run again."""
-        return self.kept(("segment", changed, end), lambda: Segment.between(self.program, self.flow, changed, end))  # type: ignore[no-any-return]
+        return self.kept(
+            ("segment", changed, end),
+            lambda: Segment.between(self.program, self.flow, changed, end),
+        )  # type: ignore[no-any-return]
 
     def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
-        """The explained inputs that feed a target but have no tokens in any attention: a convolutional tower beside a transformer."""
+        """The explained inputs that feed a target but have no tokens in any attention: a
+        convolutional tower beside a transformer."""
         scored = {s.name for s in streams}
         ends = [s for s in starts if s in self.flow.members]
-        return [n for n, leaf in self.program.leaves.items() if n not in scored and any(self.flow.reaches(leaf, e) for e in ends)]
+        return [
+            n
+            for n, leaf in self.program.leaves.items()
+            if n not in scored and any(self.flow.reaches(leaf, e) for e in ends)
+        ]
 
-    def layer_outputs(self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]) -> dict[Site, fx.Node]:
+    def layer_outputs(
+        self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]
+    ) -> dict[Site, fx.Node]:
         """Where the sites' layers end."""
-        return self.kept(("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts))  # type: ignore[no-any-return]
+        return self.kept(
+            ("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts)
+        )  # type: ignore[no-any-return]
 
     def layout(self, stream: Stream) -> Layout:
         """Where the stream's tokens came from."""
@@ -90,21 +129,32 @@ class Session:
     @property
     def merges(self) -> Merges:
         """What the operands of merges carry."""
+
         def make() -> Merges:
             inside = {n for c in find_composites(self.flow) for n in c.inner}
             return Merges(self.flow, self.program.sites, inside, self.program.axes)
+
         return self.kept(("merges",), make)  # type: ignore[no-any-return]
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, worked out once per program and kept with it under ``key``, until a registered rule changes."""
+        """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
+        registered rule changes."""
         full = (*key, registered())
         if full not in self.program.memo:
             self.program.memo[full] = make()
         return self.program.memo[full]
 
 
-def open_session(model: nn.Module, inputs: Inputs, *, rules: RuleSet | str, precision: str | torch.dtype | None, on_unknown: str) -> Session:
-    """Everything about a call that does not depend on its target: checked, captured, and ready to plan."""
+def open_session(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    rules: RuleSet | str,
+    precision: str | torch.dtype | None,
+    on_unknown: str,
+) -> Session:
+    """Everything about a call that does not depend on its target: checked, captured, and ready to
+    plan."""
     if on_unknown not in ("generic", "error"):
         raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
     adapter = adapter_for(speaker(model))
@@ -120,20 +170,35 @@ def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:
     if precision is None or precision in PRECISIONS.values():
         return precision  # type: ignore[return-value]
     if precision not in PRECISIONS:
-        raise OptionError(f"precision={precision!r}: None (the model's own), 'float32' or 'float64'")
+        raise OptionError(
+            f"precision={precision!r}: None (the model's own), 'float32' or 'float64'"
+        )
     return PRECISIONS[precision]  # type: ignore[index]
 
 
 def usable_model(model: Any) -> nn.Module:
-    """The module to explain: looked for inside what is wrapped around it; what no graph can hold, or no module at all, is refused."""
+    """The module to explain: looked for inside what is wrapped around it; what no graph can hold,
+    or no module at all, is refused."""
     inner = unwrapped(model)
     if not isinstance(inner, nn.Module):
         kind = type(model).__name__
         then = {
-            "str": ["from relprop.api.opening import open_model; model, inputs = open_model(name, inputs)   # loads it and prepares its inputs"],
-            "function": ["explain the module it calls, or an nn.Module that holds that module and whose forward is this function"],
+            "str": [
+                (
+                    "from relprop.api.opening import open_model; model, inputs = "
+                    "open_model(name, inputs)   # loads it and prepares its inputs"
+                )
+            ],
+            "function": [
+                (
+                    "explain the module it calls, or an nn.Module that holds that module and "
+                    "whose forward is this function"
+                )
+            ],
         }
-        raise InputError(message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, [])))
+        raise InputError(
+            message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
+        )
     refuse_opaque(inner)
     return inner
 
@@ -143,26 +208,58 @@ def check_devices(model: nn.Module, inputs: Inputs) -> None:
     first = None
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(parameter):
-            raise InputError(message(f"parameter {name!r} has no shape yet", then=["call the model once on such inputs, which decides it"]))
+            raise InputError(
+                message(
+                    f"parameter {name!r} has no shape yet",
+                    then=["call the model once on such inputs, which decides it"],
+                )
+            )
         if hasattr(parameter, "device_mesh"):
-            raise InputError(message(f"parameter {name!r} is sharded ({type(parameter).__name__})", then=["explain the whole model: load its full state dict into one on one device"]))
+            raise InputError(
+                message(
+                    f"parameter {name!r} is sharded ({type(parameter).__name__})",
+                    then=[
+                        "explain the whole model: load its full state dict into one on one device"
+                    ],
+                )
+            )
         if parameter.device.type == "meta":
             raise InputError(_without_values(model, name))
         if first is None:
             first = name, parameter.device
         if parameter.device != first[1]:
-            raise InputError(message(
-                f"the model is on several devices: {first[0]!r} on {first[1]}, {name!r} on {parameter.device}",
-                then=[f"put it on one: model.to({str(first[1])!r}), or load it with device_map={{'': {str(first[1])!r}}}"],
-            ))
+            raise InputError(
+                message(
+                    (
+                        f"the model is on several devices: {first[0]!r} on {first[1]}, "
+                        f"{name!r} on {parameter.device}"
+                    ),
+                    then=[
+                        (
+                            f"put it on one: model.to({str(first[1])!r}), or load it with "
+                            f"device_map={{'': {str(first[1])!r}}}"
+                        )
+                    ],
+                )
+            )
     for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
         if first is not None and tensor.device != first[1]:
-            raise InputError(f"input {given!r} is on {tensor.device}, the model's parameter {first[0]!r} on {first[1]}: move one of them")
+            raise InputError(
+                f"input {given!r} is on {tensor.device}, the model's parameter "
+                f"{first[0]!r} on {first[1]}: move one of them"
+            )
 
 
 def _without_values(model: nn.Module, name: str) -> str:
-    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between calls."""
+    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between
+    calls."""
     owner = model.get_submodule(name.rpartition(".")[0])
     if getattr(getattr(owner, "_hf_hook", None), "offload", False):
-        return message(f"parameter {name!r} is offloaded: its weights are there only while its module runs", then=["load the model with device_map={'': device}, without offloading"])
-    return message(f"parameter {name!r} is on the meta device: the model has no weights yet", then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"])
+        return message(
+            f"parameter {name!r} is offloaded: its weights are there only while its module runs",
+            then=["load the model with device_map={'': device}, without offloading"],
+        )
+    return message(
+        f"parameter {name!r} is on the meta device: the model has no weights yet",
+        then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"],
+    )

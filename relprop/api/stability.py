@@ -1,4 +1,5 @@
-"""``stability``: how much of a map is rounding. The skip-add rule divides by sums near zero, so float32 can decide what one sees."""
+"""``stability``: how much of a map is rounding. The skip-add rule divides by sums near zero, so
+float32 can decide what one sees."""
 
 from __future__ import annotations
 
@@ -11,24 +12,30 @@ from relprop.api.explain import explain
 
 
 def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:
-    """Spearman's rank correlation of the content tokens' scores with the same run in float64, per sample, (batch,).
+    """Spearman's rank correlation of the content tokens' scores with the same run in float64, per
+    sample, (batch,).
 
-    1 means that rounding changes no rank; ``rules="stable"`` is near 1 on any model, ``rules="paper"`` need not be. ``options`` are those of
-    ``explain`` except ``precision``. With ``target=None`` the class predicted in the model's own precision is explained in both. A sample with fewer
-    than two distinct scores has no ranks: NaN.
+    1 means that rounding changes no rank; ``rules="stable"`` is near 1 on any model,
+    ``rules="paper"`` need not be. ``options`` are those of ``explain`` except ``precision``. With
+    ``target=None`` the class predicted in the model's own precision is explained in both. A sample
+    with fewer than two distinct scores has no ranks: NaN.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
     >>> bool(relprop.stability(digit_scene_model(), torch.rand(1, 1, 32, 32), rules="stable") > 0.99)
     True
-    """
+    """  # noqa: E501
     single = explain(model, inputs, target, **options)
     same = list(single.target) if target is None else target
     double = explain(model, inputs, same, precision="float64", **options)
-    return torch.stack([
-        rank_correlation(a[content].double(), b[content].double())
-        for a, b, content in zip(single.scores, double.scores, single.content.to(single.scores.device), strict=True)
-    ])
+    return torch.stack(
+        [
+            rank_correlation(a[content].double(), b[content].double())
+            for a, b, content in zip(
+                single.scores, double.scores, single.content.to(single.scores.device), strict=True
+            )
+        ]
+    )
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:

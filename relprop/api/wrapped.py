@@ -1,6 +1,8 @@
-"""What people put around a model, taken off: compilers, parallel wrappers. And what cannot be explained as it stands, refused by name.
+"""What people put around a model, taken off: compilers, parallel wrappers. And what cannot be
+explained as it stands, refused by name.
 
-A wrapper is taken off only if running it is running what it holds; one with hooks of its own stays, because hooks are part of a model.
+A wrapper is taken off only if running it is running what it holds; one with hooks of its own stays,
+because hooks are part of a model.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from relprop.errors import InputError, message
 
 
 def unwrapped(model: Any) -> Any:
-    """The module that ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` were given, and the one whose ``forward`` a function is."""
+    """The module that ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` were
+    given, and the one whose ``forward`` a function is."""
     while (inner := _held(model)) is not None:
         model = inner
     return model
@@ -27,16 +30,26 @@ def _held(model: Any) -> Any:
     if isinstance(model, nn.Module):
         if model._forward_hooks or model._forward_pre_hooks:
             return None
-        return model.module if isinstance(model, (DataParallel, DistributedDataParallel)) else getattr(model, "_orig_mod", None)
+        return (
+            model.module
+            if isinstance(model, (DataParallel, DistributedDataParallel))
+            else getattr(model, "_orig_mod", None)
+        )
     original = getattr(model, "_torchdynamo_orig_callable", None)
     if original is not None:
         return original
     owner = getattr(model, "__self__", None)
-    return owner if isinstance(owner, nn.Module) and getattr(model, "__name__", "") in ("forward", "__call__", "_wrapped_call_impl") else None
+    return (
+        owner
+        if isinstance(owner, nn.Module)
+        and getattr(model, "__name__", "") in ("forward", "__call__", "_wrapped_call_impl")
+        else None
+    )
 
 
 def speaker(model: nn.Module) -> nn.Module:
-    """The module that knows what the inputs are: what a wrapper with parameters of its own (an adapter's, virtual tokens) was put around."""
+    """The module that knows what the inputs are: what a wrapper with parameters of its own (an
+    adapter's, virtual tokens) was put around."""
     base: Callable[[], Any] | None = getattr(model, "get_base_model", None)
     inner = base() if callable(base) else None
     return inner if isinstance(inner, nn.Module) else model
@@ -45,16 +58,47 @@ def speaker(model: nn.Module) -> nn.Module:
 def refuse_opaque(model: nn.Module) -> None:
     """Refuse modules whose weights or code no graph can hold, each by its name."""
     for path, module in model.named_modules():
-        named = f"module {path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
+        named = (
+            f"module {path!r} ({type(module).__name__})"
+            if path
+            else f"the model ({type(module).__name__})"
+        )
         if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(message(f"{named} is a TorchScript module, which cannot be traced to a graph", then=["explain the Python model it was made from"]))
+            raise InputError(
+                message(
+                    f"{named} is a TorchScript module, which cannot be traced to a graph",
+                    then=["explain the Python model it was made from"],
+                )
+            )
         if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
-            raise InputError(message(
-                f"{named} keeps quantised weights packed, not as tensors: relevance cannot be split by them",
-                then=["explain the model before quantisation", "or quantise weights only, so that they are tensors (torchao: quantize_(model, Int8WeightOnlyConfig()))"],
-            ))
+            raise InputError(
+                message(
+                    (
+                        f"{named} keeps quantised weights packed, not as tensors: relevance "
+                        "cannot be split by them"
+                    ),
+                    then=[
+                        "explain the model before quantisation",
+                        (
+                            "or quantise weights only, so that they are tensors (torchao: "
+                            "quantize_(model, Int8WeightOnlyConfig()))"
+                        ),
+                    ],
+                )
+            )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
-            raise InputError(message(
-                f"{named} rewrites its weights whenever it is called (max_norm={module.max_norm}), and an explanation changes no weight",
-                then=["apply the norm once and switch it off: module.weight.data.renorm_(2, 0, module.max_norm); module.max_norm = None"],
-            ))
+            raise InputError(
+                message(
+                    (
+                        f"{named} rewrites its weights whenever it is called "
+                        f"(max_norm={module.max_norm}), and an explanation changes no weight"
+                    ),
+                    then=[
+                        (
+                            "apply the norm once and switch it off: "
+                            "module.weight.data.renorm_(2, 0, module.max_norm); "
+                            "module.max_norm = None"
+                        )
+                    ],
+                )
+            )

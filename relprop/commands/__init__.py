@@ -1,1 +1,2 @@
-"""What each command of ``relprop`` does, apart from reading its arguments (``relprop.cli``). Nothing here imports PyTorch before a command runs."""
+"""What each command of ``relprop`` does, apart from reading its arguments (``relprop.cli``).
+Nothing here imports PyTorch before a command runs."""

@@ -18,11 +18,22 @@ DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error"
 
 
 def choose(argument: str | None, data: str | None, options: dict[str, Any]) -> bool:
-    """Whether one input is explained, rather than a data set. Raises ``WrongUsage`` for both, for neither, and for options of the other one."""
-    one = argument is not None or any(options[name] is not None for name in ("--text", "--text-file"))
+    """Whether one input is explained, rather than a data set. Raises ``WrongUsage`` for both, for
+    neither, and for options of the other one."""
+    one = argument is not None or any(
+        options[name] is not None for name in ("--text", "--text-file")
+    )
     if one == (data is not None):
-        fact = "one input is given, and a data set with --data: give one of them" if one else "explain needs an input or a data set"
-        raise WrongUsage(f"{fact}\n  then  relprop explain cat.jpg --model timm:vit_base_patch16_224\n        relprop explain --data pictures --out run --model timm:vit_base_patch16_224")
+        fact = (
+            "one input is given, and a data set with --data: give one of them"
+            if one
+            else "explain needs an input or a data set"
+        )
+        raise WrongUsage(
+            f"{fact}\n  then  relprop explain cat.jpg --model "
+            "timm:vit_base_patch16_224\n        relprop explain --data pictures "
+            "--out run --model timm:vit_base_patch16_224"
+        )
     other = DATA_SET if one else ONE_INPUT
     if given := [name for name in other if options[name] not in (None, False)]:
         raise WrongUsage(f"{', '.join(given)}: only {'with --data' if one else 'for one input'}")
@@ -30,9 +41,13 @@ def choose(argument: str | None, data: str | None, options: dict[str, Any]) -> b
 
 
 def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str, Any]]:
-    """The one method with its options, ``rules`` among them. Raises ``WrongUsage`` for several, or for two rule sets."""
+    """The one method with its options, ``rules`` among them. Raises ``WrongUsage`` for several, or
+    for two rule sets."""
     if len(methods) > 1:
-        raise WrongUsage(f"one input is explained by one method, not by {' and '.join(methods)}: relprop compare shows several")
+        raise WrongUsage(
+            f"one input is explained by one method, not by {' and '.join(methods)}: "
+            "relprop compare shows several"
+        )
     name, options = known_method(methods[0] if methods else "transformer_attribution")
     if rules is not None and "rules" in options:
         raise WrongUsage(f"--rules {rules}, and rules={options['rules']} with --method: give one")
@@ -40,7 +55,8 @@ def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str,
 
 
 def known_method(text: str) -> tuple[str, dict[str, Any]]:
-    """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method or an option that does not exist."""
+    """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method
+    or an option that does not exist."""
     from relprop.errors import OptionError
     from relprop.methods import method_named
     from relprop.runs.command import parse_method
@@ -55,11 +71,24 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def explain_one(
-    argument: str | None, *, model: str, text: str | None = None, text_file: Path | None = None, targets: Sequence[str] = (), methods: Sequence[str] = (),
-    rules: str | None = None, outs: Sequence[Path] = (), force: bool = False, stream: str | None = None, precision: str | None = None, max_length: int | None = None,
-    json_output: bool = False, trust_remote_code: bool = False,
+    argument: str | None,
+    *,
+    model: str,
+    text: str | None = None,
+    text_file: Path | None = None,
+    targets: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    rules: str | None = None,
+    outs: Sequence[Path] = (),
+    force: bool = False,
+    stream: str | None = None,
+    precision: str | None = None,
+    max_length: int | None = None,
+    json_output: bool = False,
+    trust_remote_code: bool = False,
 ) -> None:
-    """Explain one picture or text for each target, write what is asked for, and print the rest. Raises ``RelpropError``."""
+    """Explain one picture or text for each target, write what is asked for, and print the rest.
+    Raises ``RelpropError``."""
     check_outs(outs, ENDINGS, force=force)
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
@@ -72,16 +101,30 @@ def explain_one(
         from relprop.explanation import join
 
         steps.next("opening the model")
-        subject = open_subject(model, given, max_length=max_length, trust_remote_code=trust_remote_code)
+        subject = open_subject(
+            model, given, max_length=max_length, trust_remote_code=trust_remote_code
+        )
         wanted = [subject.target(t) for t in targets or ("predicted",)]
         steps.next("explaining")
-        keep = ("blocks", "matrix") if any(out.suffix.lower() == ".html" for out in outs) else ()  # what a page has to show
-        found = _explained(explain_many, subject, wanted, keep, method=method, precision=precision, **options)
+        keep = (
+            ("blocks", "matrix") if any(out.suffix.lower() == ".html" for out in outs) else ()
+        )  # what a page has to show
+        found = _explained(
+            explain_many, subject, wanted, keep, method=method, precision=precision, **options
+        )
         found = found if stream is None else [e[stream] for e in found]
         whole = join(found)
-        writers: dict[str, Writer] = {".safetensors": whole.save, ".json": lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8")}
-        for ending in {out.suffix.lower() for out in outs} & {".png", ".html"}:  # each may refuse, before anything is written
-            writers[ending] = picture_writer(found, subject) if ending == ".png" else page_writer(found, subject)
+        writers: dict[str, Writer] = {
+            ".safetensors": whole.save,
+            ".json": lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8"),
+        }
+        for ending in {out.suffix.lower() for out in outs} & {
+            ".png",
+            ".html",
+        }:  # each may refuse, before anything is written
+            writers[ending] = (
+                picture_writer(found, subject) if ending == ".png" else page_writer(found, subject)
+            )
         for out in outs:
             steps.next(f"writing {out.name}")
             write([out], writers)
@@ -93,13 +136,23 @@ def explain_one(
         tell(on_terminal(found))
 
 
-def _explained(explain_many: Any, subject: Any, targets: Sequence[Any], keep: tuple[str, ...], **options: Any) -> list[Any]:
-    """The explanations, with as much of ``keep`` as the method has: not every one multiplies matrices, or looks at attention."""
+def _explained(
+    explain_many: Any, subject: Any, targets: Sequence[Any], keep: tuple[str, ...], **options: Any
+) -> list[Any]:
+    """The explanations, with as much of ``keep`` as the method has: not every one multiplies
+    matrices, or looks at attention."""
     from relprop.errors import OptionError
 
     while True:
         try:
-            return explain_many(subject.model, subject.inputs, targets, processor=subject.processor, keep=keep, **options)  # type: ignore[no-any-return]
+            return explain_many(
+                subject.model,
+                subject.inputs,
+                targets,
+                processor=subject.processor,
+                keep=keep,
+                **options,
+            )  # type: ignore[no-any-return]
         except OptionError:
             if not keep:
                 raise
@@ -107,9 +160,17 @@ def _explained(explain_many: Any, subject: Any, targets: Sequence[Any], keep: tu
 
 
 def explain_all(
-    data: str, *, outs: Sequence[Path], targets: Sequence[str] = (), methods: Sequence[str] = (), rules: str | None = None, json_output: bool = False, **options: Any,
+    data: str,
+    *,
+    outs: Sequence[Path],
+    targets: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    rules: str | None = None,
+    json_output: bool = False,
+    **options: Any,
 ) -> None:
-    """Explain a data set into the run folder, ``relprop.runs.command.explain_data``, and print the summary. Raises ``RelpropError``."""
+    """Explain a data set into the run folder, ``relprop.runs.command.explain_data``, and print the
+    summary. Raises ``RelpropError``."""
     if len(outs) != 1:
         raise WrongUsage("--data needs one run folder: --out run")
     if len(targets) > 1:
@@ -119,7 +180,18 @@ def explain_all(
     for method in methods:
         known_method(method)
     if rules is not None:
-        methods = [f"{m}{',' if ':' in m else ':'}rules={rules}" for m in methods or ["transformer_attribution"]]
-    summary = command.explain_data(data=data, out=outs[0], methods=methods, target=targets[0] if targets else "predicted", **options)
-    tell_json(dataclasses.asdict(summary) | {"complete": summary.complete}) if json_output else tell(summary)
+        methods = [
+            f"{m}{',' if ':' in m else ':'}rules={rules}"
+            for m in methods or ["transformer_attribution"]
+        ]
+    summary = command.explain_data(
+        data=data,
+        out=outs[0],
+        methods=methods,
+        target=targets[0] if targets else "predicted",
+        **options,
+    )
+    tell_json(
+        dataclasses.asdict(summary) | {"complete": summary.complete}
+    ) if json_output else tell(summary)
     processes.leave()

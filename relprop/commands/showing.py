@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from relprop.commands.subject import Subject
     from relprop.explanation import Explanation
 
+
 def on_terminal(explanations: Sequence[Explanation]) -> str:
     """What to print of explanations of one input, one per target."""
     return "\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in explanations)
@@ -30,13 +31,24 @@ def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
     from relprop.report import report
 
     picture = subject.own_image()
-    return lambda path: report(list(explanations), path, model=subject.model, pictures=None if picture is None else picture[None])
+    return lambda path: report(
+        list(explanations),
+        path,
+        model=subject.model,
+        pictures=None if picture is None else picture[None],
+    )
 
 
 def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
-    """What draws explanations of one input, one per target, side by side: heat maps over the picture, or the tokens. Raises ``OptionError`` for several inputs."""
+    """What draws explanations of one input, one per target, side by side: heat maps over the
+    picture, or the tokens. Raises ``OptionError`` for several inputs."""
     if len(explanations[0].streams) > 1:
-        raise OptionError(message("several inputs are explained, and a picture is of one", then=[f"--stream {name}" for name in explanations[0].streams]))
+        raise OptionError(
+            message(
+                "several inputs are explained, and a picture is of one",
+                then=[f"--stream {name}" for name in explanations[0].streams],
+            )
+        )
     return lambda path: _save(_figure(explanations, subject), path)
 
 
@@ -55,12 +67,15 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Any:
     fig, axes = figure(len(explanations) + 1)
     show_image(axes[0], picture, "input")
     for panel, e in zip(axes[1:], explanations, strict=True):
-        show_heatmap(panel, e.original_heatmap() if whole else e.heatmap()[0], title(e, subject), picture)
+        show_heatmap(
+            panel, e.original_heatmap() if whole else e.heatmap()[0], title(e, subject), picture
+        )
     return fig
 
 
 def _picture(explanation: Explanation, subject: Subject) -> tuple[Tensor, bool]:
-    """The picture that was given, if the explanation knows where its pixels are on it, else the model's own image; and which of the two."""
+    """The picture that was given, if the explanation knows where its pixels are on it, else the
+    model's own image; and which of the two."""
     from relprop.data.images import image_tensor
 
     given = subject.inputs.get("images") if isinstance(subject.inputs, dict) else subject.inputs

@@ -1,4 +1,5 @@
-"""The steps of a command on a terminal: which one it is at, for how long, and how long the rest may take. Anywhere else nothing is shown."""
+"""The steps of a command on a terminal: which one it is at, for how long, and how long the rest may
+take. Anywhere else nothing is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any, TextIO
 
 
 class Steps:
-    """``with Steps(n) as steps: steps.next("loading"); ...``. The remaining time is that of the steps left, at the pace of those done."""
+    """``with Steps(n) as steps: steps.next("loading"); ...``. The remaining time is that of the
+    steps left, at the pace of those done."""
 
     def __init__(self, count: int, *, stream: TextIO | None = None) -> None:
         self.count = count
@@ -20,11 +22,23 @@ class Steps:
     def __enter__(self) -> Steps:
         if self.stream.isatty():
             from rich.console import Console
-            from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import (
+                MofNCompleteColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
 
             self._bar = Progress(
-                SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn(), _left_column(self),
-                console=Console(file=self.stream), transient=True,
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                MofNCompleteColumn(),
+                TextColumn("steps"),
+                TimeElapsedColumn(),
+                _left_column(self),
+                console=Console(file=self.stream),
+                transient=True,
             )
             self._task = self._bar.add_task("", total=self.count)
             self._bar.start()
@@ -42,7 +56,8 @@ class Steps:
             self._bar.update(self._task, description=name, completed=len(self.names) - 1)
 
     def left(self, now: float) -> float | None:
-        """Seconds that the rest may take at time ``now`` (``time.monotonic``); ``None`` before a step is done, and when one takes longer than those before."""
+        """Seconds that the rest may take at time ``now`` (``time.monotonic``); ``None`` before a
+        step is done, and when one takes longer than those before."""
         done = len(self.names) - 1
         if done < 1:
             return None
@@ -58,6 +73,10 @@ def _left_column(steps: Steps) -> Any:
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
             seconds = steps.left(time.monotonic())
-            return Text("" if seconds is None else f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left")
+            return Text(
+                ""
+                if seconds is None
+                else f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left"
+            )
 
     return Left()

@@ -1,4 +1,5 @@
-"""What commands print: text that any terminal's encoding takes, JSON without NaN, and what a wrong command line is answered with."""
+"""What commands print: text that any terminal's encoding takes, JSON without NaN, and what a wrong
+command line is answered with."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from relprop.errors import OptionError
 
 
 class WrongUsage(OptionError):
-    """The command line itself is wrong: nothing was loaded. The command ends with exit code 2; every other refusal with 1."""
+    """The command line itself is wrong: nothing was loaded. The command ends with exit code 2;
+    every other refusal with 1."""
 
 
 def tell(text: object, *, err: bool = False) -> None:
@@ -29,7 +31,8 @@ def tell_json(value: Any) -> None:
 
 
 def as_json(value: Any) -> str:
-    """``value`` as JSON. Numbers that JSON lacks (NaN, infinities) are null, and what is no JSON value is text.
+    """``value`` as JSON. Numbers that JSON lacks (NaN, infinities) are null, and what is no JSON
+    value is text.
 
     >>> as_json({"rho": float("nan"), "site": (1, 2)})
     '{"rho": null, "site": [1, 2]}'

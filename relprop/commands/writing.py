@@ -1,4 +1,5 @@
-"""Files that commands write: their endings are known before anything is computed, nothing is overwritten unasked, and no file is left half written."""
+"""Files that commands write: their endings are known before anything is computed, nothing is
+overwritten unasked, and no file is left half written."""
 
 from __future__ import annotations
 
@@ -16,12 +17,15 @@ Writer = Callable[[Path], object]
 def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> None:
     """Refuse before the work what could not be written after it.
 
-    Raises ``WrongUsage`` for an ending that is none of ``endings``, or a file named twice; ``OptionError`` for a file that exists, without ``force``, and
-    for a picture without matplotlib; ``InputError`` for a folder that does not exist.
+    Raises ``WrongUsage`` for an ending that is none of ``endings``, or a file named twice;
+    ``OptionError`` for a file that exists, without ``force``, and for a picture without matplotlib;
+    ``InputError`` for a folder that does not exist.
     """
     for out in outs:
         if out.suffix.lower() not in endings:
-            raise WrongUsage(f"--out {str(out)!r}: the ending says what is written: {', '.join(endings)}")
+            raise WrongUsage(
+                f"--out {str(out)!r}: the ending says what is written: {', '.join(endings)}"
+            )
         if list(outs).count(out) > 1:
             raise WrongUsage(f"--out {str(out)!r} is given twice")
         free(out, force=force)
@@ -30,11 +34,17 @@ def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> 
 
 
 def free(out: Path, *, force: bool) -> None:
-    """Refuse a path that something stands at, unless it is a file and ``force``; and one in a folder that does not exist."""
+    """Refuse a path that something stands at, unless it is a file and ``force``; and one in a
+    folder that does not exist."""
     if out.is_dir():
         raise InputError(f"--out {str(out)!r} is a folder")
     if out.exists() and not force:
-        raise OptionError(message(f"{str(out)!r} exists already", then=["--force overwrites it", "or give another name"]))
+        raise OptionError(
+            message(
+                f"{str(out)!r} exists already",
+                then=["--force overwrites it", "or give another name"],
+            )
+        )
     if not out.absolute().parent.is_dir():
         raise InputError(f"--out {str(out)!r}: the folder {str(out.parent)!r} does not exist")
 

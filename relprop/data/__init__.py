@@ -1,4 +1,5 @@
-"""Data sets in the formats they come in, as samples: an image or a text, its label, and what is known of the right explanation."""
+"""Data sets in the formats they come in, as samples: an image or a text, its label, and what is
+known of the right explanation."""
 
 from relprop.data.base import Sample, Source, Span
 from relprop.data.eraser import EraserMovies, eraser_words
@@ -10,6 +11,20 @@ from relprop.data.pieces import split_words, word_pieces
 from relprop.data.tables import ImageTable, TextTable
 
 __all__ = [
-    "EraserMovies", "HuggingFaceData", "ImageFolder", "ImageNetSegmentation", "ImageTable", "Normalize", "Sample", "Source", "Span", "Squad", "TextTable",
-    "eraser_words", "image_transform", "open_data", "split_words", "word_pieces",
+    "EraserMovies",
+    "HuggingFaceData",
+    "ImageFolder",
+    "ImageNetSegmentation",
+    "ImageTable",
+    "Normalize",
+    "Sample",
+    "Source",
+    "Span",
+    "Squad",
+    "TextTable",
+    "eraser_words",
+    "image_transform",
+    "open_data",
+    "split_words",
+    "word_pieces",
 ]

@@ -1,4 +1,5 @@
-"""ERASER's Movie Reviews (DeYoung et al., ACL 2020): documents with the passages a person would give as the reason for their class."""
+"""ERASER's Movie Reviews (DeYoung et al., ACL 2020): documents with the passages a person would
+give as the reason for their class."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from relprop.errors import InputError, OptionError, message
 
 
 def eraser_words(text: str) -> tuple[Span, ...]:
-    """The tokens that ERASER's offsets count: lines without the white space around them, cut at spaces.
+    """The tokens that ERASER's offsets count: lines without the white space around them, cut at
+    spaces.
 
     >>> [(word.start, word.end) for word in eraser_words("a  fine film .\\n\\n it is")]
     [(0, 1), (3, 7), (8, 12), (13, 14), (17, 19), (20, 22)]
@@ -25,19 +27,24 @@ def eraser_words(text: str) -> tuple[Span, ...]:
     words, at = [], 0
     for line in text.split("\n"):
         start = at + len(line) - len(line.lstrip())
-        words += [Span(start + m.start(), start + m.end()) for m in re.finditer("[^ ]+", line.strip())]
+        words += [
+            Span(start + m.start(), start + m.end()) for m in re.finditer("[^ ]+", line.strip())
+        ]
         at += len(line) + 1
     return tuple(words)
 
 
 @dataclass(frozen=True)
 class EraserMovies:
-    """Reviews in ERASER's files: ``docs/`` with a document per file, and ``train.jsonl``, ``val.jsonl``, ``test.jsonl`` with an annotation per line.
+    """Reviews in ERASER's files: ``docs/`` with a document per file, and ``train.jsonl``,
+    ``val.jsonl``, ``test.jsonl`` with an annotation per line.
 
-    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its order. ``Sample.inputs`` is the document as it is in its
-    file, ``words`` its tokens as ERASER counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are
-    ``annotation_id``. A review is one document: an annotation with evidence in several, as other data sets of ERASER have, is refused. Raises
-    ``InputError`` for files that are missing or malformed.
+    ``folder``: where these are. ``split``: which of the three. ``classes``: the model's, in its
+    order. ``Sample.inputs`` is the document as it is in its file, ``words`` its tokens as ERASER
+    counts them, ``rationale`` whether a word is in any evidence, of all groups together; keys are
+    ``annotation_id``. A review is one document: an annotation with evidence in several, as other
+    data sets of ERASER have, is refused. Raises ``InputError`` for files that are missing or
+    malformed.
     """
 
     folder: str | Path
@@ -52,7 +59,9 @@ class EraserMovies:
         folder = existing(self.folder, "folder")
         found = sorted(path.stem for path in folder.glob("*.jsonl"))
         if self.split not in found:
-            raise OptionError(f"split={self.split!r}: {folder.name} has {', '.join(found) or 'no .jsonl files'}")
+            raise OptionError(
+                f"split={self.split!r}: {folder.name} has {', '.join(found) or 'no .jsonl files'}"
+            )
         existing(folder / "docs", "folder")
         given_classes(self.classes)
 
@@ -70,7 +79,13 @@ class EraserMovies:
         folder = Path(self.folder) / "docs"
         documents = listing(folder, sorted(path.name for path in folder.iterdir()))
         options = {"split": self.split, "classes": described(tuple(self.classes))}
-        return {"format": "eraser", "name": self.name, **digest(self._annotations.path), **documents, **options}
+        return {
+            "format": "eraser",
+            "name": self.name,
+            **digest(self._annotations.path),
+            **documents,
+            **options,
+        }
 
     def __len__(self) -> int:
         return len(self._annotations)
@@ -78,21 +93,39 @@ class EraserMovies:
     def __getitem__(self, index: int) -> Sample:
         index = position(index, len(self), self.name)
         row, where = self._annotations.row(index), f"{self.split}.jsonl, row {index}"
-        key, label, groups = (cell(row, column, where, column) for column in ("annotation_id", "classification", "evidences"))
+        key, label, groups = (
+            cell(row, column, where, column)
+            for column in ("annotation_id", "classification", "evidences")
+        )
         if label not in self.classes:
             known = ", ".join(map(repr, self.classes))
             then = ["classes=(...)   # the model's, in its order"]
-            raise InputError(message(f"classification {label!r}: the classes are {known}", at=where, then=then))
+            raise InputError(
+                message(f"classification {label!r}: the classes are {known}", at=where, then=then)
+            )
         evidences = _evidences(groups, where)
         text = self._document(_document_of(row, evidences, where), where)
         words = eraser_words(text)
         marked = [False] * len(words)
         for evidence in evidences:
-            start, end = (cell(evidence, column, where, column) for column in ("start_token", "end_token"))
-            if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end <= len(words):
-                raise InputError(message(f"evidence of tokens {start} to {end}: the document has {len(words)}", at=where))
+            start, end = (
+                cell(evidence, column, where, column) for column in ("start_token", "end_token")
+            )
+            if (
+                not isinstance(start, int)
+                or not isinstance(end, int)
+                or not 0 <= start < end <= len(words)
+            ):
+                raise InputError(
+                    message(
+                        f"evidence of tokens {start} to {end}: the document has {len(words)}",
+                        at=where,
+                    )
+                )
             marked[start:end] = [True] * (end - start)
-        return Sample(str(key), text, list(self.classes).index(label), words=words, rationale=tuple(marked))
+        return Sample(
+            str(key), text, list(self.classes).index(label), words=words, rationale=tuple(marked)
+        )
 
     def _document(self, name: str, where: str) -> str:
         path = Path(self.folder) / "docs" / name
@@ -106,14 +139,29 @@ class EraserMovies:
 
 def _evidences(groups: Any, where: str) -> list[Mapping[str, Any]]:
     """Of all groups together."""
-    if not isinstance(groups, list) or not all(isinstance(group, list) and all(isinstance(e, dict) for e in group) for group in groups):
-        raise InputError(message("evidences: a list of groups, each a list of objects, is needed", at=where))
+    if not isinstance(groups, list) or not all(
+        isinstance(group, list) and all(isinstance(e, dict) for e in group) for group in groups
+    ):
+        raise InputError(
+            message("evidences: a list of groups, each a list of objects, is needed", at=where)
+        )
     return [evidence for group in groups for evidence in group]
 
 
 def _document_of(row: Mapping[str, Any], evidences: Sequence[Mapping[str, Any]], where: str) -> str:
-    """The one document of an annotation: its evidences', else the one it names, else that of its own name."""
-    found = {str(cell(evidence, "docid", where, "docid")) for evidence in evidences} or {str(name) for name in row.get("docids") or [row["annotation_id"]]}
+    """The one document of an annotation: its evidences', else the one it names, else that of its
+    own name."""
+    found = {str(cell(evidence, "docid", where, "docid")) for evidence in evidences} or {
+        str(name) for name in row.get("docids") or [row["annotation_id"]]
+    }
     if len(found) > 1:
-        raise InputError(message(f"evidence in {len(found)} documents ({', '.join(sorted(found)[:3])}): one document per annotation is read", at=where))
+        raise InputError(
+            message(
+                (
+                    f"evidence in {len(found)} documents ({', '.join(sorted(found)[:3])}): "
+                    "one document per annotation is read"
+                ),
+                at=where,
+            )
+        )
     return found.pop()

@@ -1,4 +1,5 @@
-"""What the readers share: optional libraries looked up when they are needed, positions in a data set, and what tells one file from another."""
+"""What the readers share: optional libraries looked up when they are needed, positions in a data
+set, and what tells one file from another."""
 
 from __future__ import annotations
 
@@ -21,38 +22,51 @@ def needed(module: str, *, package: str = '"relprop[data]"') -> Any:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise OptionError(f"this data needs {module.split('.')[0]}: pip install {package}") from None
+        raise OptionError(
+            f"this data needs {module.split('.')[0]}: pip install {package}"
+        ) from None
 
 
 def position(index: int, length: int, name: str) -> int:
-    """``index`` counted from 0; negative ones count from the end. Raises ``IndexError``, which ends a ``for`` loop over a data set."""
+    """``index`` counted from 0; negative ones count from the end. Raises ``IndexError``, which ends
+    a ``for`` loop over a data set."""
     if not -length <= index < length:
         raise IndexError(f"{name} has samples 0 to {length - 1}, not {index}")
     return index % length
 
 
 def existing(path: str | Path, kind: str = "file") -> Path:
-    """``path`` as a ``Path``. Raises ``InputError`` if it is not there, or not a file (or ``"folder"``)."""
+    """``path`` as a ``Path``. Raises ``InputError`` if it is not there, or not a file (or
+    ``"folder"``)."""
     path = Path(path)
     if not path.exists():
-        raise InputError(message(f"{path} does not exist", at=f"looked for from {Path.cwd()}" if not path.is_absolute() else ""))
+        raise InputError(
+            message(
+                f"{path} does not exist",
+                at=f"looked for from {Path.cwd()}" if not path.is_absolute() else "",
+            )
+        )
     if not (path.is_dir() if kind == "folder" else path.is_file()):
         raise InputError(f"{path} is no {kind}")
     return path
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """Name, bytes and SHA-256 of a file: of all of it up to 64 MiB, of a larger one of the first and the last 32 MiB."""
+    """Name, bytes and SHA-256 of a file: of all of it up to 64 MiB, of a larger one of the first
+    and the last 32 MiB."""
     size, found = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
-        for start, length in [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]:
+        for start, length in (
+            [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]
+        ):
             file.seek(start)
             found.update(file.read(length))
     return {"file": path.name, "bytes": size, "sha256": found.hexdigest()}
 
 
 def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
-    """Number, and SHA-256 of paths and sizes, of files below ``root``; one that is not there has size −1."""
+    """Number, and SHA-256 of paths and sizes, of files below ``root``; one that is not there has
+    size −1."""
     found, number = hashlib.sha256(), 0
     for path in paths:
         size = (root / path).stat().st_size if (root / path).is_file() else -1
@@ -62,19 +76,28 @@ def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The option ``classes``: names, each once. Raises ``OptionError`` for one text, and for repeated names."""
-    if isinstance(classes, str) or (classes is not None and (len(set(classes)) != len(classes) or not all(isinstance(name, str) for name in classes))):
+    """The option ``classes``: names, each once. Raises ``OptionError`` for one text, and for
+    repeated names."""
+    if isinstance(classes, str) or (
+        classes is not None
+        and (
+            len(set(classes)) != len(classes) or not all(isinstance(name, str) for name in classes)
+        )
+    ):
         fact = f"classes={classes!r}: names of classes, each once, in the model's order, are needed"
         raise OptionError(message(fact, then=['classes=("negative", "positive")']))
     return None if classes is None else tuple(classes)
 
 
 def described(option: Any) -> Any:
-    """An option as plain JSON: paths by their last part, functions and transforms as they print, without addresses."""
+    """An option as plain JSON: paths by their last part, functions and transforms as they print,
+    without addresses."""
     if option is None or isinstance(option, (bool, int, float, str)):
         return option
     if isinstance(option, (tuple, list)):
         return [described(o) for o in option]
     if isinstance(option, Path):
         return option.name
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", f"{getattr(option, '__qualname__', '')} {option!r}".strip())
+    return re.sub(
+        r" at 0x[0-9a-fA-F]+", "", f"{getattr(option, '__qualname__', '')} {option!r}".strip()
+    )

@@ -1,7 +1,9 @@
-"""ImageNet-Segmentation (Guillaumin, Küttel & Ferrari, IJCV 2014): ``gtsegs_ijcv.mat``, pictures with the mask of one object each.
+"""ImageNet-Segmentation (Guillaumin, Küttel & Ferrari, IJCV 2014): ``gtsegs_ijcv.mat``, pictures
+with the mask of one object each.
 
-The file is MATLAB's, version 7.3, which is HDF5: ``/value/img`` and ``/value/gt`` are (N, 1) references. A picture's is to (3, W, H) bytes, a mask's to a
-cell whose first entry is a reference to (W, H): MATLAB's axes, in reverse. ``/value/id``, if there, refers to the name of each in UTF-16.
+The file is MATLAB's, version 7.3, which is HDF5: ``/value/img`` and ``/value/gt`` are (N, 1)
+references. A picture's is to (3, W, H) bytes, a mask's to a cell whose first entry is a reference
+to (W, H): MATLAB's axes, in reverse. ``/value/id``, if there, refers to the name of each in UTF-16.
 """
 
 from __future__ import annotations
@@ -22,16 +24,27 @@ from relprop.data.files import described, digest, existing, given_classes, neede
 from relprop.data.images import Size, to_image
 from relprop.errors import InputError, message
 
-BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError)  # what h5py raises for files that are not whole
+BROKEN = (
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+)  # what h5py raises for files that are not whole
 
 
 @dataclass(frozen=True)
 class ImageNetSegmentation:
-    """Pictures of ``gtsegs_ijcv.mat`` and the masks of their objects, both resized to ``size`` (224): bilinear the picture, nearest the mask.
+    """Pictures of ``gtsegs_ijcv.mat`` and the masks of their objects, both resized to ``size``
+    (224): bilinear the picture, nearest the mask.
 
-    ``path``: the file. ``classes``: WordNet ids in the model's order (``timm.data.ImageNetInfo().label_names()``), by which the name of a picture
-    (``n01440764_…``) gives its label; without them there are no labels (the paper explains the predicted class). Keys are numbers of pictures, and their
-    names, if the file has them. The file is opened when the first picture is asked for, in each process anew. Raises ``InputError`` for a file that is not
+    ``path``: the file. ``classes``: WordNet ids in the model's order
+    (``timm.data.ImageNetInfo().label_names()``), by which the name of a picture (``n01440764_…``)
+    gives its label; without them there are no labels (the paper explains the predicted class). Keys
+    are numbers of pictures, and their names, if the file has them. The file is opened when the
+    first picture is asked for, in each process anew. Raises ``InputError`` for a file that is not
     whole, or not laid out so.
     """
 
@@ -61,7 +74,13 @@ class ImageNetSegmentation:
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
-        return {"format": "gtsegs", "name": self.name, **digest(Path(self.path)), "size": described(self.size), "classes": described(self.classes)}
+        return {
+            "format": "gtsegs",
+            "name": self.name,
+            **digest(Path(self.path)),
+            "size": described(self.size),
+            "classes": described(self.classes),
+        }
 
     @property
     def _where(self) -> str:
@@ -71,7 +90,9 @@ class ImageNetSegmentation:
         try:
             return needed("h5py").File(self.path, "r")
         except OSError as error:
-            raise InputError(message(f"not a whole HDF5 file (MATLAB 7.3): {error}", at=self._where)) from None
+            raise InputError(
+                message(f"not a whole HDF5 file (MATLAB 7.3): {error}", at=self._where)
+            ) from None
 
     @property
     def _file(self) -> Any:
@@ -96,38 +117,82 @@ class ImageNetSegmentation:
         index = position(index, len(self), self.name)
         picture, mask, name = self._picture(index), self._mask(index), self._name(index)
         if picture.shape[:2] != mask.shape:
-            raise InputError(message(f"a picture of {list(picture.shape[:2])} pixels, a mask of {list(mask.shape)}", at=self._at(index)))
+            raise InputError(
+                message(
+                    f"a picture of {list(picture.shape[:2])} pixels, a mask of {list(mask.shape)}",
+                    at=self._at(index),
+                )
+            )
         image, resize = needed("PIL.Image"), to_image(self.size, None)
         pixels = resize(image.fromarray(picture).convert("RGB"))
-        nearest = image.fromarray(mask.astype(np.int32)).resize((pixels.shape[2], pixels.shape[1]), image.Resampling.NEAREST)
+        nearest = image.fromarray(mask.astype(np.int32)).resize(
+            (pixels.shape[2], pixels.shape[1]), image.Resampling.NEAREST
+        )
         label = self._label(name, index) if self.classes is not None else None
-        return Sample(f"{index}:{name}" if name else str(index), pixels, label, mask=torch.from_numpy(np.array(nearest)).long())
+        return Sample(
+            f"{index}:{name}" if name else str(index),
+            pixels,
+            label,
+            mask=torch.from_numpy(np.array(nearest)).long(),
+        )
 
     def _at(self, index: int) -> str:
         return f"{self._where}, picture {index}"
 
     def _read(self, name: str, index: int, *, cell: bool = False) -> Any:
-        """What entry ``index`` of ``/value/name`` refers to, as an array; of a cell, what its first entry refers to."""
+        """What entry ``index`` of ``/value/name`` refers to, as an array; of a cell, what its first
+        entry refers to."""
         try:
             found = self._file[_references(self._file, name, self._where)[index, 0]]
             return np.array(self._file[found[0, 0]] if cell else found)
         except InputError:
             raise
         except BROKEN as error:
-            raise InputError(message(f"/value/{name}: entry {index} cannot be read: {error}", at=self._where)) from None
+            raise InputError(
+                message(f"/value/{name}: entry {index} cannot be read: {error}", at=self._where)
+            ) from None
 
     def _picture(self, index: int) -> Any:
         found = self._read("img", index)
-        if found.dtype != np.uint8 or found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[0] != 3) or 0 in found.shape:
-            raise InputError(message(f"/value/img refers to {list(found.shape)}, {found.dtype}: bytes (3, width, height) are needed", at=self._at(index)))
+        if (
+            found.dtype != np.uint8
+            or found.ndim not in (2, 3)
+            or (found.ndim == 3 and found.shape[0] != 3)
+            or 0 in found.shape
+        ):
+            raise InputError(
+                message(
+                    (
+                        f"/value/img refers to {list(found.shape)}, {found.dtype}: bytes (3, "
+                        "width, height) are needed"
+                    ),
+                    at=self._at(index),
+                )
+            )
         return np.ascontiguousarray(found.T)
 
     def _mask(self, index: int) -> Any:
         found = self._read("gt", index, cell=True)
         if found.ndim != 2 or found.dtype.kind not in "biuf":
-            raise InputError(message(f"/value/gt refers to {list(found.shape)}, {found.dtype}: a mask (width, height) is needed", at=self._at(index)))
+            raise InputError(
+                message(
+                    (
+                        f"/value/gt refers to {list(found.shape)}, {found.dtype}: a mask "
+                        "(width, height) is needed"
+                    ),
+                    at=self._at(index),
+                )
+            )
         if not np.isin(found, (-1, 0, 1)).all():
-            raise InputError(message(f"a mask of {np.unique(found)[:8].tolist()}: 1 (object), 0 (none) and −1 (unknown) are known", at=self._at(index)))
+            raise InputError(
+                message(
+                    (
+                        f"a mask of {np.unique(found)[:8].tolist()}: 1 (object), 0 (none) "
+                        "and −1 (unknown) are known"
+                    ),
+                    at=self._at(index),
+                )
+            )
         return np.ascontiguousarray(found.T.astype(np.int64))
 
     def _name(self, index: int) -> str:
@@ -135,26 +200,63 @@ class ImageNetSegmentation:
             return ""
         codes = self._read("id", index)
         if codes.dtype.kind not in "iu":
-            raise InputError(message(f"/value/id refers to {codes.dtype}: a text in UTF-16 is needed", at=self._at(index)))
-        return codes.astype(np.uint16).tobytes().decode("utf-16-le" if np.little_endian else "utf-16-be").strip("\0 ")
+            raise InputError(
+                message(
+                    f"/value/id refers to {codes.dtype}: a text in UTF-16 is needed",
+                    at=self._at(index),
+                )
+            )
+        return (
+            codes.astype(np.uint16)
+            .tobytes()
+            .decode("utf-16-le" if np.little_endian else "utf-16-be")
+            .strip("\0 ")
+        )
 
     def _label(self, name: str, index: int) -> int | None:
         found = re.match(r"n\d{8}", name)
         if not found:
-            raise InputError(message(f"classes are given, and the picture's name {name!r} does not begin with a WordNet id", at=self._at(index)))
-        return list(self.classes or ()).index(found[0]) if found[0] in (self.classes or ()) else None
+            raise InputError(
+                message(
+                    (
+                        f"classes are given, and the picture's name {name!r} does not begin "
+                        "with a WordNet id"
+                    ),
+                    at=self._at(index),
+                )
+            )
+        return (
+            list(self.classes or ()).index(found[0]) if found[0] in (self.classes or ()) else None
+        )
 
 
 def _references(file: Any, name: str, where: str) -> Any:
-    """``/value/name``, (N, 1) references. Raises ``InputError`` if it is missing or something else."""
+    """``/value/name``, (N, 1) references. Raises ``InputError`` if it is missing or something
+    else."""
     h5py = needed("h5py")
     found = file.get(f"/value/{name}") if "/value" in file else None
     if found is None:
-        inside = list(file["/value"]) if "/value" in file and isinstance(file["/value"], h5py.Group) else list(file)
+        inside = (
+            list(file["/value"])
+            if "/value" in file and isinstance(file["/value"], h5py.Group)
+            else list(file)
+        )
         there = ", ".join(map(str, inside)) or "nothing"
-        then = ["gtsegs_ijcv.mat as published: relprop.data.ImageNetSegmentation says how it is laid out"]
+        then = [
+            (
+                "gtsegs_ijcv.mat as published: relprop.data.ImageNetSegmentation says how it "
+                "is laid out"
+            )
+        ]
         raise InputError(message(f"no /value/{name}; there is {there}", at=where, then=then))
-    if not isinstance(found, h5py.Dataset) or h5py.check_ref_dtype(found.dtype) is not h5py.Reference or found.ndim != 2 or found.shape[1] != 1:
+    if (
+        not isinstance(found, h5py.Dataset)
+        or h5py.check_ref_dtype(found.dtype) is not h5py.Reference
+        or found.ndim != 2
+        or found.shape[1] != 1
+    ):
         is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
-        raise InputError(message(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where))
+        raise InputError(
+            message(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where)
+        )
     return found

@@ -1,7 +1,8 @@
-"""Pictures in files, and what makes them a model's images: sizes and crops as the model's own configuration has them, normalisation apart.
+"""Pictures in files, and what makes them a model's images: sizes and crops as the model's own
+configuration has them, normalisation apart.
 
-Perturbations are of images in [0, 1] ("black" is 0 there), so a sample's image is what comes *before* normalisation; ``image_transform`` cuts a
-model's processing in these two.
+Perturbations are of images in [0, 1] ("black" is 0 there), so a sample's image is what comes
+*before* normalisation; ``image_transform`` cuts a model's processing in these two.
 """
 
 from __future__ import annotations
@@ -29,26 +30,33 @@ Transform = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Normalize:
-    """Images (..., C, H, W) in [0, 1] less ``mean``, divided by ``std``, per channel: the second half of ``image_transform``."""
+    """Images (..., C, H, W) in [0, 1] less ``mean``, divided by ``std``, per channel: the second
+    half of ``image_transform``."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
         """Of the same shape, dtype and device."""
-        mean, std = (torch.tensor(v, dtype=images.dtype, device=images.device).reshape(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(v, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+            for v in (self.mean, self.std)
+        )
         return (images - mean) / std
 
 
 @dataclass(frozen=True)
 class Resized:
-    """A picture as an image (3, H, W) in [0, 1] of exactly this ``size`` (H, W), bilinear, whatever its aspect: what the paper's evaluation does (224)."""
+    """A picture as an image (3, H, W) in [0, 1] of exactly this ``size`` (H, W), bilinear, whatever
+    its aspect: what the paper's evaluation does (224)."""
 
     size: tuple[int, int]
 
     def __call__(self, picture: Any) -> Tensor:
         """From a PIL image."""
-        return image_tensor(picture.resize(self.size[::-1], needed("PIL.Image").Resampling.BILINEAR))
+        return image_tensor(
+            picture.resize(self.size[::-1], needed("PIL.Image").Resampling.BILINEAR)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,38 +68,67 @@ class Processed:
     def __call__(self, picture: Any) -> Tensor:
         """(C, H, W) in [0, 1]. Raises ``InputError`` for a processor that makes something else."""
         image = self.processor(picture, do_normalize=False, return_tensors="pt")["pixel_values"][0]
-        if not isinstance(image, Tensor) or image.dim() != 3 or not image.is_floating_point() or image.min() < 0 or image.max() > 1:
-            raise InputError(f"{type(self.processor).__name__} does not make images (C, H, W) in [0, 1] before it normalises: give transform= yourself")
+        if (
+            not isinstance(image, Tensor)
+            or image.dim() != 3
+            or not image.is_floating_point()
+            or image.min() < 0
+            or image.max() > 1
+        ):
+            raise InputError(
+                f"{type(self.processor).__name__} does not make images (C, H, W) in [0, "
+                "1] before it normalises: give transform= yourself"
+            )
         return image
 
 
 def image_transform(source: Any) -> tuple[Transform, Normalize]:
-    """``(transform, normalize)`` for evaluation: ``normalize(transform(picture))`` is the model's input of a PIL image, without the batch's axis.
+    """``(transform, normalize)`` for evaluation: ``normalize(transform(picture))`` is the model's
+    input of a PIL image, without the batch's axis.
 
-    ``source``: a timm model (its resolved data configuration, at the size it was built for), such a configuration as a mapping, or a Hugging Face image
-    processor. For timm the two compose to ``timm.data.create_transform(**config, is_training=False)``, to the bit. Raises ``OptionError``.
+    ``source``: a timm model (its resolved data configuration, at the size it was built for), such a
+    configuration as a mapping, or a Hugging Face image processor. For timm the two compose to
+    ``timm.data.create_transform(**config, is_training=False)``, to the bit. Raises ``OptionError``.
     """
     processor = getattr(source, "image_processor", source)
     if hasattr(processor, "image_mean") and hasattr(processor, "do_normalize"):
         normalises = processor.do_normalize and processor.image_mean is not None
         mean, std = (processor.image_mean, processor.image_std) if normalises else ((0.0,), (1.0,))
         return Processed(processor), Normalize(_floats(mean), _floats(std))
-    if not isinstance(source, Mapping) and not (isinstance(source, nn.Module) and getattr(source, "pretrained_cfg", None)):
-        raise OptionError(message(
-            f"{type(source).__name__} says nothing of how pictures become its images",
-            then=["a timm model, or timm.data.resolve_model_data_config(model)", "transformers.AutoImageProcessor.from_pretrained(name)"],
-        ))
+    if not isinstance(source, Mapping) and not (
+        isinstance(source, nn.Module) and getattr(source, "pretrained_cfg", None)
+    ):
+        raise OptionError(
+            message(
+                f"{type(source).__name__} says nothing of how pictures become its images",
+                then=[
+                    "a timm model, or timm.data.resolve_model_data_config(model)",
+                    "transformers.AutoImageProcessor.from_pretrained(name)",
+                ],
+            )
+        )
     timm = needed("timm.data", package="timm")
-    steps = timm.create_transform(**(source if isinstance(source, Mapping) else _timm_config(source, timm)), is_training=False).transforms
+    steps = timm.create_transform(
+        **(source if isinstance(source, Mapping) else _timm_config(source, timm)), is_training=False
+    ).transforms
     if not all(hasattr(steps[-1], name) for name in ("mean", "std")):
-        raise OptionError(f"timm's transform ends with {type(steps[-1]).__name__}, not with a normalisation: give transform= yourself")
-    return needed("torchvision.transforms", package="torchvision").Compose(list(steps[:-1])), Normalize(_floats(steps[-1].mean), _floats(steps[-1].std))
+        raise OptionError(
+            f"timm's transform ends with {type(steps[-1]).__name__}, not with a "
+            "normalisation: give transform= yourself"
+        )
+    return needed("torchvision.transforms", package="torchvision").Compose(
+        list(steps[:-1])
+    ), Normalize(_floats(steps[-1].mean), _floats(steps[-1].std))
 
 
 def _timm_config(model: nn.Module, timm: Any) -> dict[str, Any]:
     config: dict[str, Any] = timm.resolve_model_data_config(model)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return {**config, "input_size": (config["input_size"][0], *size)} if isinstance(size, (tuple, list)) else config
+    return (
+        {**config, "input_size": (config["input_size"][0], *size)}
+        if isinstance(size, (tuple, list))
+        else config
+    )
 
 
 def _floats(values: Any) -> tuple[float, ...]:
@@ -100,29 +137,46 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 def image_tensor(picture: Any) -> Tensor:
     """A PIL image as (3, H, W), float32, in [0, 1]."""
-    return torch.from_numpy(np.array(rgb(picture), copy=True)).permute(2, 0, 1).contiguous().float().div(255)
+    return (
+        torch.from_numpy(np.array(rgb(picture), copy=True))
+        .permute(2, 0, 1)
+        .contiguous()
+        .float()
+        .div(255)
+    )
 
 
 def rgb(picture: Any) -> Any:
-    """A PIL image in 8-bit RGB, as torchvision's and timm's data sets have it, and where theirs clips (16 bits per pixel), scaled.
+    """A PIL image in 8-bit RGB, as torchvision's and timm's data sets have it, and where theirs
+    clips (16 bits per pixel), scaled.
 
-    Grey levels become three equal channels; palettes their colours; transparency is left out (the colours beneath it show); 16-bit levels 0 … 65535
-    become 0 … 255; of moving pictures the first is taken. Raises ``InputError`` for pixels that are floating-point or larger: nobody knows what is white.
+    Grey levels become three equal channels; palettes their colours; transparency is left out (the
+    colours beneath it show); 16-bit levels 0 … 65535 become 0 … 255; of moving pictures the first
+    is taken. Raises ``InputError`` for pixels that are floating-point or larger: nobody knows what
+    is white.
     """
     if picture.mode == "RGB":
         return picture
     if picture.mode.startswith("I"):
         levels = np.array(picture).astype(np.int64)
         if levels.min() < 0 or levels.max() > 65535:
-            raise InputError(f"pixels from {levels.min()} to {levels.max()}: grey levels of 16 bits, 0 to 65535, are known")
+            raise InputError(
+                f"pixels from {levels.min()} to {levels.max()}: grey levels of 16 bits, "
+                "0 to 65535, are known"
+            )
         return needed("PIL.Image").fromarray(np.round(levels / 257).astype(np.uint8)).convert("RGB")
     if picture.mode == "F":
         raise InputError("pixels are floating-point numbers: which of them is white?")
-    return picture.convert("RGBA").convert("RGB") if picture.mode in ("P", "PA") else picture.convert("RGB")
+    return (
+        picture.convert("RGBA").convert("RGB")
+        if picture.mode in ("P", "PA")
+        else picture.convert("RGB")
+    )
 
 
 def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
-    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says. Raises ``InputError`` that names it."""
+    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says.
+    Raises ``InputError`` that names it."""
     image = needed("PIL.Image")
     try:
         with image.open(path) as picture:
@@ -130,15 +184,26 @@ def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
             return rgb(needed("PIL.ImageOps").exif_transpose(picture) if upright else picture)
     except InputError as error:
         raise InputError(message(str(error), at=name)) from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, image.DecompressionBombError) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        IndexError,
+        TypeError,
+        image.DecompressionBombError,
+    ) as error:
         raise InputError(message(f"no picture can be read: {error}", at=name)) from None
 
 
 def to_image(size: Size | None, transform: Transform | None) -> Transform:
-    """``transform``, or the plain resize to ``size`` (224 if neither is given). Raises ``OptionError`` for both, and for no size."""
+    """``transform``, or the plain resize to ``size`` (224 if neither is given). Raises
+    ``OptionError`` for both, and for no size."""
     if transform is not None:
         if size is not None:
-            raise OptionError("size= and transform= exclude each other: a transform decides the size")
+            raise OptionError(
+                "size= and transform= exclude each other: a transform decides the size"
+            )
         return transform
     sides = (SIZE, SIZE) if size is None else (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
@@ -147,30 +212,50 @@ def to_image(size: Size | None, transform: Transform | None) -> Transform:
 
 
 def as_image(picture: Any, transform: Transform, name: str) -> Tensor:
-    """The image of a picture. Raises ``InputError`` if the transform makes anything but (C, H, W) of floating-point numbers in [0, 1]."""
+    """The image of a picture. Raises ``InputError`` if the transform makes anything but (C, H, W)
+    of floating-point numbers in [0, 1]."""
     image = transform(picture)
     if not isinstance(image, Tensor) or image.dim() != 3 or not image.is_floating_point():
-        raise InputError(message(f"the transform makes {_shape(image)}: floating-point images (C, H, W) are needed", at=name))
+        raise InputError(
+            message(
+                f"the transform makes {_shape(image)}: floating-point images (C, H, W) are needed",
+                at=name,
+            )
+        )
     if not (image.min() >= 0 and image.max() <= 1):
-        raise InputError(message(
-            f"the transform makes pixels from {image.min():.4g} to {image.max():.4g}: images in [0, 1], before normalisation, are needed", at=name,
-            then=["transform, normalize = relprop.data.image_transform(model)   # the two apart"],
-        ))
+        raise InputError(
+            message(
+                (
+                    f"the transform makes pixels from {image.min():.4g} to "
+                    f"{image.max():.4g}: images in [0, 1], before normalisation, are needed"
+                ),
+                at=name,
+                then=[
+                    "transform, normalize = relprop.data.image_transform(model)   # the two apart"
+                ],
+            )
+        )
     return image
 
 
 def _shape(value: Any) -> str:
-    return f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    )
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Pictures in a folder: one subfolder per class, as ImageNet's validation set is commonly laid out, or all in one folder, without labels.
+    """Pictures in a folder: one subfolder per class, as ImageNet's validation set is commonly laid
+    out, or all in one folder, without labels.
 
-    ``root``: the folder. ``size`` (pixels, or (H, W)): what every picture is resized to, bilinear, not keeping its aspect; 224 by default. ``transform``
-    instead: from a PIL image to (C, H, W) in [0, 1], such as ``image_transform(model)[0]``. ``classes``: the model's classes in its order, when the folder
-    has only some of them; by default the subfolders' names, sorted, are numbered. ``upright``: turn pictures as their EXIF orientation says; torchvision's
-    and timm's data sets do not, so neither is the default here. Names that begin with a dot are left out. Keys are paths from ``root``.
+    ``root``: the folder. ``size`` (pixels, or (H, W)): what every picture is resized to, bilinear,
+    not keeping its aspect; 224 by default. ``transform`` instead: from a PIL image to (C, H, W) in
+    [0, 1], such as ``image_transform(model)[0]``. ``classes``: the model's classes in its order,
+    when the folder has only some of them; by default the subfolders' names, sorted, are numbered.
+    ``upright``: turn pictures as their EXIF orientation says; torchvision's and timm's data sets do
+    not, so neither is the default here. Names that begin with a dot are left out. Keys are paths
+    from ``root``.
     """
 
     root: str | Path
@@ -194,20 +279,43 @@ class ImageFolder:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError`` if there are none, or some in a class and some not."""
+        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError``
+        if there are none, or some in a class and some not."""
         root = Path(self.root)
         inside = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith("."))
-        loose = tuple(name for name in inside if name.lower().endswith(ENDINGS) and (root / name).is_file())
-        folders = {name: tuple(sorted(_pictures(root, name))) for name in inside if (root / name).is_dir()}
+        loose = tuple(
+            name for name in inside if name.lower().endswith(ENDINGS) and (root / name).is_file()
+        )
+        folders = {
+            name: tuple(sorted(_pictures(root, name))) for name in inside if (root / name).is_dir()
+        }
         found = loose or tuple(path for paths in folders.values() for path in paths)
         if not found:
-            raise InputError(message(f"{self.name}: no pictures ({', '.join(ENDINGS)})", then=["root/class/picture.jpg, or root/picture.jpg"]))
+            raise InputError(
+                message(
+                    f"{self.name}: no pictures ({', '.join(ENDINGS)})",
+                    then=["root/class/picture.jpg, or root/picture.jpg"],
+                )
+            )
         if loose and any(folders.values()):
-            raise InputError(f"{self.name}: {len(loose)} pictures beside folders of pictures ({loose[0]}): of which class are they?")
+            raise InputError(
+                f"{self.name}: {len(loose)} pictures beside folders of pictures "
+                f"({loose[0]}): of which class are they?"
+            )
         if not loose and (empty := [name for name, paths in folders.items() if not paths]):
-            raise InputError(f"{self.name}: no picture in {', '.join(empty[:5])}: is it a class? Its number would shift the others'")
-        if not loose and self.classes is not None and (unknown := [name for name in folders if name not in self.classes]):
-            raise InputError(f"{self.name}: folders {', '.join(unknown[:5])} are none of the {len(self.classes)} classes")
+            raise InputError(
+                f"{self.name}: no picture in {', '.join(empty[:5])}: is it a class? Its "
+                "number would shift the others'"
+            )
+        if (
+            not loose
+            and self.classes is not None
+            and (unknown := [name for name in folders if name not in self.classes])
+        ):
+            raise InputError(
+                f"{self.name}: folders {', '.join(unknown[:5])} are none of the "
+                f"{len(self.classes)} classes"
+            )
         return found
 
     @cached_property
@@ -215,12 +323,24 @@ class ImageFolder:
         """``classes``, else the subfolders' names; ``None`` of a folder without."""
         if "/" not in self.files[0]:
             return None
-        return tuple(self.classes) if self.classes is not None else tuple(sorted({path.split("/")[0] for path in self.files}))
+        return (
+            tuple(self.classes)
+            if self.classes is not None
+            else tuple(sorted({path.split("/")[0] for path in self.files}))
+        )
 
     def identity(self) -> dict[str, Any]:
         """The files' paths and sizes, and the options."""
-        options = {name: described(getattr(self, name)) for name in ("size", "transform", "classes", "upright")}
-        return {"format": "images", "name": self.name, **listing(Path(self.root), self.files), **options}
+        options = {
+            name: described(getattr(self, name))
+            for name in ("size", "transform", "classes", "upright")
+        }
+        return {
+            "format": "images",
+            "name": self.name,
+            **listing(Path(self.root), self.files),
+            **options,
+        }
 
     def __len__(self) -> int:
         return len(self.files)

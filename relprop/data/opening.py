@@ -1,4 +1,5 @@
-"""A data set from what a user types: a folder, a file, or an object, each to the reader of its format."""
+"""A data set from what a user types: a folder, a file, or an object, each to the reader of its
+format."""
 
 from __future__ import annotations
 
@@ -31,18 +32,27 @@ SQUAD = {"id", "question", "context", "answers"}
 
 
 def open_data(spec: Any, **options: Any) -> Source:
-    """The data set that ``spec`` names: a folder or a file, by its contents and its ending; a ``datasets.Dataset``; a ``Source``, as it is.
+    """The data set that ``spec`` names: a folder or a file, by its contents and its ending; a
+    ``datasets.Dataset``; a ``Source``, as it is.
 
-    ``options`` are those of the reader (``ImageFolder``, ``EraserMovies``, ``HuggingFaceData``, ``Squad``, ``ImageNetSegmentation``, ``TextTable``,
-    ``ImageTable``). Raises ``OptionError`` for an option that the reader does not have, ``InputError`` for what no reader takes.
+    ``options`` are those of the reader (``ImageFolder``, ``EraserMovies``, ``HuggingFaceData``,
+    ``Squad``, ``ImageNetSegmentation``, ``TextTable``, ``ImageTable``). Raises ``OptionError`` for
+    an option that the reader does not have, ``InputError`` for what no reader takes.
     """
     if isinstance(spec, (str, Path)):
         if not Path(spec).exists():
             raise InputError(message(f"{spec} does not exist", then=KNOWN))
-        return _made(_of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options), spec, options)
+        return _made(
+            _of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options),
+            spec,
+            options,
+        )
     if _is_source(spec):
         if options:
-            raise OptionError(f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is made already, give them to it")
+            raise OptionError(
+                f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is "
+                "made already, give them to it"
+            )
         made: Source = spec
         return made
     if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
@@ -51,16 +61,27 @@ def open_data(spec: Any, **options: Any) -> Source:
 
 
 def _is_source(spec: Any) -> bool:
-    """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of it."""
-    return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in ("name", "kind", "labels", "identity", "__len__", "__getitem__"))
+    """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of
+    it."""
+    return all(
+        getattr_static(spec, name, KNOWN) is not KNOWN
+        for name in ("name", "kind", "labels", "identity", "__len__", "__getitem__")
+    )
 
 
 def _of_folder(folder: Path) -> Callable[..., Source]:
     if (folder / "docs").is_dir() and any(folder.glob("*.jsonl")):
         return EraserMovies
-    if any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
+    if any(
+        (folder / name).is_file()
+        for name in ("dataset_info.json", "dataset_dict.json", "state.json")
+    ):
         return HuggingFaceData
-    if not any(name.lower().endswith(ENDINGS) for _, _, names in os.walk(folder, followlinks=True) for name in names):
+    if not any(
+        name.lower().endswith(ENDINGS)
+        for _, _, names in os.walk(folder, followlinks=True)
+        for name in names
+    ):
         raise InputError(message(f"{folder}: a folder of no known format", then=KNOWN))
     return ImageFolder
 
@@ -71,7 +92,9 @@ def _of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
         return ImageTable if "image" in options else TextTable
     if ending in (".mat", ".json"):
         return ImageNetSegmentation if ending == ".mat" else Squad
-    raise InputError(message(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN))
+    raise InputError(
+        message(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN)
+    )
 
 
 def _of_dataset(dataset: Any, options: Mapping[str, Any]) -> Callable[..., Source]:
@@ -85,6 +108,9 @@ def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:
         reader = _of_dataset(loaded(spec), options)
     known = [f.name for f in fields(reader)[1:]]
     if unknown := [name for name in options if name not in known]:
-        raise OptionError(f"{', '.join(f'{name}=' for name in unknown)}: {reader.__name__} has {', '.join(f'{name}=' for name in known)}")
+        raise OptionError(
+            f"{', '.join(f'{name}=' for name in unknown)}: {reader.__name__} has "
+            f"{', '.join(f'{name}=' for name in known)}"
+        )
     source: Source = reader(spec, **options)
     return source

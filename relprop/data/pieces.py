@@ -1,4 +1,5 @@
-"""Words of a text and the tokens each is made of, by characters: what brings rationales given for words to a model's tokens."""
+"""Words of a text and the tokens each is made of, by characters: what brings rationales given for
+words to a model's tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from relprop.errors import InputError, message
 
 
 def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
-    """The words of ``text`` (number ``number`` of its sample) in order: runs between white space; punctuation and symbols stand alone.
+    """The words of ``text`` (number ``number`` of its sample) in order: runs between white space;
+    punctuation and symbols stand alone.
 
     Marks that combine with the character before them (accents, vowel signs, joiners) stay with it.
 
@@ -27,7 +29,9 @@ def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
         joined = bool(words) and words[-1][1] == i
         if character.isspace():
             grows = False
-        elif joined and (category[0] == "M" or category == "Cf" or (grows and category[0] not in "PS")):
+        elif joined and (
+            category[0] == "M" or category == "Cf" or (grows and category[0] not in "PS")
+        ):
             words[-1][1] = i + 1
         else:
             words.append([i, i + 1])
@@ -37,27 +41,50 @@ def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
 
 def overlapping(words: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...]:
     """For each word whether it shares a character with any of ``spans``."""
-    return tuple(any(w.text == s.text and max(w.start, s.start) < min(w.end, s.end) for s in spans) for w in words)
+    return tuple(
+        any(w.text == s.text and max(w.start, s.start) < min(w.end, s.end) for s in spans)
+        for w in words
+    )
 
 
 def word_pieces(words: Sequence[Span], encoding: Any, row: int = 0) -> tuple[tuple[int, ...], ...]:
-    """For each word the positions of the tokens that hold any of its characters, in order, in row ``row`` of a fast tokenizer's output.
+    """For each word the positions of the tokens that hold any of its characters, in order, in row
+    ``row`` of a fast tokenizer's output.
 
-    ``encoding``: what ``tokenizer(texts, ...)`` gave (a ``BatchEncoding``), padded or cut off as the model takes it. A word that was cut off has no
-    tokens; one that was cut in two has those that are left. A token of two words (``'t`` where ``'`` and ``t`` are words) is in both. Special tokens
-    are in none. Raises ``InputError`` if the tokenizer does not say where in the text its tokens are.
+    ``encoding``: what ``tokenizer(texts, ...)`` gave (a ``BatchEncoding``), padded or cut off as
+    the model takes it. A word that was cut off has no tokens; one that was cut in two has those
+    that are left. A token of two words (``'t`` where ``'`` and ``t`` are words) is in both. Special
+    tokens are in none. Raises ``InputError`` if the tokenizer does not say where in the text its
+    tokens are.
     """
     records = getattr(encoding, "encodings", None)
     if not records:
-        raise InputError(message(
-            "the tokenizer does not say which characters its tokens are made of: it is no fast one",
-            then=["AutoTokenizer.from_pretrained(name, use_fast=True)", "tokenizer(texts, ...)   # its whole output, not only input_ids"],
-        ))
+        raise InputError(
+            message(
+                (
+                    "the tokenizer does not say which characters its tokens are made of: it "
+                    "is no fast one"
+                ),
+                then=[
+                    "AutoTokenizer.from_pretrained(name, use_fast=True)",
+                    "tokenizer(texts, ...)   # its whole output, not only input_ids",
+                ],
+            )
+        )
     if not 0 <= row < len(records):
         raise InputError(f"row {row} of an encoding of {len(records)} texts")
     at: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for token, (number, (start, end)) in enumerate(zip(records[row].sequence_ids, records[row].offsets, strict=True)):
+    for token, (number, (start, end)) in enumerate(
+        zip(records[row].sequence_ids, records[row].offsets, strict=True)
+    ):
         if number is not None:
             for character in range(start, end):
                 at[number, character].append(token)
-    return tuple(tuple(sorted({token for c in range(word.start, word.end) for token in at.get((word.text, c), ())})) for word in words)
+    return tuple(
+        tuple(
+            sorted(
+                {token for c in range(word.start, word.end) for token in at.get((word.text, c), ())}
+            )
+        )
+        for word in words
+    )

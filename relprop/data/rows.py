@@ -1,4 +1,5 @@
-"""Rows of a text file, found by their offset: JSON lines and delimited columns. Only offsets stay in memory; a row is read when asked for."""
+"""Rows of a text file, found by their offset: JSON lines and delimited columns. Only offsets stay
+in memory; a row is read when asked for."""
 
 from __future__ import annotations
 
@@ -64,15 +65,23 @@ class JsonLines:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(message(f"not JSON: {error}", at=f"{self.path.name}, row {index}")) from None
+            raise InputError(
+                message(f"not JSON: {error}", at=f"{self.path.name}, row {index}")
+            ) from None
         if not isinstance(found, dict):
-            raise InputError(message(f"a {type(found).__name__}, not an object with columns", at=f"{self.path.name}, row {index}"))
+            raise InputError(
+                message(
+                    f"a {type(found).__name__}, not an object with columns",
+                    at=f"{self.path.name}, row {index}",
+                )
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Delimited:
-    """A table with a header, UTF-8: columns by commas with quotes (RFC 4180), or by tabs without (GLUE's files, where a quote is a character)."""
+    """A table with a header, UTF-8: columns by commas with quotes (RFC 4180), or by tabs without
+    (GLUE's files, where a quote is a character)."""
 
     path: Path
     delimiter: str = ","
@@ -91,9 +100,20 @@ class Delimited:
                         found.append(start)
                     start = reader.place
             except (csv.Error, UnicodeDecodeError) as error:
-                raise InputError(message(f"no table in UTF-8: {error}", at=f"{self.path.name}, row {len(found)}", then=_limit(error))) from None
+                raise InputError(
+                    message(
+                        f"no table in UTF-8: {error}",
+                        at=f"{self.path.name}, row {len(found)}",
+                        then=_limit(error),
+                    )
+                ) from None
         if not header or len(set(header)) < len(header):
-            raise InputError(message(f"the first line names the columns, each once; it is {list(header)}", at=self.path.name))
+            raise InputError(
+                message(
+                    f"the first line names the columns, each once; it is {list(header)}",
+                    at=self.path.name,
+                )
+            )
         return header, found
 
     def _reader(self, file: BinaryIO) -> _Reader:
@@ -108,30 +128,43 @@ class Delimited:
         return len(self._index[1])
 
     def row(self, index: int) -> Row:
-        """Row ``index``. Raises ``InputError`` if it has more or fewer cells than there are columns."""
+        """Row ``index``. Raises ``InputError`` if it has more or fewer cells than there are
+        columns."""
         with self.path.open("rb") as file:
             file.seek(self._index[1][index])
             return self._named(next(self._reader(file)), index)
 
     def __iter__(self) -> Iterator[Row]:
         with self.path.open("rb") as file:
-            for index, cells in enumerate(islice(filter(None, self._reader(file)), 1, 1 + len(self))):
+            for index, cells in enumerate(
+                islice(filter(None, self._reader(file)), 1, 1 + len(self))
+            ):
                 yield self._named(cells, index)
 
     def _named(self, cells: Sequence[str], index: int) -> Row:
         header = self.columns
         if len(cells) != len(header):
-            raise InputError(message(f"{len(cells)} cells, {len(header)} columns: {', '.join(header)}", at=f"{self.path.name}, row {index}"))
+            raise InputError(
+                message(
+                    f"{len(cells)} cells, {len(header)} columns: {', '.join(header)}",
+                    at=f"{self.path.name}, row {index}",
+                )
+            )
         return dict(zip(header, cells, strict=True))
 
 
 class _Reader:
-    """Cells of row after row, and ``place``, where the next one begins: a row may be several lines, if a quoted cell is."""
+    """Cells of row after row, and ``place``, where the next one begins: a row may be several lines,
+    if a quoted cell is."""
 
     def __init__(self, file: BinaryIO, delimiter: str) -> None:
         self.file, self.place = file, file.tell()
         lines = self._lines()
-        self.rows = csv.reader(lines, strict=True) if delimiter == "," else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+        self.rows = (
+            csv.reader(lines, strict=True)
+            if delimiter == ","
+            else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+        )
 
     def _lines(self) -> Iterator[str]:
         for line in self.file:
@@ -147,14 +180,24 @@ class _Reader:
 
 
 def _limit(error: Exception) -> list[str]:
-    return ["csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"] if "field larger" in str(error) else []
+    return (
+        ["csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"]
+        if "field larger" in str(error)
+        else []
+    )
 
 
-READERS: dict[str, Callable[[Path], Rows]] = {".csv": Delimited, ".tsv": lambda path: Delimited(path, "\t"), ".jsonl": JsonLines, ".ndjson": JsonLines}
+READERS: dict[str, Callable[[Path], Rows]] = {
+    ".csv": Delimited,
+    ".tsv": lambda path: Delimited(path, "\t"),
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+}
 
 
 def rows_of(path: str | Path) -> Rows:
-    """The rows of a file, by its ending: ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``. Raises ``InputError`` for others, and if it does not exist."""
+    """The rows of a file, by its ending: ``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``. Raises
+    ``InputError`` for others, and if it does not exist."""
     path = existing(path)
     if path.suffix.lower() not in READERS:
         raise InputError(f"{path.name}: tables are {', '.join(READERS)}")

@@ -1,4 +1,5 @@
-"""Tables by column names: texts, pairs of texts or paths of pictures, with labels, in CSV, TSV or JSON lines."""
+"""Tables by column names: texts, pairs of texts or paths of pictures, with labels, in CSV, TSV or
+JSON lines."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from relprop.errors import InputError, message
 
 @dataclass(frozen=True)
 class Table:
-    """What both kinds of tables share: a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``) whose rows are samples, and what ``label`` and ``key`` are.
+    """What both kinds of tables share: a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``) whose
+    rows are samples, and what ``label`` and ``key`` are.
 
-    A label is a class by number (from 0) or by name; without ``classes`` the names are those in the column, sorted, for which all of it is read once.
-    Nothing, −1 and an empty cell are no label. ``label=None``: there is no such column. ``key=None``: a row's key is its number, from 0.
+    A label is a class by number (from 0) or by name; without ``classes`` the names are those in the
+    column, sorted, for which all of it is read once. Nothing, −1 and an empty cell are no label.
+    ``label=None``: there is no such column. ``key=None``: a row's key is its number, from 0.
     """
 
     path: str | Path
@@ -44,12 +47,21 @@ class Table:
         """``classes``, else the names in the column of labels; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
             return given_classes(self.classes)
-        return class_names(cell(row, self.label, self._where(i), "label") for i, row in enumerate(self._rows))
+        return class_names(
+            cell(row, self.label, self._where(i), "label") for i, row in enumerate(self._rows)
+        )
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
-        options = {f.name: described(getattr(self, f.name)) for f in fields(self) if f.name != "path"}
-        return {"format": type(self).__name__, "name": self.name, **digest(Path(self.path)), **options}
+        options = {
+            f.name: described(getattr(self, f.name)) for f in fields(self) if f.name != "path"
+        }
+        return {
+            "format": type(self).__name__,
+            "name": self.name,
+            **digest(Path(self.path)),
+            **options,
+        }
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -66,16 +78,25 @@ class Table:
         index = position(index, len(self), self.name)
         row, where = self._rows.row(index), self._where(index)
         key = str(index) if self.key is None else str(cell(row, self.key, where, "key"))
-        return row, where, key, None if self.label is None else class_index(cell(row, self.label, where, "label"), self.labels, where)
+        return (
+            row,
+            where,
+            key,
+            None
+            if self.label is None
+            else class_index(cell(row, self.label, where, "label"), self.labels, where),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable(Table):
     """Texts, or pairs of texts, in a table (``Table``: the file, labels, keys).
 
-    ``text``, ``pair``: the columns of the texts; a JSON list of words is a text, too, of these words. ``rationale``: the column of what a person gives as the
-    reason: ``[0, 1, ...]``, one for each word (between white space) of all texts; or ``[[start, end], ...]`` in characters of the text, ``[start, end, 1]``
-    in those of the pair. Without it a sample has words only where the row has. Raises ``InputError``.
+    ``text``, ``pair``: the columns of the texts; a JSON list of words is a text, too, of these
+    words. ``rationale``: the column of what a person gives as the reason: ``[0, 1, ...]``, one for
+    each word (between white space) of all texts; or ``[[start, end], ...]`` in characters of the
+    text, ``[start, end, 1]`` in those of the pair. Without it a sample has words only where the row
+    has. Raises ``InputError``.
     """
 
     text: str = "text"
@@ -86,14 +107,17 @@ class TextTable(Table):
 
     def __getitem__(self, index: int) -> Sample:
         row, where, key, label = self._row(index)
-        return text_sample(row, where, key, label, text=self.text, pair=self.pair, rationale=self.rationale)
+        return text_sample(
+            row, where, key, label, text=self.text, pair=self.pair, rationale=self.rationale
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTable(Table):
     """Pictures by their paths in a table (``Table``: the file, labels, keys).
 
-    ``image``: the column of the paths, from the table's folder. ``size``, ``transform``, ``upright``: as for ``ImageFolder``. Raises ``InputError``.
+    ``image``: the column of the paths, from the table's folder. ``size``, ``transform``,
+    ``upright``: as for ``ImageFolder``. Raises ``InputError``.
     """
 
     image: str = "image"
@@ -116,6 +140,8 @@ class ImageTable(Table):
         row, where, key, label = self._row(index)
         path = cell(row, self.image, where, "image")
         if not isinstance(path, str) or not (file := Path(self.path).parent / path).is_file():
-            raise InputError(message(f"no picture {path!r}; paths are from the table's folder", at=where))
+            raise InputError(
+                message(f"no picture {path!r}; paths are from the table's folder", at=where)
+            )
         picture = read_picture(file, f"{path} ({where})", upright=self.upright)
         return Sample(key, as_image(picture, to_image(self.size, self.transform), where), label)

@@ -1,1 +1,2 @@
-"""The shipped example: digit scenes, a small trained Vision Transformer, and the picture ``relprop demo`` draws."""
+"""The shipped example: digit scenes, a small trained Vision Transformer, and the picture ``relprop
+demo`` draws."""

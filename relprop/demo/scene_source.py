@@ -1,4 +1,5 @@
-"""Digit scenes as a data set: each scene twice true (two digits), with the pixels of the digit that is asked about."""
+"""Digit scenes as a data set: each scene twice true (two digits), with the pixels of the digit that
+is asked about."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from relprop.errors import OptionError
 class DigitScenes:
     """``n`` scenes of held-out digits, drawn from ``seed``, as a ``relprop.data.Source``.
 
-    A sample's image is (1, 32, 32); its label is the first digit, ``others`` the second, and ``mask`` the first digit's own pixels (``Scenes.pixels``): 1
-    there, 0 elsewhere. Scenes are drawn all at once, so scene i depends on ``n`` as well as on ``seed``; they are kept, 12 KiB each.
-    Raises ``OptionError`` if ``n`` is less than 1.
+    A sample's image is (1, 32, 32); its label is the first digit, ``others`` the second, and
+    ``mask`` the first digit's own pixels (``Scenes.pixels``): 1 there, 0 elsewhere. Scenes are
+    drawn all at once, so scene i depends on ``n`` as well as on ``seed``; they are kept, 12 KiB
+    each. Raises ``OptionError`` if ``n`` is less than 1.
     """
 
     kind = "image"
@@ -43,4 +45,10 @@ class DigitScenes:
         if not 0 <= index < self.n:
             raise IndexError(f"scene {index} of {self.n}")
         first, second = self.scenes.digits[index].tolist()
-        return Sample(str(index), self.scenes.images[index], first, (second,), self.scenes.pixels(0)[index].int())
+        return Sample(
+            str(index),
+            self.scenes.images[index],
+            first,
+            (second,),
+            self.scenes.pixels(0)[index].int(),
+        )

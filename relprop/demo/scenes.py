@@ -1,8 +1,10 @@
-"""Digit scenes: a small, real, multi-label vision problem whose right answer is known pixel by pixel.
+"""Digit scenes: a small, real, multi-label vision problem whose right answer is known pixel by
+pixel.
 
-Two different handwritten digits (scikit-learn's bundled ``load_digits``, 8×8, 1,797 of them) are doubled to 16×16 and placed
-without overlap on a 4-pixel grid in a 32×32 scene, among noise. Because the place of each digit is known, "does the
-explanation of class 3 fall on the 3, and not on the 8 beside it?" is a measurement. Nothing is downloaded.
+Two different handwritten digits (scikit-learn's bundled ``load_digits``, 8×8, 1,797 of them) are
+doubled to 16×16 and placed without overlap on a 4-pixel grid in a 32×32 scene, among noise. Because
+the place of each digit is known, "does the explanation of class 3 fall on the 3, and not on the 8
+beside it?" is a measurement. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from torch.nn import functional as F
 
 SCENE, DIGIT, GRID, CLASSES = 32, 16, 4, 10
 HELD_OUT = 297
-NOISE = 0.25  # what the noise adds to a pixel at most (speckles aside); a pixel with more ink than that is the digit's
+# what the noise adds to a pixel at most (speckles aside); a pixel with more ink than that is the
+# digit's
+NOISE = 0.25
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of scenes: ``images`` (n, 1, 32, 32) in [0, 1]; ``digits`` (n, 2) the two classes; ``corners`` (n, 2, 2) their top-left (row, column);
-    ``ink`` (n, 2, 32, 32) each digit alone, before the noise."""
+    """A batch of scenes: ``images`` (n, 1, 32, 32) in [0, 1]; ``digits`` (n, 2) the two classes;
+    ``corners`` (n, 2, 2) their top-left (row, column); ``ink`` (n, 2, 32, 32) each digit alone,
+    before the noise."""
 
     images: Tensor
     digits: Tensor
@@ -41,24 +46,31 @@ class Scenes:
         return (y >= row) & (y < row + DIGIT) & (x >= column) & (x < column + DIGIT)
 
     def pixels(self, which: int) -> Tensor:
-        """The pixels of digit number ``which`` (0 or 1) itself, (n, 32, 32), bool: those with more ink than the noise can add, 0.25 of full ink."""
+        """The pixels of digit number ``which`` (0 or 1) itself, (n, 32, 32), bool: those with more
+        ink than the noise can add, 0.25 of full ink."""
         return self.ink[:, which] > NOISE
 
 
 @lru_cache(maxsize=2)
 def digit_bank(held_out: bool) -> tuple[Tensor, Tensor]:
-    """The digits used for training, or the 297 never seen in training: images (n, 1, 8, 8) in [0, 1] and classes (n,)."""
+    """The digits used for training, or the 297 never seen in training: images (n, 1, 8, 8) in [0,
+    1] and classes (n,)."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     data = load_digits()
-    parts = train_test_split(data.images / 16.0, data.target, test_size=HELD_OUT, random_state=0, stratify=data.target)
+    parts = train_test_split(
+        data.images / 16.0, data.target, test_size=HELD_OUT, random_state=0, stratify=data.target
+    )
     images, classes = (parts[1], parts[3]) if held_out else (parts[0], parts[2])
-    return torch.tensor(images, dtype=torch.float32)[:, None], torch.tensor(classes, dtype=torch.long)
+    return torch.tensor(images, dtype=torch.float32)[:, None], torch.tensor(
+        classes, dtype=torch.long
+    )
 
 
 def _place(n: int, generator: torch.Generator) -> Tensor:
-    """Top-left corners of two boxes that do not overlap: they differ by a whole box along one axis, and are free along the other."""
+    """Top-left corners of two boxes that do not overlap: they differ by a whole box along one axis,
+    and are free along the other."""
     steps = (SCENE - DIGIT) // GRID + 1
     corners = torch.randint(steps, (n, 2, 2), generator=generator) * GRID
     axis = torch.randint(2, (n,), generator=generator)
@@ -69,12 +81,15 @@ def _place(n: int, generator: torch.Generator) -> Tensor:
 
 
 def _enlarge(small: Tensor, augment: bool, generator: torch.Generator) -> Tensor:
-    """8×8 digits doubled to 16×16; in training slightly rotated, scaled, sheared, moved, and dimmed."""
+    """8×8 digits doubled to 16×16; in training slightly rotated, scaled, sheared, moved, and
+    dimmed."""
     n = len(small)
     theta = torch.eye(2, 3).repeat(n, 1, 1)
     if augment:
+
         def uniform(limit: float) -> Tensor:
             return (torch.rand(n, generator=generator) * 2 - 1) * limit
+
         angle, scale, shear = uniform(0.25), 1 + uniform(0.15), uniform(0.2)
         theta[:, 0, 0], theta[:, 0, 1] = scale * angle.cos(), -scale * angle.sin() + shear
         theta[:, 1, 0], theta[:, 1, 1] = scale * angle.sin(), scale * angle.cos()
@@ -92,7 +107,9 @@ def make_scenes(n: int, *, seed: int, held_out: bool = True, augment: bool = Fal
     bank, classes = digit_bank(held_out)
     scores = torch.rand(n, CLASSES, generator=generator)
     digits = scores.topk(2).indices
-    draw = torch.rand(n, 2, len(classes), generator=generator).masked_fill(classes != digits[..., None], -1.0)
+    draw = torch.rand(n, 2, len(classes), generator=generator).masked_fill(
+        classes != digits[..., None], -1.0
+    )
     chosen = draw.argmax(-1)
     corners = _place(n, generator)
     large = _enlarge(bank[chosen.flatten()], augment, generator).unflatten(0, (n, 2))[:, :, 0]
@@ -104,5 +121,7 @@ def make_scenes(n: int, *, seed: int, held_out: bool = True, augment: bool = Fal
         columns = corners[:, which, 1, None, None] + inside[None, None, :]
         ink[scene, which, rows, columns] = large[:, which]
     noise = torch.rand(n, 1, SCENE, SCENE, generator=generator) * NOISE
-    speckle = (torch.rand(n, 1, SCENE, SCENE, generator=generator) < 0.03) * torch.rand(n, 1, SCENE, SCENE, generator=generator)
+    speckle = (torch.rand(n, 1, SCENE, SCENE, generator=generator) < 0.03) * torch.rand(
+        n, 1, SCENE, SCENE, generator=generator
+    )
     return Scenes((ink.sum(1, keepdim=True) + noise + speckle).clamp(0, 1), digits, corners, ink)

@@ -18,7 +18,8 @@ from relprop.views.plot import figure, show_heatmap, show_image
 
 
 def run_demo(out: Path, seed: int) -> str:
-    """Explain scene ``seed`` for both digits, write the picture to ``out``, and return the report."""
+    """Explain scene ``seed`` for both digits, write the picture to ``out``, and return the
+    report."""
     try:
         model, scenes = digit_scene_model(), make_scenes(1, seed=seed)
     except ImportError as error:
@@ -28,18 +29,31 @@ def run_demo(out: Path, seed: int) -> str:
     draw(scenes, explanations, out)
     with torch.no_grad():
         probabilities = model(scenes.images).sigmoid()[0]
-    ratio = _best_of(lambda: explain_many(model, scenes.images, digits[:1])) / _best_of(lambda: _forward(model, scenes.images))
-    lines = [f"scene {seed}: digits {digits[0]} and {digits[1]}, never seen in training; the model says " + ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)]
+    ratio = _best_of(lambda: explain_many(model, scenes.images, digits[:1])) / _best_of(
+        lambda: _forward(model, scenes.images)
+    )
+    lines = [
+        f"scene {seed}: digits {digits[0]} and {digits[1]}, never seen in training; the model says "
+        + ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)
+    ]
     for which, e in enumerate(explanations):
         on, other = share_on(e, scenes, which), share_on(e, scenes, 1 - which)
         lines.append(
-            f"class {digits[which]}: {len(e.scores[0])} scores, largest {float(e.scores.max()):.3g}; {on:.0%} of the score lies on the {digits[which]}, "
+            f"class {digits[which]}: {len(e.scores[0])} scores, largest "
+            f"{float(e.scores.max()):.3g}; {on:.0%} of the score lies on the {digits[which]}, "
             f"{other:.0%} on the {digits[1 - which]}"
         )
         assert e.ledger is not None
-        totals = ", ".join(f"{name} {float(value):+.4f}" for name, value in e.ledger.totals().items())
-        lines.append(f"         ledger: {totals}; worst node {e.ledger.worst():.1e} of its relevance")
-    lines.append(f"one explanation takes {ratio:.1f} times one forward pass (batch 1, best of 5, this machine)")
+        totals = ", ".join(
+            f"{name} {float(value):+.4f}" for name, value in e.ledger.totals().items()
+        )
+        lines.append(
+            f"         ledger: {totals}; worst node {e.ledger.worst():.1e} of its relevance"
+        )
+    lines.append(
+        f"one explanation takes {ratio:.1f} times one forward pass (batch 1, best of 5, "
+        "this machine)"
+    )
     return "\n".join([*lines, f"picture: {out}"])
 
 

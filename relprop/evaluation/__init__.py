@@ -1,6 +1,8 @@
-"""Is the explanation right? Metrics of explanations, as published, with the places named where paper and published code differ; and tables of methods.
+"""Is the explanation right? Metrics of explanations, as published, with the places named where
+paper and published code differ; and tables of methods.
 
-``docs/evaluation-metrics.md`` has the definitions, ``docs/evaluation.md`` the tables. Needs ``relprop[evaluation]`` (SciPy, scikit-learn).
+``docs/evaluation-metrics.md`` has the definitions, ``docs/evaluation.md`` the tables. Needs
+``relprop[evaluation]`` (SciPy, scikit-learn).
 """
 
 from relprop.evaluation.base import Interval, Metric, bootstrap
@@ -8,10 +10,20 @@ from relprop.evaluation.confidence import KendallConfidence
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.evaluate import evaluate
 from relprop.evaluation.faithfulness import AOPC, FaithfulnessCurve, LOdds
-from relprop.evaluation.perturbation import ImagePerturbation, PerturbationCurve, TextPerturbation, joined
+from relprop.evaluation.perturbation import (
+    ImagePerturbation,
+    PerturbationCurve,
+    TextPerturbation,
+    joined,
+)
 from relprop.evaluation.robustness import Infidelity, MaxSensitivity
 from relprop.evaluation.sanity import ClassSensitivity, ParameterRandomization, RandomizationCurve
-from relprop.evaluation.segmentation import Segmentation, SegmentationResult, SegmentationTally, upsampled
+from relprop.evaluation.segmentation import (
+    Segmentation,
+    SegmentationResult,
+    SegmentationTally,
+    upsampled,
+)
 from relprop.evaluation.shipped import digit_scenes, reviews
 from relprop.evaluation.table import Numbers, Table
 from relprop.evaluation.tasks import ImageTask
@@ -21,7 +33,37 @@ from relprop.evaluation.words import PrecisionAtK, TokenF1
 from relprop.evaluation.work import EvaluationWork, numbers
 
 __all__ = [
-    "AOPC", "ClassSensitivity", "Entry", "EvaluationWork", "FaithfulnessCurve", "ImagePerturbation", "ImageTask", "Infidelity", "Interval", "KendallConfidence", "LOdds",
-    "MaxSensitivity", "Metric", "Numbers", "ParameterRandomization", "PerturbationCurve", "PrecisionAtK", "RandomizationCurve", "Segmentation", "SegmentationResult",
-    "SegmentationTally", "Table", "TextPerturbation", "TextTask", "TokenF1", "bootstrap", "digit_scenes", "evaluate", "joined", "numbers", "reviews", "upsampled", "word_scores",
+    "AOPC",
+    "ClassSensitivity",
+    "Entry",
+    "EvaluationWork",
+    "FaithfulnessCurve",
+    "ImagePerturbation",
+    "ImageTask",
+    "Infidelity",
+    "Interval",
+    "KendallConfidence",
+    "LOdds",
+    "MaxSensitivity",
+    "Metric",
+    "Numbers",
+    "ParameterRandomization",
+    "PerturbationCurve",
+    "PrecisionAtK",
+    "RandomizationCurve",
+    "Segmentation",
+    "SegmentationResult",
+    "SegmentationTally",
+    "Table",
+    "TextPerturbation",
+    "TextTask",
+    "TokenF1",
+    "bootstrap",
+    "digit_scenes",
+    "evaluate",
+    "joined",
+    "numbers",
+    "reviews",
+    "upsampled",
+    "word_scores",
 ]

@@ -1,7 +1,9 @@
-"""What every metric says of itself, and what all of them check and share: rankings, the model's answer, the bootstrap.
+"""What every metric says of itself, and what all of them check and share: rankings, the model's
+answer, the bootstrap.
 
-A metric is a frozen object; calling it never changes it. Where the paper and the published code of a metric differ, ``protocol`` chooses and
-``deviations`` says how. Every metric gives one value per sample (or a table of sums, for segmentation), so that ``bootstrap`` applies to all of them.
+A metric is a frozen object; calling it never changes it. Where the paper and the published code of
+a metric differ, ``protocol`` chooses and ``deviations`` says how. Every metric gives one value per
+sample (or a table of sums, for segmentation), so that ``bootstrap`` applies to all of them.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from relprop.errors import InputError, OptionError, message
 class Metric(Protocol):
     """What a table needs to know of a metric beside its numbers.
 
-    ``protocol``: which of the published procedures it follows; ``source``: where that is written; ``deviations``: one sentence for each place
-    where paper, published code and this differ.
+    ``protocol``: which of the published procedures it follows; ``source``: where that is written;
+    ``deviations``: one sentence for each place where paper, published code and this differ.
     """
 
     @property
@@ -47,7 +49,8 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic of ``samples`` samples, and its 95 % bootstrap interval from ``low`` to ``high``."""
+    """A statistic of ``samples`` samples, and its 95 % bootstrap interval from ``low`` to
+    ``high``."""
 
     mean: float
     low: float
@@ -58,39 +61,75 @@ class Interval:
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}], n = {self.samples}"
 
 
-def bootstrap(values: Any, draws: int = 2000, seed: int = 0, *, statistic: Callable[[Tensor], float] | None = None) -> Interval:
-    """The mean over samples and its 95 % percentile interval over ``draws`` resamplings (Efron 1979; ``scipy.stats.bootstrap``).
+def bootstrap(
+    values: Any,
+    draws: int = 2000,
+    seed: int = 0,
+    *,
+    statistic: Callable[[Tensor], float] | None = None,
+) -> Interval:
+    """The mean over samples and its 95 % percentile interval over ``draws`` resamplings (Efron
+    1979; ``scipy.stats.bootstrap``).
 
-    ``values``: (samples,) numbers. For a statistic that is no mean, such as an IoU of sums over images: (samples, columns) and ``statistic``, which makes
-    one number of such a table. The same seed gives the same interval. Raises ``InputError`` for NaN or fewer than 2 samples. Needs ``relprop[evaluation]``.
+    ``values``: (samples,) numbers. For a statistic that is no mean, such as an IoU of sums over
+    images: (samples, columns) and ``statistic``, which makes one number of such a table. The same
+    seed gives the same interval. Raises ``InputError`` for NaN or fewer than 2 samples. Needs
+    ``relprop[evaluation]``.
     """
     table = torch.as_tensor(values).detach().cpu().double()
     if table.dim() != (1 if statistic is None else 2) or len(table) < 2:
-        raise InputError(f"bootstrap: values of shape {list(table.shape)}; at least 2 samples are needed, {'(samples,)' if statistic is None else '(samples, columns)'}")
+        raise InputError(
+            f"bootstrap: values of shape {list(table.shape)}; at least 2 samples are "
+            f"needed, {'(samples,)' if statistic is None else '(samples, columns)'}"
+        )
     if not table.isfinite().all():
-        raise InputError(message(
-            f"bootstrap: {int((~table.isfinite()).sum())} values are NaN or infinite", then=["values[values.isfinite()]   # to leave those samples out, and say so"],
-        ))
+        raise InputError(
+            message(
+                f"bootstrap: {int((~table.isfinite()).sum())} values are NaN or infinite",
+                then=["values[values.isfinite()]   # to leave those samples out, and say so"],
+            )
+        )
     if draws < 1:
         raise OptionError(f"bootstrap(draws={draws}): at least 1")
     numpy, stats = needed("numpy"), needed("scipy.stats")
-    options = {"n_resamples": draws, "method": "percentile", "batch": max(1, 2_000_000 // len(table)), "rng": numpy.random.default_rng(seed)}
+    options = {
+        "n_resamples": draws,
+        "method": "percentile",
+        "batch": max(1, 2_000_000 // len(table)),
+        "rng": numpy.random.default_rng(seed),
+    }
     if statistic is None:
         mean, found = float(table.mean()), stats.bootstrap((table.numpy(),), numpy.mean, **options)
     else:
         rows = numpy.arange(len(table))
-        mean, found = float(statistic(table)), stats.bootstrap((rows,), lambda at: statistic(table[torch.from_numpy(at)]), vectorized=False, **options)
-    return Interval(mean, float(found.confidence_interval.low), float(found.confidence_interval.high), len(table))
+        mean, found = (
+            float(statistic(table)),
+            stats.bootstrap(
+                (rows,),
+                lambda at: statistic(table[torch.from_numpy(at)]),
+                vectorized=False,
+                **options,
+            ),
+        )
+    return Interval(
+        mean,
+        float(found.confidence_interval.low),
+        float(found.confidence_interval.high),
+        len(table),
+    )
 
 
 def needed(module: str) -> Any:
-    """A module of the extra ``evaluation``. Raises ``OptionError`` naming the extra where it is not installed."""
+    """A module of the extra ``evaluation``. Raises ``OptionError`` naming the extra where it is not
+    installed."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise OptionError(f'relprop.evaluation needs {module.split(".")[0]}: pip install "relprop[evaluation]"') from None
+        raise OptionError(
+            f'relprop.evaluation needs {module.split(".")[0]}: pip install "relprop[evaluation]"'
+        ) from None
 
 
 def chosen(name: str, value: Any, known: Sequence[Any]) -> None:
@@ -100,7 +139,8 @@ def chosen(name: str, value: Any, known: Sequence[Any]) -> None:
 
 
 def finite(name: str, values: Tensor, axes: str) -> Tensor:
-    """``values`` as floating point, detached, of at least float32; ``axes`` names what they must have, as in ``"batch, H, W"``. Raises ``InputError``."""
+    """``values`` as floating point, detached, of at least float32; ``axes`` names what they must
+    have, as in ``"batch, H, W"``. Raises ``InputError``."""
     values = values.detach()
     if values.dim() != len(axes.split(",")):
         raise InputError(f"{name}: shape {list(values.shape)}, ({axes}) is needed")
@@ -108,12 +148,16 @@ def finite(name: str, values: Tensor, axes: str) -> Tensor:
         raise InputError(f"{name}: no samples")
     bad = ~values.isfinite()
     if bad.any():
-        raise InputError(f"{name}: {int(bad.sum())} values are NaN or infinite, the first of them in sample {int(bad.reshape(len(bad), -1).any(1).int().argmax())}")
+        raise InputError(
+            f"{name}: {int(bad.sum())} values are NaN or infinite, the first of them in "
+            f"sample {int(bad.reshape(len(bad), -1).any(1).int().argmax())}"
+        )
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def ranked(scores: Tensor) -> Tensor:
-    """Indices along the last axis in order of falling score; of equal scores the earlier comes first, so that no answer depends on a batch or a device."""
+    """Indices along the last axis in order of falling score; of equal scores the earlier comes
+    first, so that no answer depends on a batch or a device."""
     return scores.sort(dim=-1, descending=True, stable=True).indices
 
 
@@ -121,23 +165,46 @@ def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:
     """``values`` as a bool tensor of a shape, on the CPU. Raises ``InputError``."""
     found = torch.as_tensor(values).detach().cpu()
     if list(found.shape) != list(shape) or not ((found == 0) | (found == 1)).all():
-        raise InputError(f"{name}: shape {list(found.shape)}, {found.dtype}; {list(shape)} of 0s and 1s (or bool) is needed")
+        raise InputError(
+            f"{name}: shape {list(found.shape)}, {found.dtype}; {list(shape)} of 0s and "
+            "1s (or bool) is needed"
+        )
     return found.bool()
 
 
 def place_of(model: Any, otherwise: Tensor) -> tuple[torch.device, torch.dtype | None]:
     """The model's device, and the floating-point type of its parameters if it has any."""
-    first = next((p for p in model.parameters() if p.is_floating_point()), None) if isinstance(model, nn.Module) else None
+    first = (
+        next((p for p in model.parameters() if p.is_floating_point()), None)
+        if isinstance(model, nn.Module)
+        else None
+    )
     return (otherwise.device, None) if first is None else (first.device, first.dtype)
 
 
 def logits_of(model: Any, *inputs: Any, **named: Any) -> Tensor:
-    """(batch, classes) in float32 or wider, on the CPU: what the model returns, or its ``logits``. Raises ``InputError``."""
+    """(batch, classes) in float32 or wider, on the CPU: what the model returns, or its ``logits``.
+    Raises ``InputError``."""
     found = model(*inputs, **named)
-    found = found if isinstance(found, Tensor) else found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
+    found = (
+        found
+        if isinstance(found, Tensor)
+        else found.get("logits")
+        if isinstance(found, Mapping)
+        else getattr(found, "logits", None)
+    )
     if not isinstance(found, Tensor) or found.dim() != 2:
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else "no tensor and no .logits"
-        raise InputError(message(f"the model's output has {what}; logits (batch, classes) are needed", then=["lambda *x, **k: model(*x, **k)[...]   # a function in the model's place"]))
+        what = (
+            f"shape {list(found.shape)}"
+            if isinstance(found, Tensor)
+            else "no tensor and no .logits"
+        )
+        raise InputError(
+            message(
+                f"the model's output has {what}; logits (batch, classes) are needed",
+                then=["lambda *x, **k: model(*x, **k)[...]   # a function in the model's place"],
+            )
+        )
     found = found.detach().cpu()
     return found if found.dtype == torch.float64 else found.float()
 
@@ -146,7 +213,10 @@ def labels_for(labels: Any, count: int) -> Tensor:
     """Class numbers (batch,), on the CPU. Raises ``InputError``."""
     found = torch.as_tensor(labels).detach().cpu()
     if found.is_floating_point() or found.dtype == torch.bool or list(found.shape) != [count]:
-        raise InputError(f"labels: shape {list(found.shape)}, {found.dtype}; {count} class numbers are needed, one per sample")
+        raise InputError(
+            f"labels: shape {list(found.shape)}, {found.dtype}; {count} class numbers "
+            "are needed, one per sample"
+        )
     return found.long()
 
 
@@ -155,11 +225,15 @@ def in_range(labels: Tensor, classes: int) -> None:
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
         at = int(bad.int().argmax())
-        raise InputError(f"labels: {int(labels[at])} of sample {at} is out of range, the model has {classes} classes")
+        raise InputError(
+            f"labels: {int(labels[at])} of sample {at} is out of range, the model has "
+            f"{classes} classes"
+        )
 
 
 def without(logits: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
-    """Logits (batch, classes) in which each sample's ``others`` cannot be chosen: further classes that are true of it."""
+    """Logits (batch, classes) in which each sample's ``others`` cannot be chosen: further classes
+    that are true of it."""
     if not any(others):
         return logits
     kept = logits.clone()

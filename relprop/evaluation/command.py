@@ -1,4 +1,5 @@
-"""What ``relprop evaluate`` does: the shipped tasks and the papers' tables, or a data set and a model of the user's own."""
+"""What ``relprop evaluate`` does: the shipped tasks and the papers' tables, or a data set and a
+model of the user's own."""
 
 from __future__ import annotations
 
@@ -17,11 +18,28 @@ from relprop.evaluation.tasks import ImageTask, Task, unchanged
 from relprop.evaluation.text_task import TextTask
 from relprop.evaluation.work import EvaluationWork, numbers
 from relprop.runs import Summary, processes, read_run, run
-from relprop.runs.command import open_named_model, open_source, parse_method, parse_options, prepared
+from relprop.runs.command import (
+    open_named_model,
+    open_source,
+    parse_method,
+    parse_options,
+    prepared,
+)
 
 SANITY = ("class sensitivity", "parameter randomisation", "infidelity", "max-sensitivity")
 SANITY_ROWS = (
-    "transformer_attribution", "rollout", "raw_attention", "gradcam", "lrp", "partial_lrp", "gae", "attention_times_grad", "attcat", "attnlrp", "input_gradient", "gradient_x_input",
+    "transformer_attribution",
+    "rollout",
+    "raw_attention",
+    "gradcam",
+    "lrp",
+    "partial_lrp",
+    "gae",
+    "attention_times_grad",
+    "attcat",
+    "attnlrp",
+    "input_gradient",
+    "gradient_x_input",
 )
 SANITY_SHARE = 5  # one in so many samples: these measures explain each many times over
 SHIPPED = ("digit_scenes", "reviews", "sanity")
@@ -29,19 +47,35 @@ BATCH = 50
 
 
 def evaluate_shipped(
-    out: Path, *, samples: int = 500, only: Sequence[str] = (), resume: bool = False, batch_size: int = BATCH, page_to_update: Path | None = None,
-    tell: Callable[[str], None] = print, progress: bool = True,
+    out: Path,
+    *,
+    samples: int = 500,
+    only: Sequence[str] = (),
+    resume: bool = False,
+    batch_size: int = BATCH,
+    page_to_update: Path | None = None,
+    tell: Callable[[str], None] = print,
+    progress: bool = True,
 ) -> dict[str, Numbers]:
-    """The papers' tables on the shipped models: run folders, ``evaluation.md`` and its pictures in ``out``; the numbers by task."""
+    """The papers' tables on the shipped models: run folders, ``evaluation.md`` and its pictures in
+    ``out``; the numbers by task."""
     if unknown := set(only) - set(SHIPPED):
         raise OptionError(f"--only {', '.join(sorted(unknown))}: there are {', '.join(SHIPPED)}")
     found = {}
     for name in SHIPPED:
         if not only or name in only:
-            found[name] = measure(*shipped(name, samples), out / name, batch_size=batch_size, resume=resume, progress=progress)
+            found[name] = measure(
+                *shipped(name, samples),
+                out / name,
+                batch_size=batch_size,
+                resume=resume,
+                progress=progress,
+            )
             tell(f"{name}: {out / name}")
     parts = blocks(found)
-    (out / "evaluation.md").write_text(page(parts, f"relprop evaluate --samples {samples}"), encoding="utf-8")
+    (out / "evaluation.md").write_text(
+        page(parts, f"relprop evaluate --samples {samples}"), encoding="utf-8"
+    )
     pictures = draw(found, out)
     if page_to_update is not None:
         tell(f"{page_to_update.name}: {', '.join(update(page_to_update, parts))}")
@@ -51,13 +85,28 @@ def evaluate_shipped(
 
 
 def evaluate_data(
-    *, model: str, data: str, out: Path, methods: Sequence[str] = (), measures: Sequence[str] = (), data_options: Sequence[str] = (), batch_size: int | None = None,
-    limit: int | None = None, resume: bool = False, on_error: str = "stop", max_length: int | None = None, trust_remote_code: bool = False, progress: bool = True,
+    *,
+    model: str,
+    data: str,
+    out: Path,
+    methods: Sequence[str] = (),
+    measures: Sequence[str] = (),
+    data_options: Sequence[str] = (),
+    batch_size: int | None = None,
+    limit: int | None = None,
+    resume: bool = False,
+    on_error: str = "stop",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
 ) -> tuple[Summary, Table | None]:
-    """Methods × measures on every sample of a data set, in the run folder ``out``, and the table, also in ``out`` as ``table.md`` and ``table.json``.
+    """Methods × measures on every sample of a data set, in the run folder ``out``, and the table,
+    also in ``out`` as ``table.md`` and ``table.json``.
 
-    Arguments as for ``relprop.runs.command.explain_data``; ``measures``: by name, ``None``: all that the data allow and that are not costly. Among several processes
-    the first one makes the table; the others, and one whose run is not complete, return ``None`` for it. Raises ``RelpropError``.
+    Arguments as for ``relprop.runs.command.explain_data``; ``measures``: by name, ``None``: all
+    that the data allow and that are not costly. Among several processes the first one makes the
+    table; the others, and one whose run is not complete, return ``None`` for it. Raises
+    ``RelpropError``.
     """
     here = processes.current()
     source = open_source(data, limit, **parse_options(data_options, "--data-option"))
@@ -65,11 +114,27 @@ def evaluate_data(
     source, normalize = prepared(source, opened)
     wanted = tuple(measures) or None
     task: Task = (
-        ImageTask(opened.model, source, wanted, normalize=normalize or unchanged) if source.kind == "image" else
-        TextTask(opened.model, source, wanted, tokenizer=getattr(opened.processor, "tokenizer", opened.processor), max_length=max_length)
+        ImageTask(opened.model, source, wanted, normalize=normalize or unchanged)
+        if source.kind == "image"
+        else TextTask(
+            opened.model,
+            source,
+            wanted,
+            tokenizer=getattr(opened.processor, "tokenizer", opened.processor),
+            max_length=max_length,
+        )
     )
-    rows = entries([_row(text) for text in methods] or (CVPR_2021 if source.kind == "image" else ATTCAT))
-    summary = run(EvaluationWork(task, rows, limit), out, batch_size=batch_size, resume=resume, on_error=on_error, progress=progress)
+    rows = entries(
+        [_row(text) for text in methods] or (CVPR_2021 if source.kind == "image" else ATTCAT)
+    )
+    summary = run(
+        EvaluationWork(task, rows, limit),
+        out,
+        batch_size=batch_size,
+        resume=resume,
+        on_error=on_error,
+        progress=progress,
+    )
     if summary.process or not summary.complete:
         return summary, None
     table = read_numbers(task, rows, out).table(f"{source.name}, {model}")
@@ -84,7 +149,9 @@ def _row(text: str) -> object:
     if isinstance(chosen, str):
         return chosen
     name, options = chosen
-    return text, MethodCall(name, {k: v for k, v in options.items() if k != "rules"}, options.get("rules"))
+    return text, MethodCall(
+        name, {k: v for k, v in options.items() if k != "rules"}, options.get("rules")
+    )
 
 
 def shipped(name: str, samples: int) -> tuple[Task, Sequence[object]]:
@@ -92,10 +159,22 @@ def shipped(name: str, samples: int) -> tuple[Task, Sequence[object]]:
     if name == "reviews":
         return reviews(samples), TEXT_ROWS
     scenes = digit_scenes(samples if name == "digit_scenes" else max(2, samples // SANITY_SHARE))
-    return (scenes, IMAGE_ROWS) if name == "digit_scenes" else (ImageTask(scenes.model, scenes.source, SANITY), SANITY_ROWS)
+    return (
+        (scenes, IMAGE_ROWS)
+        if name == "digit_scenes"
+        else (ImageTask(scenes.model, scenes.source, SANITY), SANITY_ROWS)
+    )
 
 
-def measure(task: Task, methods: Sequence[object], out: Path, *, batch_size: int | None = None, resume: bool = False, progress: bool = True) -> Numbers:
+def measure(
+    task: Task,
+    methods: Sequence[object],
+    out: Path,
+    *,
+    batch_size: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Numbers:
     """Rows × measures on every sample of a task, in a run folder, and read back from it."""
     rows = entries(methods)
     run(EvaluationWork(task, rows), out, batch_size=batch_size, resume=resume, progress=progress)

@@ -1,4 +1,5 @@
-"""Confidence: do the explanations of two classes differ? Kendall's τ between a class's scores and those of the others."""
+"""Confidence: do the explanations of two classes differ? Kendall's τ between a class's scores and
+those of the others."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ PROTOCOLS = ("corrected", "paper", "paper-code")
 
 @dataclass(frozen=True)
 class KendallConfidence:
-    """Kendall's τ between the scores for a class and those for each other class, meaned over the other classes (AttCAT, Eq. 15). Lower is better.
+    """Kendall's τ between the scores for a class and those for each other class, meaned over the
+    other classes (AttCAT, Eq. 15). Lower is better.
 
-    ``corrected``: τ-b of the tokens' scores. ``paper`` and ``paper-code``: τ-b of the two *lists of token indices* in order of falling score, which is not a
-    rank correlation of the tokens: it says how alike the lists rise and fall as lists of positions.
+    ``corrected``: τ-b of the tokens' scores. ``paper`` and ``paper-code``: τ-b of the two *lists of
+    token indices* in order of falling score, which is not a rank correlation of the tokens: it says
+    how alike the lists rise and fall as lists of positions.
 
     >>> import torch
     >>> KendallConfidence()(torch.tensor([[[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]]), [0], content=[[1, 1, 1]])
     tensor([-1.], dtype=torch.float64)
-    """
+    """  # noqa: E501
 
     protocol: str = "corrected"
 
@@ -32,10 +35,19 @@ class KendallConfidence:
     higher_is_better: ClassVar[bool] = False
     source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Eq. 15; scipy.stats.kendalltau"
     deviations: ClassVar[tuple[str, ...]] = (
-        "Paper and notebook correlate lists of token indices in order of falling score (paper, paper-code: the same here); corrected, the default, the tokens' scores.",
-        "Of equal scores the earlier token comes first in those lists; the notebook leaves it to its sort.",
+        (
+            "Paper and notebook correlate lists of token indices in order of falling score "
+            "(paper, paper-code: the same here); corrected, the default, the tokens' scores."
+        ),
+        (
+            "Of equal scores the earlier token comes first in those lists; the notebook "
+            "leaves it to its sort."
+        ),
         "Special tokens and padding are left out.",
-        "Where a class gives all tokens one score τ is not defined: the sample's value is NaN, and a warning says so.",
+        (
+            "Where a class gives all tokens one score τ is not defined: the sample's value "
+            "is NaN, and a warning says so."
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -44,18 +56,24 @@ class KendallConfidence:
     def __call__(self, scores: Tensor, target: Any, *, content: Any) -> Tensor:
         """(batch,), float64, in [−1, 1]: the mean τ of each sample.
 
-        ``scores`` (batch, classes, tokens): one explanation per class. ``target`` (batch,): the class compared with the others, usually the predicted one.
-        ``content`` (batch, tokens): which tokens count. Raises ``InputError``.
+        ``scores`` (batch, classes, tokens): one explanation per class. ``target`` (batch,): the
+        class compared with the others, usually the predicted one. ``content`` (batch, tokens):
+        which tokens count. Raises ``InputError``.
         """
         kendalltau = needed("scipy.stats").kendalltau
         values = finite("scores", scores, "batch, classes, tokens").cpu()
         count, classes, tokens = values.shape
         if classes < 2:
-            raise InputError(f"scores: {classes} class; at least 2 are needed, the target's and another's")
+            raise InputError(
+                f"scores: {classes} class; at least 2 are needed, the target's and another's"
+            )
         labels, kept = labels_for(target, count), bools("content", content, (count, tokens))
         in_range(labels, classes)
         if (kept.sum(1) < 2).any():
-            raise InputError(f"content: sample {int((kept.sum(1) < 2).int().argmax())} has fewer than 2 content tokens")
+            raise InputError(
+                f"content: sample {int((kept.sum(1) < 2).int().argmax())} has fewer than "
+                "2 content tokens"
+            )
         found = torch.zeros(count, dtype=torch.float64)
         for i, (sample, label) in enumerate(zip(values, labels.tolist(), strict=True)):
             rows = sample[:, kept[i]]
@@ -64,7 +82,14 @@ class KendallConfidence:
                 found[i] = torch.nan
                 continue
             lists = (rows if self.protocol == "corrected" else ranked(rows)).numpy()
-            found[i] = sum(float(kendalltau(lists[label], lists[c]).statistic) for c in range(classes) if c != label) / (classes - 1)
+            found[i] = sum(
+                float(kendalltau(lists[label], lists[c]).statistic)
+                for c in range(classes)
+                if c != label
+            ) / (classes - 1)
         if undefined := int(found.isnan().sum()):
-            warn(f"Kendall's τ is not defined for {undefined} of {count} samples: a class gives all their tokens one score; their value is NaN")
+            warn(
+                f"Kendall's τ is not defined for {undefined} of {count} samples: a class "
+                "gives all their tokens one score; their value is NaN"
+            )
         return found

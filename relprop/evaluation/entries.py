@@ -1,4 +1,5 @@
-"""The rows of a table: methods by name, with options, functions of one's own, and the two floors that every table has."""
+"""The rows of a table: methods by name, with options, functions of one's own, and the two floors
+that every table has."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ Function = Callable[[Any, Any, Tensor], Tensor]
 class Entry:
     """A row: ``name``, and where its maps come from.
 
-    ``call``: a method relprop knows, with options and rules. Or ``function(model, inputs, target)``: ``inputs`` as the model takes them, ``target`` (batch,) class
-    numbers; it returns the maps, (batch, tokens) of texts, (batch, h, w) of images, pixels or patches. ``class_specific``: whether the maps depend on the target.
-    With neither it is a floor: ``random`` (noise, another for every sample, the same in every run) or ``position`` (the same map whatever the input).
+    ``call``: a method relprop knows, with options and rules. Or ``function(model, inputs,
+    target)``: ``inputs`` as the model takes them, ``target`` (batch,) class numbers; it returns the
+    maps, (batch, tokens) of texts, (batch, h, w) of images, pixels or patches. ``class_specific``:
+    whether the maps depend on the target. With neither it is a floor: ``random`` (noise, another
+    for every sample, the same in every run) or ``position`` (the same map whatever the input).
     """
 
     name: str
@@ -38,10 +41,19 @@ class Entry:
     def identity(self) -> dict[str, Any]:
         """What its numbers depend on, as plain JSON: of a function its source."""
         if self.function is not None:
-            return {"name": self.name, "function": of_callable(self.function), "class_specific": self.class_specific}
+            return {
+                "name": self.name,
+                "function": of_callable(self.function),
+                "class_specific": self.class_specific,
+            }
         if self.call is None:
             return {"name": self.name}
-        return {"name": self.name, "method": self.call.method, "options": of_value(self.call.options), "rules": of_value(self.call.rules)}
+        return {
+            "name": self.name,
+            "method": self.call.method,
+            "options": of_value(self.call.options),
+            "rules": of_value(self.call.rules),
+        }
 
 
 RANDOM = Entry("random", class_specific=False)
@@ -49,16 +61,25 @@ POSITION = Entry("position", class_specific=False)
 
 
 def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
-    """Rows from names (``"rollout"``, ``"partial_lrp/lrp"`` with a rule set), functions, ``MethodCall``s, ``Entry``s, or pairs of a row's name and one of these.
+    """Rows from names (``"rollout"``, ``"partial_lrp/lrp"`` with a rule set), functions,
+    ``MethodCall``s, ``Entry``s, or pairs of a row's name and one of these.
 
-    The two floors are added if they are not among them. Raises ``OptionError`` for a method that does not exist, and for two rows of one name.
+    The two floors are added if they are not among them. Raises ``OptionError`` for a method that
+    does not exist, and for two rows of one name.
     """
     if isinstance(methods, (str, Mapping)) or callable(methods):
-        raise OptionError("methods is a list: names, functions, or pairs of a row's name and one of these")
+        raise OptionError(
+            "methods is a list: names, functions, or pairs of a row's name and one of these"
+        )
     rows = [_entry(method) for method in methods]
     rows += [floor for floor in (RANDOM, POSITION) if floor.name not in {row.name for row in rows}]
     if twice := sorted({row.name for row in rows if [r.name for r in rows].count(row.name) > 1}):
-        raise OptionError(message(f"methods: {', '.join(twice)} is there twice", then=[f'("{twice[0]}, again", ...)   # another name for the row']))
+        raise OptionError(
+            message(
+                f"methods: {', '.join(twice)} is there twice",
+                then=[f'("{twice[0]}, again", ...)   # another name for the row'],
+            )
+        )
     return tuple(rows)
 
 
@@ -73,9 +94,18 @@ def _entry(given: Any) -> Entry:
         return RANDOM if given == RANDOM.name else POSITION
     if isinstance(given, str):
         method, _, rules = given.partition("/")
-        return Entry(given, MethodCall(method, {}, rules or None), None, method_named(method, level=None).class_specific)
+        return Entry(
+            given,
+            MethodCall(method, {}, rules or None),
+            None,
+            method_named(method, level=None).class_specific,
+        )
     if isinstance(given, MethodCall):
-        return Entry(given.method, given, None, method_named(given.method, level=None).class_specific)
+        return Entry(
+            given.method, given, None, method_named(given.method, level=None).class_specific
+        )
     if callable(given):
         return Entry(getattr(given, "__name__", type(given).__name__), None, given)
-    raise OptionError(f"methods: {given!r} is no name, function, MethodCall or pair of a name and one of these")
+    raise OptionError(
+        f"methods: {given!r} is no name, function, MethodCall or pair of a name and one of these"
+    )

@@ -1,6 +1,8 @@
-"""What is measured of every sample and every method: a metric, brought to the batches of a task, and the statistics that a table shows of it.
+"""What is measured of every sample and every method: a metric, brought to the batches of a task,
+and the statistics that a table shows of it.
 
-A measure gives a few numbers per sample, (samples, columns), so that they can be kept on disk as they come; a ``Statistic`` makes one number of all samples'.
+A measure gives a few numbers per sample, (samples, columns), so that they can be kept on disk as
+they come; a ``Statistic`` makes one number of all samples'.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from relprop.evaluation.segmentation import Segmentation, mean_iou, pixel_accura
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of a table of samples: ``of`` (samples, columns); ``values``: its per-sample part, (samples,), where it is a mean of one. ``of_classes``: for class-specific methods only."""
+    """One number of a table of samples: ``of`` (samples, columns); ``values``: its per-sample part,
+    (samples,), where it is a mean of one. ``of_classes``: for class-specific methods only."""
 
     name: str
     of: Callable[[Tensor], float]
@@ -30,14 +33,20 @@ class Statistic:
     of_classes: bool = False
 
 
-def mean_of(name: str, values: Callable[[Tensor], Tensor], scale: float = 1.0, of_classes: bool = False) -> Statistic:
-    """A statistic that is the mean of one number per sample; samples where it is not defined (NaN) are left out."""
-    return Statistic(name, lambda table: float(values(table).nanmean()) * scale, values, scale, of_classes)
+def mean_of(
+    name: str, values: Callable[[Tensor], Tensor], scale: float = 1.0, of_classes: bool = False
+) -> Statistic:
+    """A statistic that is the mean of one number per sample; samples where it is not defined (NaN)
+    are left out."""
+    return Statistic(
+        name, lambda table: float(values(table).nanmean()) * scale, values, scale, of_classes
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some samples of a data set as their model takes them, with its ``logits`` (batch, classes); ``predicted`` and ``labels`` (batch,); ``parts``: what its task's measures need."""
+    """Some samples of a data set as their model takes them, with its ``logits`` (batch, classes);
+    ``predicted`` and ``labels`` (batch,); ``parts``: what its task's measures need."""
 
     indices: tuple[int, ...]
     samples: tuple[Any, ...]
@@ -53,9 +62,15 @@ class Batch:
         return [sample.others for sample in self.samples]
 
     def rival(self) -> Tensor:
-        """(batch,): for each sample a class to tell the explained one from: another true one, else of all other classes the one the model finds least likely."""
+        """(batch,): for each sample a class to tell the explained one from: another true one, else
+        of all other classes the one the model finds least likely."""
         least = self.logits.scatter(1, self.main()[:, None], torch.inf).argmin(1)
-        return torch.tensor([sample.others[0] if sample.others else int(c) for sample, c in zip(self.samples, least, strict=True)])
+        return torch.tensor(
+            [
+                sample.others[0] if sample.others else int(c)
+                for sample, c in zip(self.samples, least, strict=True)
+            ]
+        )
 
     def main(self) -> Tensor:
         """(batch,): the class of the label, or the predicted one where there are no labels."""
@@ -64,9 +79,11 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One method's maps of a batch: ``values`` (pairs, ...), for the (sample, class) pairs ``rows``; ``None``: one per sample, whatever the class.
+    """One method's maps of a batch: ``values`` (pairs, ...), for the (sample, class) pairs
+    ``rows``; ``None``: one per sample, whatever the class.
 
-    ``explain(model, inputs, target)``: the method again, on another model or other inputs of the same samples.
+    ``explain(model, inputs, target)``: the method again, on another model or other inputs of the
+    same samples.
     """
 
     values: Tensor
@@ -75,7 +92,11 @@ class Maps:
 
     def of(self, classes: Tensor) -> Tensor:
         """(batch, ...): the map of each sample for its class."""
-        return self.values if self.rows is None else self.values[[self.rows[i, int(c)] for i, c in enumerate(classes)]]
+        return (
+            self.values
+            if self.rows is None
+            else self.values[[self.rows[i, int(c)] for i, c in enumerate(classes)]]
+        )
 
 
 class Measure(Protocol):
@@ -95,7 +116,8 @@ class Measure(Protocol):
 
     @property
     def costly(self) -> bool:
-        """Whether it explains the samples many times over: such a measure is made only if it is named."""
+        """Whether it explains the samples many times over: such a measure is made only if it is
+        named."""
 
     def classes(self, batch: Batch) -> list[Tensor]:
         """The classes whose maps are needed, each (batch,)."""
@@ -105,7 +127,8 @@ class Measure(Protocol):
 
 
 class OfLabel:
-    """What most measures are: named as their metric, cheap, and made of the maps of the label's class."""
+    """What most measures are: named as their metric, cheap, and made of the maps of the label's
+    class."""
 
     metric: Any
     costly: ClassVar[bool] = False
@@ -120,7 +143,8 @@ class OfLabel:
 
 @dataclass(frozen=True)
 class BothCurves:
-    """Perturbation with maps of the predicted class and of the target class: 20 hits per sample. Images and texts say how ``hits`` are found."""
+    """Perturbation with maps of the predicted class and of the target class: 20 hits per sample.
+    Images and texts say how ``hits`` are found."""
 
     order: str
     protocol: str = "paper-code"
@@ -139,9 +163,12 @@ class BothCurves:
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         def area(at: int) -> Callable[[Tensor], Tensor]:
-            return lambda table: torch.trapezoid(table[:, at + self.metric.first:at + 10], dx=0.1)
+            return lambda table: torch.trapezoid(table[:, at + self.metric.first : at + 10], dx=0.1)
 
-        return (mean_of("predicted", area(0), 100), mean_of("target", area(10), 100, of_classes=True))
+        return (
+            mean_of("predicted", area(0), 100),
+            mean_of("target", area(10), 100, of_classes=True),
+        )
 
     def classes(self, batch: Batch) -> list[Tensor]:
         return [batch.predicted] if batch.labels is None else [batch.predicted, batch.labels]
@@ -155,7 +182,15 @@ class BothCurves:
         predicted = self.hits(self.metric, task, batch, maps.of(batch.predicted))
         if maps.rows is None or torch.equal(batch.predicted, batch.labels):
             return torch.cat([predicted, predicted], 1).double()
-        return torch.cat([predicted, self.hits(replace(self.metric, explained="target"), task, batch, maps.of(batch.labels))], 1).double()
+        return torch.cat(
+            [
+                predicted,
+                self.hits(
+                    replace(self.metric, explained="target"), task, batch, maps.of(batch.labels)
+                ),
+            ],
+            1,
+        ).double()
 
 
 class ImageCurve(BothCurves):
@@ -164,7 +199,14 @@ class ImageCurve(BothCurves):
     kind = ImagePerturbation
 
     def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        hits: Tensor = metric(task.model, batch.parts["images"], values, batch.labels, normalize=task.normalize, others=batch.others).hits
+        hits: Tensor = metric(
+            task.model,
+            batch.parts["images"],
+            values,
+            batch.labels,
+            normalize=task.normalize,
+            others=batch.others,
+        ).hits
         return hits
 
 
@@ -177,16 +219,21 @@ class SegmentationCounts(OfLabel):
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         return (
-            Statistic("pixel accuracy", lambda t: 100 * pixel_accuracy(t), None, 100), mean_of("mAP", lambda t: t[:, 6], 100), Statistic("mIoU", lambda t: 100 * mean_iou(t), None, 100),
+            Statistic("pixel accuracy", lambda t: 100 * pixel_accuracy(t), None, 100),
+            mean_of("mAP", lambda t: t[:, 6], 100),
+            Statistic("mIoU", lambda t: 100 * mean_iou(t), None, 100),
         )
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric.table(maps.of(batch.main()), torch.stack([sample.mask for sample in batch.samples]))
+        return self.metric.table(
+            maps.of(batch.main()), torch.stack([sample.mask for sample in batch.samples])
+        )
 
 
 @dataclass(frozen=True)
 class ClassCorrelation(OfLabel):
-    """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample or else the least likely."""
+    """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample
+    or else the least likely."""
 
     metric: ClassSensitivity = field(default_factory=ClassSensitivity)
 
@@ -198,12 +245,15 @@ class ClassCorrelation(OfLabel):
         return [batch.main(), batch.rival()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric(maps.of(batch.main()), maps.of(batch.rival()), content=batch.parts.get("content"))[:, None]
+        return self.metric(
+            maps.of(batch.main()), maps.of(batch.rival()), content=batch.parts.get("content")
+        )[:, None]
 
 
 @dataclass(frozen=True)
 class Randomisation(OfLabel):
-    """Spearman's ρ with the map of the model whose parameters are randomised, stage by stage; of a model with fewer modules than stages the rest is NaN."""
+    """Spearman's ρ with the map of the model whose parameters are randomised, stage by stage; of a
+    model with fewer modules than stages the rest is NaN."""
 
     metric: ParameterRandomization = field(default_factory=ParameterRandomization)
 
@@ -214,9 +264,14 @@ class Randomisation(OfLabel):
         return (mean_of("ρ", lambda t: t.nanmean(1)),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        curve = self.metric(task.model, batch.inputs, lambda model: maps.explain(model, batch.inputs, batch.main()), content=batch.parts.get("content"))
+        curve = self.metric(
+            task.model,
+            batch.inputs,
+            lambda model: maps.explain(model, batch.inputs, batch.main()),
+            content=batch.parts.get("content"),
+        )
         found = torch.full((len(batch.samples), self.metric.stages), torch.nan, dtype=torch.float64)
-        found[:, :curve.similarity.shape[1]] = curve.similarity
+        found[:, : curve.similarity.shape[1]] = curve.similarity
         return found
 
 
@@ -249,4 +304,8 @@ class Unstable(OfLabel):
         return (mean_of("max", lambda t: t[:, 0]),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric(lambda inputs, target: maps.explain(task.model, inputs, target), batch.inputs, batch.main())[:, None]
+        return self.metric(
+            lambda inputs, target: maps.explain(task.model, inputs, target),
+            batch.inputs,
+            batch.main(),
+        )[:, None]

@@ -1,4 +1,5 @@
-"""Perturbation: how fast accuracy falls when what the map calls important (or unimportant) is removed, of images and of texts."""
+"""Perturbation: how fast accuracy falls when what the map calls important (or unimportant) is
+removed, of images and of texts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError, message, warn
-from relprop.evaluation.base import chosen, finite, in_range, labels_for, logits_of, place_of, ranked, without
+from relprop.evaluation.base import (
+    chosen,
+    finite,
+    in_range,
+    labels_for,
+    logits_of,
+    place_of,
+    ranked,
+    without,
+)
 from relprop.evaluation.texts import text_of
 from relprop.explanation import Explanation
 from relprop.tracer.surroundings import evaluating
@@ -22,7 +32,8 @@ PROTOCOLS = ("paper-code", "paper")
 
 @dataclass(frozen=True, eq=False)
 class PerturbationCurve:
-    """Hits of the model at each share removed: ``hits`` (batch, 10), bool, after 0, 10, ..., 90 %; the area is taken from the share ``first``/10 on."""
+    """Hits of the model at each share removed: ``hits`` (batch, 10), bool, after 0, 10, ..., 90 %;
+    the area is taken from the share ``first``/10 on."""
 
     hits: Tensor
     first: int
@@ -34,8 +45,9 @@ class PerturbationCurve:
 
     @property
     def values(self) -> Tensor:
-        """(batch,), float64: each sample's own area, in percent; their mean is ``auc``, for ``bootstrap``."""
-        return 100 * torch.trapezoid(self.hits.double()[:, self.first:], dx=1 / STEPS)
+        """(batch,), float64: each sample's own area, in percent; their mean is ``auc``, for
+        ``bootstrap``."""
+        return 100 * torch.trapezoid(self.hits.double()[:, self.first :], dx=1 / STEPS)
 
     @property
     def auc(self) -> float:
@@ -44,9 +56,13 @@ class PerturbationCurve:
 
 
 def joined(curves: Sequence[PerturbationCurve]) -> PerturbationCurve:
-    """One curve of a data set that was measured in batches. Raises ``InputError`` for none, or curves of different protocols."""
+    """One curve of a data set that was measured in batches. Raises ``InputError`` for none, or
+    curves of different protocols."""
     if len({c.first for c in curves}) != 1:
-        raise InputError(f"{len(curves)} curves of {len({c.first for c in curves})} protocols: curves of one protocol are needed")
+        raise InputError(
+            f"{len(curves)} curves of {len({c.first for c in curves})} protocols: curves "
+            "of one protocol are needed"
+        )
     return PerturbationCurve(torch.cat([c.hits for c in curves]), curves[0].first)
 
 
@@ -73,73 +89,123 @@ class _Perturbation:
 
     @property
     def higher_is_better(self) -> bool:
-        """Accuracy should last when what is unimportant goes (negative), and fall when what is important goes (positive)."""
+        """Accuracy should last when what is unimportant goes (negative), and fall when what is
+        important goes (positive)."""
         return self.order == "negative"
 
     @property
     def first(self) -> int:
-        """The first tenth of the area: 0, with the unperturbed point, or 1 in ``protocol="paper"``."""
+        """The first tenth of the area: 0, with the unperturbed point, or 1 in
+        ``protocol="paper"``."""
         return 1 if self.protocol == "paper" else 0
 
     def _ranked(self, scores: Tensor) -> Tensor:
         return ranked(scores if self.order == "positive" else -scores)
 
     def _check_explained(self, maps: Any, labels: Tensor, predicted: Tensor) -> None:
-        """That an explanation explains the class this metric is named for; of plain tensors nothing is known."""
+        """That an explanation explains the class this metric is named for; of plain tensors nothing
+        is known."""
         if not isinstance(maps, Explanation) or not all(isinstance(t, int) for t in maps.target):
             return
         wanted = labels if self.explained == "target" else predicted
-        other = [i for i, (t, w) in enumerate(zip(maps.target, wanted.tolist(), strict=True)) if t != w]
+        other = [
+            i for i, (t, w) in enumerate(zip(maps.target, wanted.tolist(), strict=True)) if t != w
+        ]
         if other and self.explained == "target":
-            raise InputError(f"explained='target': sample {other[0]} is of class {int(wanted[other[0]])}, its explanation of {maps.target[other[0]]!r}")
+            raise InputError(
+                f"explained='target': sample {other[0]} is of class "
+                f"{int(wanted[other[0]])}, its explanation of {maps.target[other[0]]!r}"
+            )
         if other:
-            warn(f"explained='predicted': {len(other)} explanations are not of the class the model predicts, the first of them of sample {other[0]}")
+            warn(
+                f"explained='predicted': {len(other)} explanations are not of the class "
+                f"the model predicts, the first of them of sample {other[0]}"
+            )
 
 
 @dataclass(frozen=True)
 class ImagePerturbation(_Perturbation):
-    """Perturbation AUC of images (Chefer et al. 2021, Tab. 1): pixels go to black, before normalisation, in order of the map.
+    """Perturbation AUC of images (Chefer et al. 2021, Tab. 1): pixels go to black, before
+    normalisation, in order of the map.
 
-    For 10, 20, ..., 90 % the pixels of highest (``order="positive"``) or lowest (``"negative"``) value are set to 0 in all channels of the image in [0, 1],
-    the image is normalised and classified; a hit is the true label at top 1. The area is over [0, 0.9] with the unperturbed image (``paper-code``), or
-    over [0.1, 0.9] (``paper``). ``explained``: of which class the maps are, predicted or target; it is part of the metric's name, the label is
-    always the true one.
+    For 10, 20, ..., 90 % the pixels of highest (``order="positive"``) or lowest (``"negative"``)
+    value are set to 0 in all channels of the image in [0, 1], the image is normalised and
+    classified; a hit is the true label at top 1. The area is over [0, 0.9] with the unperturbed
+    image (``paper-code``), or over [0.1, 0.9] (``paper``). ``explained``: of which class the maps
+    are, predicted or target; it is part of the metric's name, the label is always the true one.
     """
 
     of: ClassVar[str] = "images"
     deviations: ClassVar[tuple[str, ...]] = (
-        "The paper's text removes 10 % to 90 %; its numbers, by the author's word, include the unperturbed accuracy at 0 (paper-code, the default).",
-        "Of equal map values the earlier pixel, row by row, is removed first; the published code leaves it to the sorting of the device.",
-        "A data set with several true classes per image: the others are left out of the choice (others=); the paper has one label per image.",
-        "k % of n pixels is ⌊kn/100⌋ exactly; the published code multiplies floats and may remove one pixel less at 70 % where n is a multiple of 10.",
+        (
+            "The paper's text removes 10 % to 90 %; its numbers, by the author's word, "
+            "include the unperturbed accuracy at 0 (paper-code, the default)."
+        ),
+        (
+            "Of equal map values the earlier pixel, row by row, is removed first; the "
+            "published code leaves it to the sorting of the device."
+        ),
+        (
+            "A data set with several true classes per image: the others are left out of the "
+            "choice (others=); the paper has one label per image."
+        ),
+        (
+            "k % of n pixels is ⌊kn/100⌋ exactly; the published code multiplies floats and "
+            "may remove one pixel less at 70 % where n is a multiple of 10."
+        ),
     )
 
     def __call__(
-        self, model: Any, images: Tensor, maps: Explanation | Tensor, labels: Any, *, normalize: Callable[[Tensor], Tensor], others: Sequence[Sequence[int]] = (),
+        self,
+        model: Any,
+        images: Tensor,
+        maps: Explanation | Tensor,
+        labels: Any,
+        *,
+        normalize: Callable[[Tensor], Tensor],
+        others: Sequence[Sequence[int]] = (),
         batch_size: int = 64,
     ) -> PerturbationCurve:
         """The curve of a batch. Curves of several batches are put together by ``joined``.
 
-        ``model``: a module or function of normalised images that returns logits (batch, classes) or an object with ``logits``; a module runs as in ``eval()``.
-        ``images`` (batch, C, H, W) in [0, 1], not normalised; ``normalize`` what the model needs done to them. ``maps`` (batch, H, W), or an explanation of
-        images; ``labels`` (batch,) the true classes. ``others``: for each image further classes that are true of it, which the model is not asked to choose.
+        ``model``: a module or function of normalised images that returns logits (batch, classes) or
+        an object with ``logits``; a module runs as in ``eval()``. ``images`` (batch, C, H, W) in
+        [0, 1], not normalised; ``normalize`` what the model needs done to them. ``maps`` (batch, H,
+        W), or an explanation of images; ``labels`` (batch,) the true classes. ``others``: for each
+        image further classes that are true of it, which the model is not asked to choose.
         ``batch_size``: images per forward pass, ten passes each. Raises ``InputError``.
         """
         if images.dim() != 4 or not images.is_floating_point() or not len(images):
-            raise InputError(f"images: shape {list(images.shape)}, {images.dtype}; floating point (batch, C, H, W) is needed")
+            raise InputError(
+                f"images: shape {list(images.shape)}, {images.dtype}; floating point "
+                "(batch, C, H, W) is needed"
+            )
         if not ((images >= 0) & (images <= 1)).all():
-            raise InputError(message(
-                f"images: values from {float(images.min()):.3g} to {float(images.max()):.3g}; [0, 1] is needed, before normalisation", then=["normalize=   # what turns them into the model's input"],
-            ))
-        heat = finite("maps", maps.heatmap(tuple(images.shape[2:])) if isinstance(maps, Explanation) else maps, "batch, H, W").cpu()
+            raise InputError(
+                message(
+                    (
+                        f"images: values from {float(images.min()):.3g} to "
+                        f"{float(images.max()):.3g}; [0, 1] is needed, before normalisation"
+                    ),
+                    then=["normalize=   # what turns them into the model's input"],
+                )
+            )
+        heat = finite(
+            "maps",
+            maps.heatmap(tuple(images.shape[2:])) if isinstance(maps, Explanation) else maps,
+            "batch, H, W",
+        ).cpu()
         if heat.shape != (len(images), *images.shape[2:]):
-            raise InputError(f"maps are {list(heat.shape)}, images {list(images.shape)}: a map for every image, of its height and width, is needed")
+            raise InputError(
+                f"maps are {list(heat.shape)}, images {list(images.shape)}: a map for "
+                "every image, of its height and width, is needed"
+            )
         truth, order = labels_for(labels, len(images)), self._ranked(heat.flatten(1))
         device, dtype = place_of(model, images)
 
         def seen(at: slice, removed: int) -> Tensor:
             pixels = images[at].detach().to(device, dtype, copy=True).flatten(2)
-            gone = order[at, :order.shape[1] * removed // STEPS].to(device)
+            gone = order[at, : order.shape[1] * removed // STEPS].to(device)
             pixels.scatter_(2, gone[:, None].expand(-1, pixels.shape[1], -1), 0)
             return logits_of(model, normalize(pixels.view(-1, *images.shape[1:])))
 
@@ -148,18 +214,26 @@ class ImagePerturbation(_Perturbation):
 
 @dataclass(frozen=True)
 class TextPerturbation(_Perturbation):
-    """Perturbation AUC of texts: tokens in place of pixels; special tokens and padding are never removed.
+    """Perturbation AUC of texts: tokens in place of pixels; special tokens and padding are never
+    removed.
 
-    ``removal``: the id that takes a removed token's place (that of [MASK] or [PAD], say), its attention mask left at 1; or ``"mask"``: the token stays and
-    the attention mask goes to 0. Of a text's n content tokens ⌊kn/100⌋ are removed at k %. The rest as for images.
+    ``removal``: the id that takes a removed token's place (that of [MASK] or [PAD], say), its
+    attention mask left at 1; or ``"mask"``: the token stays and the attention mask goes to 0. Of a
+    text's n content tokens ⌊kn/100⌋ are removed at k %. The rest as for images.
     """
 
     removal: int | str = "mask"
 
     of: ClassVar[str] = "texts"
     deviations: ClassVar[tuple[str, ...]] = (
-        "The paper perturbs images only; of texts the order, the shares and the area are those of images.",
-        "The area includes the unperturbed accuracy at 0 (paper-code, the default) or starts at 10 % (paper).",
+        (
+            "The paper perturbs images only; of texts the order, the shares and the area are "
+            "those of images."
+        ),
+        (
+            "The area includes the unperturbed accuracy at 0 (paper-code, the default) or "
+            "starts at 10 % (paper)."
+        ),
         "Of equal scores the earlier token is removed first.",
     )
 
@@ -169,12 +243,21 @@ class TextPerturbation(_Perturbation):
             raise OptionError(f"removal={self.removal!r}: the id of a token, or 'mask'")
 
     def __call__(
-        self, model: Any, inputs: Mapping[str, Tensor], scores: Explanation | Tensor, labels: Any, *, content: Any = None, batch_size: int = 64,
+        self,
+        model: Any,
+        inputs: Mapping[str, Tensor],
+        scores: Explanation | Tensor,
+        labels: Any,
+        *,
+        content: Any = None,
+        batch_size: int = 64,
     ) -> PerturbationCurve:
         """The curve of a batch.
 
-        ``inputs``: ``input_ids`` (batch, tokens), ``attention_mask`` and whatever else the model takes by name, one row per sample. ``scores`` (batch, tokens), or an
-        explanation of the text. ``content`` (batch, tokens): which tokens may be removed; an explanation knows. Raises ``InputError``.
+        ``inputs``: ``input_ids`` (batch, tokens), ``attention_mask`` and whatever else the model
+        takes by name, one row per sample. ``scores`` (batch, tokens), or an explanation of the
+        text. ``content`` (batch, tokens): which tokens may be removed; an explanation knows. Raises
+        ``InputError``.
         """
         ids, values, removable = text_of(inputs, scores, content)
         if self.removal == "mask" and "attention_mask" not in inputs:
@@ -199,9 +282,16 @@ class TextPerturbation(_Perturbation):
 
 
 def _measured(
-    metric: _Perturbation, model: Any, maps: Any, truth: Tensor, batch_size: int, seen: Callable[[slice, int], Tensor], others: Sequence[Sequence[int]] = (),
+    metric: _Perturbation,
+    model: Any,
+    maps: Any,
+    truth: Tensor,
+    batch_size: int,
+    seen: Callable[[slice, int], Tensor],
+    others: Sequence[Sequence[int]] = (),
 ) -> PerturbationCurve:
-    """The hits of every sample at every tenth. ``seen``: the logits of some samples with so many tenths removed."""
+    """The hits of every sample at every tenth. ``seen``: the logits of some samples with so many
+    tenths removed."""
     if batch_size < 1:
         raise OptionError(f"batch_size={batch_size}: at least 1")
     if others and len(others) != len(truth):

@@ -1,4 +1,5 @@
-"""The evaluation as a page: the papers' tables with our numbers, what was published beside them, and where the orders differ."""
+"""The evaluation as a page: the papers' tables with our numbers, what was published beside them,
+and where the orders differ."""
 
 from __future__ import annotations
 
@@ -16,23 +17,52 @@ from relprop.evaluation.table import FLOORS, Column, Numbers, Table, markdown_gr
 from relprop.views.curves import curves
 from relprop.views.plot import figure
 
-#: Of each task the picture's file, the table whose rows it has, its measures, and what the axes are.
+#: Of each task the picture's file, the table whose rows it has, its measures, and what the axes
+#: are.
 PICTURES = {
-    "digit_scenes": ("evaluation-perturbation.png", "cvpr-table-1", ("negative perturbation", "positive perturbation"), "% of the pixels removed", "accuracy (%)"),
-    "reviews": ("evaluation-token-f1.png", "cvpr-figure-4", ("token-F1",), "words marked", "F1 (%)"),
+    "digit_scenes": (
+        "evaluation-perturbation.png",
+        "cvpr-table-1",
+        ("negative perturbation", "positive perturbation"),
+        "% of the pixels removed",
+        "accuracy (%)",
+    ),
+    "reviews": (
+        "evaluation-token-f1.png",
+        "cvpr-figure-4",
+        ("token-F1",),
+        "words marked",
+        "F1 (%)",
+    ),
 }
-HEADING = {"digit_scenes": "Digit scenes", "reviews": "Film reviews", "sanity": "Sanity checks, on digit scenes"}
+HEADING = {
+    "digit_scenes": "Digit scenes",
+    "reviews": "Film reviews",
+    "sanity": "Sanity checks, on digit scenes",
+}
 
 
 def blocks(found: Mapping[str, Numbers]) -> dict[str, str]:
-    """The page's parts by name, as Markdown. ``found``: the numbers of the tasks that were run, of ``digit_scenes``, ``reviews`` and ``sanity``."""
-    parts = {paper.key: paper_table(paper, found[paper.task]) for paper in TABLES if paper.task in found}
-    return parts | {f"all-{name}": numbers.table(f"{HEADING.get(name, name)}: every row and column").markdown() for name, numbers in found.items()}
+    """The page's parts by name, as Markdown. ``found``: the numbers of the tasks that were run, of
+    ``digit_scenes``, ``reviews`` and ``sanity``."""
+    parts = {
+        paper.key: paper_table(paper, found[paper.task]) for paper in TABLES if paper.task in found
+    }
+    return parts | {
+        f"all-{name}": numbers.table(f"{HEADING.get(name, name)}: every row and column").markdown()
+        for name, numbers in found.items()
+    }
 
 
 def paper_table(paper: PaperTable, numbers: Numbers) -> str:
-    """One of the papers' tables: ours, with the two floors, then the published numbers and how the orders of the methods agree."""
-    columns = [c.name for m in numbers.measures for c in (Column(m, s) for s in m.statistics) if c.name in paper.columns or m.name in paper.columns]
+    """One of the papers' tables: ours, with the two floors, then the published numbers and how the
+    orders of the methods agree."""
+    columns = [
+        c.name
+        for m in numbers.measures
+        for c in (Column(m, s) for s in m.statistics)
+        if c.name in paper.columns or m.name in paper.columns
+    ]
     table = numbers.table(paper.title, [*paper.rows, *FLOORS], columns)
     lines = [table.markdown(paper.transposed)]
     if paper.published:
@@ -48,21 +78,39 @@ def _published(paper: PaperTable) -> str:
         value = paper.published.get((row, column))
         return "–" if value is None else f"{value:g}"
 
-    return markdown_grid(paper.rows, [(column, column) for column in paper.columns], cell, paper.transposed)
+    return markdown_grid(
+        paper.rows, [(column, column) for column in paper.columns], cell, paper.transposed
+    )
 
 
 def agreement(paper: PaperTable, table: Table, column: str) -> str:
-    """One sentence: the order of the methods here, the published one, and Spearman's ρ of the two."""
-    rows = [row for row in paper.rows if (row, column) in paper.published and (row, column) in table.cells]
+    """One sentence: the order of the methods here, the published one, and Spearman's ρ of the
+    two."""
+    rows = [
+        row
+        for row in paper.rows
+        if (row, column) in paper.published and (row, column) in table.cells
+    ]
     better = next(c.higher_is_better for c in table.columns if c.name == column)
     published = sorted(rows, key=lambda row: paper.published[row, column], reverse=better)
     ours = [row for row in table.order(column) if row in rows]
-    rho = float(needed("scipy.stats").spearmanr([table.cells[r, column].interval.mean for r in rows], [paper.published[r, column] for r in rows]).statistic)
-    return f"{column}, best first: here {' > '.join(ours)}; published {' > '.join(published)}; Spearman's ρ of the numbers {rho:.2f}."
+    rho = float(
+        needed("scipy.stats")
+        .spearmanr(
+            [table.cells[r, column].interval.mean for r in rows],
+            [paper.published[r, column] for r in rows],
+        )
+        .statistic
+    )
+    return (
+        f"{column}, best first: here {' > '.join(ours)}; published "
+        f"{' > '.join(published)}; Spearman's ρ of the numbers {rho:.2f}."
+    )
 
 
 def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
-    """The curves: accuracy against the share removed (digit scenes), token-F1 against k (reviews: Figure 4 of the paper)."""
+    """The curves: accuracy against the share removed (digit scenes), token-F1 against k (reviews:
+    Figure 4 of the paper)."""
     written = []
     for name, (file, paper, measures, xlabel, ylabel) in PICTURES.items():
         if name not in found:
@@ -71,7 +119,17 @@ def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
         rows = next((*p.rows, *FLOORS) for p in TABLES if p.key == paper)
         fig, axes = figure(len(drawn))
         for axis, measure in zip(axes, drawn, strict=True):
-            curves({r: _curve(measure, found[name].tables[r, measure.name]) for r in rows if (r, measure.name) in found[name].tables}, ax=axis, title=measure.name, xlabel=xlabel, ylabel=ylabel)
+            curves(
+                {
+                    r: _curve(measure, found[name].tables[r, measure.name])
+                    for r in rows
+                    if (r, measure.name) in found[name].tables
+                },
+                ax=axis,
+                title=measure.name,
+                xlabel=xlabel,
+                ylabel=ylabel,
+            )
             if (own := axis.get_legend()) is not None:  # one legend serves all
                 own.remove()
         axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
@@ -81,14 +139,23 @@ def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
 
 
 def _curve(measure: Any, table: Tensor) -> tuple[list[int], Tensor]:
-    """Where a measure's columns stand, and their means over the samples, in percent; of hits those with maps of the predicted class."""
+    """Where a measure's columns stand, and their means over the samples, in percent; of hits those
+    with maps of the predicted class."""
     x = list(getattr(measure.metric, "k", range(0, 100, 10)))
-    return x, 100 * table.nanmean(0)[:len(x)]
+    return x, 100 * table.nanmean(0)[: len(x)]
 
 
 def page(parts: Mapping[str, str], command: str) -> str:
     """The parts as one page."""
-    return "\n\n".join([f"# Evaluation\n\nMade by `{command}`.", *(fenced(name, part) for name, part in parts.items())]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"# Evaluation\n\nMade by `{command}`.",
+                *(fenced(name, part) for name, part in parts.items()),
+            ]
+        )
+        + "\n"
+    )
 
 
 def fenced(name: str, part: str) -> str:
@@ -97,16 +164,20 @@ def fenced(name: str, part: str) -> str:
 
 
 def update(path: Path, parts: Mapping[str, str]) -> list[str]:
-    """Put the parts in their places in a page that has some of the marks, leaving all else as it is; the names that were put. Raises ``InputError`` if it has none."""
+    """Put the parts in their places in a page that has some of the marks, leaving all else as it
+    is; the names that were put. Raises ``InputError`` if it has none."""
     text, put = path.read_text(encoding="utf-8"), []
     for name, part in parts.items():
-        pattern = re.compile(rf"<!-- {re.escape(name)}: generated -->.*?<!-- /{re.escape(name)} -->", re.DOTALL)
+        pattern = re.compile(
+            rf"<!-- {re.escape(name)}: generated -->.*?<!-- /{re.escape(name)} -->", re.DOTALL
+        )
         if pattern.search(text):
             text = pattern.sub(lambda _, name=name, part=part: fenced(name, part), text)  # type: ignore[misc]
             put.append(name)
     if not put:
-        raise InputError(f"{path.name} has no place for {', '.join(parts)}: such a place is {fenced(next(iter(parts)), '').splitlines()[0]}")
+        raise InputError(
+            f"{path.name} has no place for {', '.join(parts)}: such a place is "
+            f"{fenced(next(iter(parts)), '').splitlines()[0]}"
+        )
     path.write_text(text, encoding="utf-8")
     return put
-
-

@@ -1,4 +1,5 @@
-"""Infidelity and max-sensitivity (Yeh et al. 2019), as Captum computes them, of maps of floating-point inputs."""
+"""Infidelity and max-sensitivity (Yeh et al. 2019), as Captum computes them, of maps of
+floating-point inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from relprop.explanation import Explanation
 
 @dataclass(frozen=True)
 class _Perturbed:
-    """What both share: how often, how far, and with which random numbers the inputs are perturbed."""
+    """What both share: how often, how far, and with which random numbers the inputs are
+    perturbed."""
 
     samples: int = 10
     radius: float = 0.02
@@ -27,14 +29,19 @@ class _Perturbed:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or not self.radius > 0:
-            raise OptionError(f"samples={self.samples}, radius={self.radius}: at least 1, and more than 0")
+            raise OptionError(
+                f"samples={self.samples}, radius={self.radius}: at least 1, and more than 0"
+            )
 
     def _noise(self, draw: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        """Noise for a batch in which each sample stands ``samples`` times in a row: the same draws for every sample, so that none depends on its batch."""
+        """Noise for a batch in which each sample stands ``samples`` times in a row: the same draws
+        for every sample, so that none depends on its batch."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def noise(rows: Tensor) -> Tensor:
-            drawn = draw((self.samples, *rows.shape[1:]), generator=generator, dtype=torch.float64).to(rows)
+            drawn = draw(
+                (self.samples, *rows.shape[1:]), generator=generator, dtype=torch.float64
+            ).to(rows)
             return drawn.repeat(len(rows) // self.samples, *(1 for _ in rows.shape[1:]))
 
         return noise
@@ -42,10 +49,12 @@ class _Perturbed:
 
 @dataclass(frozen=True)
 class Infidelity(_Perturbed):
-    """E_I (Iᵀ φ − (f(x) − f(x − I)))²: how badly the map φ predicts what noise I does to the output (Yeh et al. 2019, Def. 2.1). Lower is better.
+    """E_I (Iᵀ φ − (f(x) − f(x − I)))²: how badly the map φ predicts what noise I does to the output
+    (Yeh et al. 2019, Def. 2.1). Lower is better.
 
-    I is normal noise of standard deviation ``radius``. With ``normalize`` the map is first scaled by the best factor, per sample, since maps of most methods have no
-    unit; without it φ must be in units of output per input, as gradients × 1 are.
+    I is normal noise of standard deviation ``radius``. With ``normalize`` the map is first scaled
+    by the best factor, per sample, since maps of most methods have no unit; without it φ must be in
+    units of output per input, as gradients × 1 are.
     """
 
     normalize: bool = True
@@ -53,12 +62,18 @@ class Infidelity(_Perturbed):
     name: ClassVar[str] = "infidelity"
     source: ClassVar[str] = "Yeh et al., NeurIPS 2019, Def. 2.1; captum.metrics.infidelity"
     deviations: ClassVar[tuple[str, ...]] = (
-        "The map of an explanation is its heat map over the pixels, the same in every channel, each a share 1/C of it.",
+        (
+            "The map of an explanation is its heat map over the pixels, the same in every "
+            "channel, each a share 1/C of it."
+        ),
         "Every sample sees the same noise, drawn from the seed.",
     )
 
-    def __call__(self, model: Any, inputs: Tensor, maps: Explanation | Tensor, target: Any) -> Tensor:
-        """(batch,), float64. ``inputs`` as the model takes them, floating point; ``maps`` of their shape, (batch, H, W), or an explanation; ``target`` (batch,) classes."""
+    def __call__(
+        self, model: Any, inputs: Tensor, maps: Explanation | Tensor, target: Any
+    ) -> Tensor:
+        """(batch,), float64. ``inputs`` as the model takes them, floating point; ``maps`` of their
+        shape, (batch, H, W), or an explanation; ``target`` (batch,) classes."""
         values, classes = _pixels(inputs, maps), labels_for(target, len(inputs))
         noise = self._noise(lambda *a, **k: self.radius * torch.randn(*a, **k))
 
@@ -70,14 +85,25 @@ class Infidelity(_Perturbed):
             return logits_of(model, rows).double().gather(1, of[:, None])[:, 0].to(rows.device)
 
         with torch.no_grad():
-            return _captum("infidelity")(
-                chosen, perturbed, inputs.detach(), values, additional_forward_args=(classes,), n_perturb_samples=self.samples, normalize=self.normalize,
-            ).double().cpu()
+            return (
+                _captum("infidelity")(
+                    chosen,
+                    perturbed,
+                    inputs.detach(),
+                    values,
+                    additional_forward_args=(classes,),
+                    n_perturb_samples=self.samples,
+                    normalize=self.normalize,
+                )
+                .double()
+                .cpu()
+            )
 
 
 @dataclass(frozen=True)
 class MaxSensitivity(_Perturbed):
-    """max over noise of ‖φ(x + ε) − φ(x)‖ / ‖φ(x)‖, |ε| ≤ ``radius`` (Yeh et al. 2019, Def. 3.1): how far the map moves when the input hardly does. Lower is better."""
+    """max over noise of ‖φ(x + ε) − φ(x)‖ / ‖φ(x)‖, |ε| ≤ ``radius`` (Yeh et al. 2019, Def. 3.1):
+    how far the map moves when the input hardly does. Lower is better."""
 
     name: ClassVar[str] = "max-sensitivity"
     source: ClassVar[str] = "Yeh et al., NeurIPS 2019, Def. 3.1; captum.metrics.sensitivity_max"
@@ -86,10 +112,16 @@ class MaxSensitivity(_Perturbed):
         "Every sample sees the same noise, drawn from the seed.",
     )
 
-    def __call__(self, explain: Callable[[Tensor, Tensor], Explanation | Tensor], inputs: Tensor, target: Any) -> Tensor:
-        """(batch,), float64. ``explain``: a function of inputs and their classes (n,) that gives their maps, an ``Explanation`` or a tensor (n, ...)."""
+    def __call__(
+        self, explain: Callable[[Tensor, Tensor], Explanation | Tensor], inputs: Tensor, target: Any
+    ) -> Tensor:
+        """(batch,), float64. ``explain``: a function of inputs and their classes (n,) that gives
+        their maps, an ``Explanation`` or a tensor (n, ...)."""
         if not inputs.is_floating_point():
-            raise InputError(f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed (of a text: its embeddings)")
+            raise InputError(
+                f"inputs: {inputs.dtype}; noise is added to them, so floating point is "
+                "needed (of a text: its embeddings)"
+            )
         classes, uniform = labels_for(target, len(inputs)), self._noise(torch.rand)
 
         def moved(rows: Tensor, radius: float) -> tuple[Tensor]:
@@ -100,27 +132,46 @@ class MaxSensitivity(_Perturbed):
             found = found.scores if isinstance(found, Explanation) else found
             return (finite("maps", found.flatten(1), "batch, tokens").double(),)
 
-        return _captum("sensitivity_max")(
-            maps, inputs.detach(), perturb_func=moved, perturb_radius=self.radius, n_perturb_samples=self.samples,
-        ).double().cpu()
+        return (
+            _captum("sensitivity_max")(
+                maps,
+                inputs.detach(),
+                perturb_func=moved,
+                perturb_radius=self.radius,
+                n_perturb_samples=self.samples,
+            )
+            .double()
+            .cpu()
+        )
 
 
 def _pixels(inputs: Tensor, maps: Explanation | Tensor) -> Tensor:
     """The map as numbers of the inputs' shape."""
     if not inputs.is_floating_point():
-        raise InputError(f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed (of a text: its embeddings)")
-    values = maps.heatmap(tuple(inputs.shape[2:])) if isinstance(maps, Explanation) else maps.detach()
+        raise InputError(
+            f"inputs: {inputs.dtype}; noise is added to them, so floating point is "
+            "needed (of a text: its embeddings)"
+        )
+    values = (
+        maps.heatmap(tuple(inputs.shape[2:])) if isinstance(maps, Explanation) else maps.detach()
+    )
     if values.shape == inputs.shape:
         return values.double().to(inputs.device)
     if values.shape != (len(inputs), *inputs.shape[2:]):
-        raise InputError(f"maps are {list(values.shape)}, inputs {list(inputs.shape)}: a map of the inputs' shape, or of their height and width, is needed")
+        raise InputError(
+            f"maps are {list(values.shape)}, inputs {list(inputs.shape)}: a map of the "
+            "inputs' shape, or of their height and width, is needed"
+        )
     return (values[:, None].double() / inputs.shape[1]).expand(inputs.shape).to(inputs.device)
 
 
 def _captum(name: str) -> Any:
-    """One of Captum's metrics. Raises ``OptionError`` naming the extra where Captum is not installed."""
+    """One of Captum's metrics. Raises ``OptionError`` naming the extra where Captum is not
+    installed."""
     try:
         import captum.metrics
     except ImportError:
-        raise OptionError('infidelity and max-sensitivity need Captum: pip install "relprop[captum]"') from None
+        raise OptionError(
+            'infidelity and max-sensitivity need Captum: pip install "relprop[captum]"'
+        ) from None
     return getattr(captum.metrics, name)

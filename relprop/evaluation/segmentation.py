@@ -1,4 +1,5 @@
-"""Segmentation: does the map lie on the object? Pixel accuracy, mean IoU and mean average precision against a mask, over a data set that need not fit memory."""
+"""Segmentation: does the map lie on the object? Pixel accuracy, mean IoU and mean average precision
+against a mask, over a data set that need not fit memory."""
 
 from __future__ import annotations
 
@@ -14,19 +15,35 @@ from relprop.errors import InputError, message
 from relprop.evaluation.base import Interval, bootstrap, finite, needed
 from relprop.explanation import Explanation
 
-COLUMNS = ("correct", "labelled", "background_intersection", "foreground_intersection", "background_union", "foreground_union", "average_precision", "constant")
+COLUMNS = (
+    "correct",
+    "labelled",
+    "background_intersection",
+    "foreground_intersection",
+    "background_union",
+    "foreground_union",
+    "average_precision",
+    "constant",
+)
 IGNORE = -1
 
 
 def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Maps of patches, (batch, h, w), as maps of pixels, (batch, *size): bilinear between the patches' middles (``align_corners=False``)."""
+    """Maps of patches, (batch, h, w), as maps of pixels, (batch, *size): bilinear between the
+    patches' middles (``align_corners=False``)."""
     height, width = size
-    return F.interpolate(finite("maps", maps, "batch, h, w")[:, None], size=(height, width), mode="bilinear", align_corners=False)[:, 0]
+    return F.interpolate(
+        finite("maps", maps, "batch, h, w")[:, None],
+        size=(height, width),
+        mode="bilinear",
+        align_corners=False,
+    )[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationResult:
-    """The three numbers of a set of images, each in [0, 1], and ``table`` (images, 8), float64, whose columns are ``COLUMNS``."""
+    """The three numbers of a set of images, each in [0, 1], and ``table`` (images, 8), float64,
+    whose columns are ``COLUMNS``."""
 
     table: Tensor
 
@@ -37,7 +54,8 @@ class SegmentationResult:
 
     @property
     def constant_maps(self) -> int:
-        """How many of the maps had one value everywhere: all background, average precision that of equal scores."""
+        """How many of the maps had one value everywhere: all background, average precision that of
+        equal scores."""
         return int(self.table[:, 7].sum())
 
     @property
@@ -47,7 +65,8 @@ class SegmentationResult:
 
     @property
     def mean_iou(self) -> float:
-        """The mean over background and foreground of intersections over unions, each summed over all images."""
+        """The mean over background and foreground of intersections over unions, each summed over
+        all images."""
         return mean_iou(self.table)
 
     @property
@@ -56,8 +75,12 @@ class SegmentationResult:
         return mean_average_precision(self.table)
 
     def intervals(self, draws: int = 2000, seed: int = 0) -> dict[str, Interval]:
-        """95 % bootstrap intervals of the three, over images: of ratios of sums the sums are drawn anew."""
-        return {f.__name__: bootstrap(self.table, draws, seed, statistic=f) for f in (pixel_accuracy, mean_average_precision, mean_iou)}
+        """95 % bootstrap intervals of the three, over images: of ratios of sums the sums are drawn
+        anew."""
+        return {
+            f.__name__: bootstrap(self.table, draws, seed, statistic=f)
+            for f in (pixel_accuracy, mean_average_precision, mean_iou)
+        }
 
 
 def pixel_accuracy(table: Tensor) -> float:
@@ -66,7 +89,8 @@ def pixel_accuracy(table: Tensor) -> float:
 
 
 def mean_iou(table: Tensor) -> float:
-    """Mean IoU of a table of images (``COLUMNS``); a class that is nowhere, neither labelled nor found, counts as 0."""
+    """Mean IoU of a table of images (``COLUMNS``); a class that is nowhere, neither labelled nor
+    found, counts as 0."""
     return float((table[:, 2:4].sum(0) / table[:, 4:6].sum(0).clamp(min=1)).mean())
 
 
@@ -77,7 +101,8 @@ def mean_average_precision(table: Tensor) -> float:
 
 @dataclass
 class SegmentationTally:
-    """The running count of a data set: ``update`` with batch after batch, ``compute`` at any time. Eight numbers per image are kept."""
+    """The running count of a data set: ``update`` with batch after batch, ``compute`` at any time.
+    Eight numbers per image are kept."""
 
     metric: Segmentation
     tables: list[Tensor] = field(default_factory=list)
@@ -95,27 +120,45 @@ class SegmentationTally:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Pixel accuracy, mIoU and mAP of a map as a segmentation of the object (Chefer et al. 2021, Tab. 2).
+    """Pixel accuracy, mIoU and mAP of a map as a segmentation of the object (Chefer et al. 2021,
+    Tab. 2).
 
-    Each map is min–max normalised to m ∈ [0, 1]; foreground is where m > mean(m), the image's own mean. Pixel accuracy and the two IoUs are ratios of
-    sums over *all* images; mAP is the mean over images of the average precision of the scores [1 − m, m] against the one-hot mask. Pixels whose mask
-    is −1 count in none, but their map values do count in minimum, maximum and mean. All arithmetic on a map is in its own precision (half: float32).
+    Each map is min–max normalised to m ∈ [0, 1]; foreground is where m > mean(m), the image's own
+    mean. Pixel accuracy and the two IoUs are ratios of sums over *all* images; mAP is the mean over
+    images of the average precision of the scores [1 − m, m] against the one-hot mask. Pixels whose
+    mask is −1 count in none, but their map values do count in minimum, maximum and mean. All
+    arithmetic on a map is in its own precision (half: float32).
 
     >>> import torch
     >>> result = Segmentation()(torch.tensor([[[0.0, 1.0], [0.2, 0.9]]]), torch.tensor([[[0, 1], [0, -1]]]))
     >>> result.pixel_accuracy, result.mean_iou, result.mean_average_precision
     (1.0, 1.0, 1.0)
-    """
+    """  # noqa: E501
 
     name: ClassVar[str] = "segmentation"
     higher_is_better: ClassVar[bool] = True
     protocol: ClassVar[str] = "paper-code"
-    source: ClassVar[str] = "Chefer, Gur & Wolf, CVPR 2021, Sec. 4 and Tab. 2; ImageNet-Segmentation (Guillaumin et al., IJCV 2014)"
+    source: ClassVar[str] = (
+        "Chefer, Gur & Wolf, CVPR 2021, Sec. 4 and Tab. 2; ImageNet-Segmentation "
+        "(Guillaumin et al., IJCV 2014)"
+    )
     deviations: ClassVar[tuple[str, ...]] = (
-        "The paper does not say how mAP is made of a map; as in the published code it is the average precision over both channels [1 − m, m] together.",
-        "The paper does not say over what IoU and accuracy are taken; as in the published code they are ratios of sums over all images, not means of ratios.",
-        "A constant map is min–max normalised to NaN by the published code, hence all background and scores of 0; the same is done here and counted (constant_maps).",
-        "The F1 that the published code prints is a mean over rows of pixels, by a mistaken axis; it is not in the paper and not here.",
+        (
+            "The paper does not say how mAP is made of a map; as in the published code it is "
+            "the average precision over both channels [1 − m, m] together."
+        ),
+        (
+            "The paper does not say over what IoU and accuracy are taken; as in the "
+            "published code they are ratios of sums over all images, not means of ratios."
+        ),
+        (
+            "A constant map is min–max normalised to NaN by the published code, hence all "
+            "background and scores of 0; the same is done here and counted (constant_maps)."
+        ),
+        (
+            "The F1 that the published code prints is a mean over rows of pixels, by a "
+            "mistaken axis; it is not in the paper and not here."
+        ),
     )
 
     def start(self) -> SegmentationTally:
@@ -129,22 +172,40 @@ class Segmentation:
     def table(self, maps: Explanation | Tensor, masks: Tensor) -> Tensor:
         """(batch, 8), float64: the counts of each image (``COLUMNS``).
 
-        ``maps`` (batch, H, W) or an explanation of images, whose ``heatmap`` is taken at the masks' size. ``masks`` (batch, H, W), integer or bool:
-        1 foreground, 0 background, −1 ignored. Raises ``InputError`` for sizes that differ, NaN, other labels, and a mask without a labelled pixel.
+        ``maps`` (batch, H, W) or an explanation of images, whose ``heatmap`` is taken at the masks'
+        size. ``masks`` (batch, H, W), integer or bool: 1 foreground, 0 background, −1 ignored.
+        Raises ``InputError`` for sizes that differ, NaN, other labels, and a mask without a
+        labelled pixel.
         """
         average_precision = needed("sklearn.metrics").average_precision_score
         if masks.dim() != 3 or masks.is_floating_point():
-            raise InputError(f"masks: shape {list(masks.shape)}, {masks.dtype}; integers (batch, H, W) are needed")
+            raise InputError(
+                f"masks: shape {list(masks.shape)}, {masks.dtype}; integers (batch, H, "
+                "W) are needed"
+            )
         if isinstance(maps, Explanation):
             maps = maps.heatmap(tuple(masks.shape[1:]))
-        maps, masks = finite("maps", maps, "batch, H, W").cpu(), masks.detach().cpu().to(torch.int16)
+        maps, masks = (
+            finite("maps", maps, "batch, H, W").cpu(),
+            masks.detach().cpu().to(torch.int16),
+        )
         if maps.shape != masks.shape:
-            raise InputError(message(
-                f"maps are {list(maps.shape)}, masks {list(masks.shape)}: a mask for every map, of its size, is needed",
-                then=["relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"] if maps.shape[0] == masks.shape[0] else [],
-            ))
+            raise InputError(
+                message(
+                    (
+                        f"maps are {list(maps.shape)}, masks {list(masks.shape)}: a mask for "
+                        "every map, of its size, is needed"
+                    ),
+                    then=["relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"]
+                    if maps.shape[0] == masks.shape[0]
+                    else [],
+                )
+            )
         if ((masks < IGNORE) | (masks > 1)).any():
-            raise InputError(f"masks: labels are {masks.unique().tolist()}; 1 (foreground), 0 (background) and −1 (ignored) are known")
+            raise InputError(
+                f"masks: labels are {masks.unique().tolist()}; 1 (foreground), 0 "
+                "(background) and −1 (ignored) are known"
+            )
         if (empty := (masks == IGNORE).flatten(1).all(1)).any():
             raise InputError(f"masks: no pixel of image {int(empty.int().argmax())} is labelled")
         rows = []
@@ -152,11 +213,21 @@ class Segmentation:
             span = values.max() - values.min()
             constant = bool(span == 0)
             m = torch.zeros_like(values) if constant else (values - values.min()) / span
-            labelled, found, scores = mask != IGNORE, m > m.mean(), torch.stack([torch.zeros_like(m) if constant else 1 - m, m])
+            labelled, found, scores = (
+                mask != IGNORE,
+                m > m.mean(),
+                torch.stack([torch.zeros_like(m) if constant else 1 - m, m]),
+            )
             row = [int((found == mask)[labelled].sum()), int(labelled.sum())]
             classes = [(found == c) & labelled for c in (0, 1)], [mask == c for c in (0, 1)]
             row += [int((ours & theirs).sum()) for ours, theirs in zip(*classes, strict=True)]
             row += [int((ours | theirs).sum()) for ours, theirs in zip(*classes, strict=True)]
             truth = torch.stack(classes[1])[:, labelled].flatten().numpy()
-            rows.append([*row, float(average_precision(truth, scores[:, labelled].flatten().numpy())), float(constant)])
+            rows.append(
+                [
+                    *row,
+                    float(average_precision(truth, scores[:, labelled].flatten().numpy())),
+                    float(constant),
+                ]
+            )
         return torch.tensor(rows, dtype=torch.float64)

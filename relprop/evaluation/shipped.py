@@ -1,4 +1,5 @@
-"""The two tasks that come with relprop: small trained models with known answers, on samples that they have never seen."""
+"""The two tasks that come with relprop: small trained models with known answers, on samples that
+they have never seen."""
 
 from __future__ import annotations
 
@@ -15,12 +16,22 @@ SCENES_SEED, REVIEWS_SEED = 20_000_003, 30_000_001
 
 
 def digit_scenes(n: int, seed: int = SCENES_SEED) -> ImageTask:
-    """``n`` scenes of two held-out digits and the shipped ViT. The label is the first digit; the second is true, too, and no error of the model's."""
-    return ImageTask(digit_scene_model(), DigitScenes(n, seed), ("negative perturbation", "positive perturbation", "segmentation"))
+    """``n`` scenes of two held-out digits and the shipped ViT. The label is the first digit; the
+    second is true, too, and no error of the model's."""
+    return ImageTask(
+        digit_scene_model(),
+        DigitScenes(n, seed),
+        ("negative perturbation", "positive perturbation", "segmentation"),
+    )
 
 
 def reviews(n: int, seed: int = REVIEWS_SEED) -> TextTask:
-    """``n`` held-out film reviews and the shipped BERT. Reviews have 20 to 80 words, so token-F1 is at k = 2, 4, ..., 16, a fifth of the paper's."""
+    """``n`` held-out film reviews and the shipped BERT. Reviews have 20 to 80 words, so token-F1 is
+    at k = 2, 4, ..., 16, a fifth of the paper's."""
     task = TextTask(review_model(), Reviews(n, seed=seed), tokenizer=review_tokenizer())
-    measures = [Rationale(TokenF1(tuple(range(2, 17, 2)))) if isinstance(m, Rationale) else m for m in task.measures if not isinstance(m, ClassCorrelation)]
+    measures = [
+        Rationale(TokenF1(tuple(range(2, 17, 2)))) if isinstance(m, Rationale) else m
+        for m in task.measures
+        if not isinstance(m, ClassCorrelation)
+    ]
     return TextTask(task.model, task.source, tuple(measures), tokenizer=task.tokenizer)

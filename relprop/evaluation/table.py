@@ -1,4 +1,5 @@
-"""Tables as papers print them: methods × statistics, with 95 % intervals, the number of samples, and what cannot be told from random."""
+"""Tables as papers print them: methods × statistics, with 95 % intervals, the number of samples,
+and what cannot be told from random."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ class Column:
     @property
     def name(self) -> str:
         """``measure: statistic``; a measure with one statistic is named alone."""
-        return self.measure.name if len(self.measure.statistics) == 1 else f"{self.measure.name}: {self.statistic.name}"
+        return (
+            self.measure.name
+            if len(self.measure.statistics) == 1
+            else f"{self.measure.name}: {self.statistic.name}"
+        )
 
     @property
     def higher_is_better(self) -> bool:
@@ -44,24 +49,31 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its interval, and its difference from ``random`` on the same samples (``None``: it is that row, or there is none)."""
+    """A number with its interval, and its difference from ``random`` on the same samples (``None``:
+    it is that row, or there is none)."""
 
     interval: Interval
     above_random: Interval | None = None
 
     @property
     def like_random(self) -> bool:
-        """Whether the interval of the difference from random holds 0: on these samples the metric cannot tell the two apart."""
-        return self.above_random is not None and self.above_random.low <= 0 <= self.above_random.high
+        """Whether the interval of the difference from random holds 0: on these samples the metric
+        cannot tell the two apart."""
+        return (
+            self.above_random is not None and self.above_random.low <= 0 <= self.above_random.high
+        )
 
     def worse_than_random(self, higher_is_better: bool) -> bool:
         """Whether the whole interval of the difference lies on the wrong side of 0."""
-        return self.above_random is not None and (self.above_random.high < 0 if higher_is_better else self.above_random.low > 0)
+        return self.above_random is not None and (
+            self.above_random.high < 0 if higher_is_better else self.above_random.low > 0
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """What was measured: for each (row, measure) a table (samples, columns), float64. ``refused``: the rows whose method is not defined for the model, and why."""
+    """What was measured: for each (row, measure) a table (samples, columns), float64. ``refused``:
+    the rows whose method is not defined for the model, and why."""
 
     rows: tuple[Entry, ...]
     measures: tuple[Measure, ...]
@@ -69,33 +81,72 @@ class Numbers:
     refused: Mapping[str, str] = field(default_factory=dict)
     memo: dict[Any, Cell | None] = field(default_factory=dict, repr=False)
 
-    def table(self, title: str = "", rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, draws: int = 2000) -> Table:
-        """A table of some rows and columns by name (``None``: all). Raises ``OptionError`` for a name that there is not."""
-        names, known = {row.name: row for row in self.rows}, {c.name: c for m in self.measures for c in (Column(m, s) for s in m.statistics)}
+    def table(
+        self,
+        title: str = "",
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        draws: int = 2000,
+    ) -> Table:
+        """A table of some rows and columns by name (``None``: all). Raises ``OptionError`` for a
+        name that there is not."""
+        names, known = (
+            {row.name: row for row in self.rows},
+            {c.name: c for m in self.measures for c in (Column(m, s) for s in m.statistics)},
+        )
         for kind, wanted, there in (("rows", rows, names), ("columns", columns, known)):
             if missing := [name for name in wanted or () if name not in there]:
-                raise OptionError(message(f"{kind}: there is no {', '.join(map(repr, missing))}", then=[f"{kind}={list(there)}"]))
+                raise OptionError(
+                    message(
+                        f"{kind}: there is no {', '.join(map(repr, missing))}",
+                        then=[f"{kind}={list(there)}"],
+                    )
+                )
         kept = [names[name] for name in rows] if rows is not None else list(self.rows)
         chosen = [known[name] for name in columns] if columns is not None else list(known.values())
-        cells = {(row.name, column.name): cell for row in kept for column in chosen if (cell := self.cell(row, column, draws)) is not None}
+        cells = {
+            (row.name, column.name): cell
+            for row in kept
+            for column in chosen
+            if (cell := self.cell(row, column, draws)) is not None
+        }
         shown = [row.name for row in kept if row.name not in self.refused]
         undefined: dict[str, tuple[str, ...]] = {}
         for column in chosen:
-            none = tuple(row.name for row in kept if (row.name, column.name) not in cells and self.says(row, column))
+            none = tuple(
+                row.name
+                for row in kept
+                if (row.name, column.name) not in cells and self.says(row, column)
+            )
             undefined |= {column.name: none} if none else {}
-        return Table(title, tuple(shown), tuple(chosen), cells, {name: why for name, why in self.refused.items() if name in {row.name for row in kept}}, undefined)
+        return Table(
+            title,
+            tuple(shown),
+            tuple(chosen),
+            cells,
+            {name: why for name, why in self.refused.items() if name in {row.name for row in kept}},
+            undefined,
+        )
 
     def says(self, row: Entry, column: Column) -> bool:
         """Whether a column was measured for a row, and means something for it."""
-        return (row.name, column.measure.name) in self.tables and (row.class_specific or not column.statistic.of_classes)
+        return (row.name, column.measure.name) in self.tables and (
+            row.class_specific or not column.statistic.of_classes
+        )
 
     def cell(self, row: Entry, column: Column, draws: int = 2000) -> Cell | None:
         """A row's number in a column with its interval; ``None`` where it says nothing."""
         if not self.says(row, column):
             return None
         if (at := (row.name, column.name, draws)) not in self.memo:
-            floor = self.tables.get((RANDOM.name, column.measure.name)) if row.name != RANDOM.name else None
-            self.memo[at] = _cell(self.tables[row.name, column.measure.name], floor, column.statistic, draws)
+            floor = (
+                self.tables.get((RANDOM.name, column.measure.name))
+                if row.name != RANDOM.name
+                else None
+            )
+            self.memo[at] = _cell(
+                self.tables[row.name, column.measure.name], floor, column.statistic, draws
+            )
         return self.memo[at]
 
 
@@ -114,14 +165,23 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
     mine, width = bootstrap(found, draws, statistic=statistic.of), found.shape[1]
     if floor is None:
         return Cell(mine)
-    return Cell(mine, bootstrap(torch.cat([found, floor], 1), draws, statistic=lambda t: statistic.of(t[:, :width]) - statistic.of(t[:, width:])))
+    return Cell(
+        mine,
+        bootstrap(
+            torch.cat([found, floor], 1),
+            draws,
+            statistic=lambda t: statistic.of(t[:, :width]) - statistic.of(t[:, width:]),
+        ),
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of methods, columns of statistics. ``table["rollout", "mIoU"]`` is a ``Cell``; ``print(table)`` shows it as Markdown, best numbers in bold.
+    """Rows of methods, columns of statistics. ``table["rollout", "mIoU"]`` is a ``Cell``;
+    ``print(table)`` shows it as Markdown, best numbers in bold.
 
-    ``refused``: methods that are not defined for this model, each with its reason. ``undefined``: by column the rows whose number is not defined on any two samples.
+    ``refused``: methods that are not defined for this model, each with its reason. ``undefined``:
+    by column the rows whose number is not defined on any two samples.
     """
 
     title: str
@@ -132,11 +192,15 @@ class Table:
     undefined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __getitem__(self, at: tuple[str, str]) -> Cell:
-        """The cell of a row and a column; a statistic's own name will do where only one column has it. Raises ``OptionError``."""
+        """The cell of a row and a column; a statistic's own name will do where only one column has
+        it. Raises ``OptionError``."""
         row, name = at
         found = [c.name for c in self.columns if name in (c.name, c.statistic.name)]
         if len(found) != 1 or (row, found[0]) not in self.cells:
-            raise OptionError(f"table[{row!r}, {name!r}]: rows are {', '.join(self.rows)}; columns {', '.join(c.name for c in self.columns)}")
+            raise OptionError(
+                f"table[{row!r}, {name!r}]: rows are {', '.join(self.rows)}; columns "
+                f"{', '.join(c.name for c in self.columns)}"
+            )
         return self.cells[row, found[0]]
 
     @cached_property
@@ -144,9 +208,13 @@ class Table:
         """For each column the row with the best number; floors do not count."""
         found = {}
         for column in self.columns:
-            there = [row for row in self.rows if (row, column.name) in self.cells and row not in FLOORS]
+            there = [
+                row for row in self.rows if (row, column.name) in self.cells and row not in FLOORS
+            ]
             if there:
-                found[column.name] = (max if column.higher_is_better else min)(there, key=lambda row: self.cells[row, column.name].interval.mean)
+                found[column.name] = (max if column.higher_is_better else min)(
+                    there, key=lambda row: self.cells[row, column.name].interval.mean
+                )
         return found
 
     @property
@@ -159,59 +227,149 @@ class Table:
         """The rows from best to worst in a column, without those that have no number there."""
         at = next(c for c in self.columns if c.name == column)
         there = [row for row in self.rows if (row, column) in self.cells]
-        return sorted(there, key=lambda row: self.cells[row, column].interval.mean, reverse=at.higher_is_better)
+        return sorted(
+            there,
+            key=lambda row: self.cells[row, column].interval.mean,
+            reverse=at.higher_is_better,
+        )
 
     def notes(self) -> list[str]:
-        """What a reader must know: sample counts, what cannot be told from random, methods that are not defined."""
+        """What a reader must know: sample counts, what cannot be told from random, methods that are
+        not defined."""
         fewest, most = self.samples
-        found = [f"n = {most}{'' if fewest == most else f' (at least {fewest}: samples where a number is not defined are left out)'}; 95 % bootstrap intervals over samples."]
-        found.append("Protocols: " + ", ".join(dict.fromkeys(f"{c.measure.name} `{c.measure.metric.protocol}`" for c in self.columns)) + ".")
+        found = [
+            (
+                f"n = {most}{'' if fewest == most else f' (at least {fewest}: samples where a number is not defined are left out)'};"  # noqa: E501
+                " 95 % bootstrap intervals over samples."
+            )
+        ]
+        found.append(
+            "Protocols: "
+            + ", ".join(
+                dict.fromkeys(
+                    f"{c.measure.name} `{c.measure.metric.protocol}`" for c in self.columns
+                )
+            )
+            + "."
+        )
         for column in self.columns:
-            there = {row: cell for row in self.rows if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS}
+            there = {
+                row: cell
+                for row in self.rows
+                if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS
+            }
             alike = [row for row, cell in there.items() if cell.like_random]
-            worse = [row for row, cell in there.items() if cell.worse_than_random(column.higher_is_better)]
+            worse = [
+                row
+                for row, cell in there.items()
+                if cell.worse_than_random(column.higher_is_better)
+            ]
             if alike and column.statistic.name == column.measure.statistics[0].name:
-                found.append(f"On these samples {column.name} cannot tell {', '.join(alike)} from random (°: the interval of the paired difference holds 0).")
+                found.append(
+                    f"On these samples {column.name} cannot tell {', '.join(alike)} from "
+                    "random (°: the interval of the paired difference holds 0)."
+                )
             if worse:
                 found.append(f"{column.name} finds random better than {', '.join(worse)}.")
-        found += [f"{column} is not defined for {', '.join(rows)}: on all these samples, or all but one, it is NaN." for column, rows in self.undefined.items()]
-        return found + [f"{name} is not defined for this model: {why.splitlines()[0]}" for name, why in self.refused.items()]
+        found += [
+            (
+                f"{column} is not defined for {', '.join(rows)}: on all these samples, or "
+                "all but one, it is NaN."
+            )
+            for column, rows in self.undefined.items()
+        ]
+        return found + [
+            f"{name} is not defined for this model: {why.splitlines()[0]}"
+            for name, why in self.refused.items()
+        ]
 
     def text(self, row: str, column: Column, bold: bool = True) -> str:
-        """A cell as a table shows it: number, interval, ° if it cannot be told from random; a dash where there is none."""
+        """A cell as a table shows it: number, interval, ° if it cannot be told from random; a dash
+        where there is none."""
         cell = self.cells.get((row, column.name))
         if cell is None:
             return "–"
         i, digits = cell.interval, 3 if column.statistic.scale == 1 else 1
         number = f"{i.mean:.{digits}f}"
         number = f"**{number}**" if bold and self.best.get(column.name) == row else number
-        return f"{number}{'°' if cell.like_random else ''} [{i.low:.{digits}f}, {i.high:.{digits}f}]"
+        return (
+            f"{number}{'°' if cell.like_random else ''} [{i.low:.{digits}f}, {i.high:.{digits}f}]"
+        )
 
     def markdown(self, transposed: bool = False) -> str:
         """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
-        grid = markdown_grid(self.rows, [(c.heading, c) for c in self.columns], self.text, transposed)
-        return "\n".join([*([f"### {self.title}\n"] if self.title else []), grid, "", *(f"- {note}" for note in self.notes())])
+        grid = markdown_grid(
+            self.rows, [(c.heading, c) for c in self.columns], self.text, transposed
+        )
+        return "\n".join(
+            [
+                *([f"### {self.title}\n"] if self.title else []),
+                grid,
+                "",
+                *(f"- {note}" for note in self.notes()),
+            ]
+        )
 
     def __str__(self) -> str:
         return self.markdown()
 
     def to_json(self) -> str:
         """Rows, columns and cells as JSON, for machines."""
+
         def plain(i: Interval | None) -> dict[str, Any] | None:
-            return None if i is None else {"mean": i.mean, "low": i.low, "high": i.high, "samples": i.samples}
+            return (
+                None
+                if i is None
+                else {"mean": i.mean, "low": i.low, "high": i.high, "samples": i.samples}
+            )
 
         columns = [
-            {"name": c.name, "metric": c.measure.metric.name, "protocol": c.measure.metric.protocol, "source": c.measure.metric.source, "higher_is_better": c.higher_is_better}
+            {
+                "name": c.name,
+                "metric": c.measure.metric.name,
+                "protocol": c.measure.metric.protocol,
+                "source": c.measure.metric.source,
+                "higher_is_better": c.higher_is_better,
+            }
             for c in self.columns
         ]
-        cells = [{"row": r, "column": c, **(plain(cell.interval) or {}), "above_random": plain(cell.above_random)} for (r, c), cell in self.cells.items()]
-        return json.dumps({"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells, "refused": dict(self.refused)}, ensure_ascii=False)
+        cells = [
+            {
+                "row": r,
+                "column": c,
+                **(plain(cell.interval) or {}),
+                "above_random": plain(cell.above_random),
+            }
+            for (r, c), cell in self.cells.items()
+        ]
+        return json.dumps(
+            {
+                "title": self.title,
+                "rows": list(self.rows),
+                "columns": columns,
+                "cells": cells,
+                "refused": dict(self.refused),
+            },
+            ensure_ascii=False,
+        )
 
 
-def markdown_grid(rows: Sequence[str], columns: Sequence[tuple[str, Any]], text: Callable[[str, Any], str], transposed: bool) -> str:
-    """A Markdown table of ``text(row, column)``; ``columns``: each with its heading; ``transposed``: rows and columns change places."""
+def markdown_grid(
+    rows: Sequence[str],
+    columns: Sequence[tuple[str, Any]],
+    text: Callable[[str, Any], str],
+    transposed: bool,
+) -> str:
+    """A Markdown table of ``text(row, column)``; ``columns``: each with its heading;
+    ``transposed``: rows and columns change places."""
     if transposed:
-        head, body = ["", *rows], [[heading, *(text(row, c) for row in rows)] for heading, c in columns]
+        head, body = (
+            ["", *rows],
+            [[heading, *(text(row, c) for row in rows)] for heading, c in columns],
+        )
     else:
-        head, body = ["", *(heading for heading, _ in columns)], [[row, *(text(row, c) for _, c in columns)] for row in rows]
+        head, body = (
+            ["", *(heading for heading, _ in columns)],
+            [[row, *(text(row, c) for _, c in columns)] for row in rows],
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))

@@ -1,4 +1,5 @@
-"""A task: a model, a data set, and what is measured of every sample. Images here, texts in ``text_task``; both explain the classes that the measures ask for."""
+"""A task: a model, a data set, and what is measured of every sample. Images here, texts in
+``text_task``; both explain the classes that the measures ask for."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.evaluation.base import finite, logits_of, place_of, without
 from relprop.evaluation.entries import Entry
-from relprop.evaluation.measures import Batch, ClassCorrelation, ImageCurve, Maps, Measure, Randomisation, SegmentationCounts, Unfaithful, Unstable
+from relprop.evaluation.measures import (
+    Batch,
+    ClassCorrelation,
+    ImageCurve,
+    Maps,
+    Measure,
+    Randomisation,
+    SegmentationCounts,
+    Unfaithful,
+    Unstable,
+)
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
 from relprop.runs.explaining import model_classes
@@ -32,7 +43,8 @@ def unchanged(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What images and texts share. ``measured``: the measures wanted, or their names; ``None``: all that this data set allows and that are not costly."""
+    """What images and texts share. ``measured``: the measures wanted, or their names; ``None``: all
+    that this data set allows and that are not costly."""
 
     model: nn.Module
     source: Source
@@ -43,20 +55,32 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.source.kind != self.kind:
-            raise OptionError(f"{type(self).__name__} is for a data set of {self.kind}s; {self.source.name!r} is one of {self.source.kind}s")
+            raise OptionError(
+                f"{type(self).__name__} is for a data set of {self.kind}s; "
+                f"{self.source.name!r} is one of {self.source.kind}s"
+            )
         if not len(self.source):
             raise InputError(f"the data set {self.source.name!r} is empty")
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """What is measured, in order. Raises ``OptionError`` for a name that this data set does not allow."""
+        """What is measured, in order. Raises ``OptionError`` for a name that this data set does not
+        allow."""
         possible = {measure.name: measure for measure in self.possible(self.source[0])}
         if self.measured is None:
             return tuple(measure for measure in possible.values() if not measure.costly)
-        if unknown := [name for name in self.measured if isinstance(name, str) and name not in possible]:
-            raise OptionError(message(
-                f"measures: {', '.join(map(repr, unknown))} cannot be made of {self.source.name!r}", then=[f"{', '.join(possible)}   # what its samples allow"],
-            ))
+        if unknown := [
+            name for name in self.measured if isinstance(name, str) and name not in possible
+        ]:
+            raise OptionError(
+                message(
+                    (
+                        f"measures: {', '.join(map(repr, unknown))} cannot be made of "
+                        f"{self.source.name!r}"
+                    ),
+                    then=[f"{', '.join(possible)}   # what its samples allow"],
+                )
+            )
         return tuple(possible[m] if isinstance(m, str) else m for m in self.measured)
 
     def possible(self, sample: Sample) -> list[Measure]:
@@ -65,7 +89,8 @@ class Task:
 
     @cached_property
     def classes(self) -> list[int] | None:
-        """The model's class of each of the data set's labels, where both know the names; else the data set's numbers are the model's."""
+        """The model's class of each of the data set's labels, where both know the names; else the
+        data set's numbers are the model's."""
         return model_classes(self.model, self.source)
 
     def samples(self, indices: Sequence[int]) -> tuple[Sample, ...]:
@@ -73,7 +98,14 @@ class Task:
         found = tuple(self.source[i] for i in indices)
         if (to := self.classes) is None:
             return found
-        return tuple(replace(s, label=None if s.label is None else to[s.label], others=tuple(to[c] for c in s.others)) for s in found)
+        return tuple(
+            replace(
+                s,
+                label=None if s.label is None else to[s.label],
+                others=tuple(to[c] for c in s.others),
+            )
+            for s in found
+        )
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These samples as the model takes them, with its answers. Raises ``InputError``."""
@@ -93,41 +125,95 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """Everything the numbers depend on beside the rows."""
-        measured = [{"name": m.name, "metric": m.metric.name, "protocol": m.metric.protocol, "options": repr(m)} for m in self.measures]
-        return {"kind": self.kind, "model": of_model(self.model), "data": self.source.identity(), "seed": self.seed, "measures": measured}
+        measured = [
+            {
+                "name": m.name,
+                "metric": m.metric.name,
+                "protocol": m.metric.protocol,
+                "options": repr(m),
+            }
+            for m in self.measures
+        ]
+        return {
+            "kind": self.kind,
+            "model": of_model(self.model),
+            "data": self.source.identity(),
+            "seed": self.seed,
+            "measures": measured,
+        }
 
     def maps(self, batch: Batch, rows: Sequence[Entry]) -> list[Maps | RelpropError]:
-        """Of every row the maps of all classes that the measures ask for, or why the method is not defined for this model."""
+        """Of every row the maps of all classes that the measures ask for, or why the method is not
+        defined for this model."""
         asked = [classes for measure in self.measures for classes in measure.classes(batch)]
-        pairs = {pair: n for n, pair in enumerate(dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes)))}
+        pairs = {
+            pair: n
+            for n, pair in enumerate(
+                dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes))
+            )
+        }
         samples, classes = [i for i, _ in pairs], torch.tensor([c for _, c in pairs])
         found: list[Maps | RelpropError | None] = [None] * len(rows)
         for group in (True, False):  # class-specific: every pair; others: each sample once
-            numbers = [n for n, row in enumerate(rows) if row.call is not None and row.class_specific is group]
-            inputs, target = (_rows(batch.inputs, samples), classes) if group else (batch.inputs, batch.main())
-            told = self.told(batch, [rows[n] for n in numbers], self.model, inputs, target) if numbers else []
+            numbers = [
+                n
+                for n, row in enumerate(rows)
+                if row.call is not None and row.class_specific is group
+            ]
+            inputs, target = (
+                (_rows(batch.inputs, samples), classes) if group else (batch.inputs, batch.main())
+            )
+            told = (
+                self.told(batch, [rows[n] for n in numbers], self.model, inputs, target)
+                if numbers
+                else []
+            )
             for n, values in zip(numbers, told, strict=True):
                 again = partial(self.again, batch, rows[n])
-                found[n] = values if isinstance(values, RelpropError) else Maps(values, pairs if group else None, again)
+                found[n] = (
+                    values
+                    if isinstance(values, RelpropError)
+                    else Maps(values, pairs if group else None, again)
+                )
         for n, row in enumerate(rows):
             if row.call is None:
-                inputs, target = (_rows(batch.inputs, samples), classes) if row.class_specific else (batch.inputs, batch.main())
+                inputs, target = (
+                    (_rows(batch.inputs, samples), classes)
+                    if row.class_specific
+                    else (batch.inputs, batch.main())
+                )
                 again = partial(self.again, batch, row)
-                found[n] = Maps(again(self.model, inputs, target), pairs if row.class_specific else None, again)
+                found[n] = Maps(
+                    again(self.model, inputs, target), pairs if row.class_specific else None, again
+                )
         return [f for f in found if f is not None]
 
-    def told(self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor) -> list[Tensor | RelpropError]:
-        """The maps of methods that relprop knows, from one forward pass and one gradient, or why one is not defined here."""
+    def told(
+        self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor
+    ) -> list[Tensor | RelpropError]:
+        """The maps of methods that relprop knows, from one forward pass and one gradient, or why
+        one is not defined here."""
         refused: dict[int, RelpropError] = {}
         calls = [row.call for row in rows if row.call is not None]
         found = explain_grid(
-            model, inputs, [target], calls, batch_size=None, precision=None, on_unknown="generic", keep=(), progress=False, processor=None, trust_remote_code=False,
+            model,
+            inputs,
+            [target],
+            calls,
+            batch_size=None,
+            precision=None,
+            on_unknown="generic",
+            keep=(),
+            progress=False,
+            processor=None,
+            trust_remote_code=False,
             refused=refused,
         )[0]
         return [refused[i] if e is None else self.scores(e, batch) for i, e in enumerate(found)]
 
     def again(self, batch: Batch, row: Entry, model: Any, inputs: Any, target: Tensor) -> Tensor:
-        """One row's maps of any inputs of a batch's samples, for one class each; a floor's are those of its samples, several times if there are more inputs."""
+        """One row's maps of any inputs of a batch's samples, for one class each; a floor's are
+        those of its samples, several times if there are more inputs."""
         if row.call is not None:
             values = self.told(batch, [row], model, inputs, target)[0]
             if isinstance(values, RelpropError):
@@ -138,18 +224,42 @@ class Task:
             return floor.repeat_interleave(len(target) // len(floor), 0)
         values = row.function(model, inputs, target)
         if not isinstance(values, Tensor) or len(values) != len(target):
-            given = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise InputError(f"{row.name}(model, inputs, target) returned {given}: a tensor with one map for each of {len(target)} samples is needed")
+            given = (
+                f"shape {list(values.shape)}"
+                if isinstance(values, Tensor)
+                else type(values).__name__
+            )
+            raise InputError(
+                f"{row.name}(model, inputs, target) returned {given}: a tensor with one "
+                f"map for each of {len(target)} samples is needed"
+            )
         return self.own(values.detach().cpu(), batch)
 
     def noise(self, batch: Batch, shape: Sequence[int]) -> Tensor:
-        """(batch, *shape), U(0, 1): another for each sample, the same whatever batch it comes in."""
-        return torch.stack([torch.rand(*shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + i)) for i in batch.indices])
+        """(batch, *shape), U(0, 1): another for each sample, the same whatever batch it comes
+        in."""
+        return torch.stack(
+            [
+                torch.rand(
+                    *shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + i)
+                )
+                for i in batch.indices
+            ]
+        )
 
-    def answers(self, inputs: Any, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def answers(
+        self, inputs: Any, samples: Sequence[Sample]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, predicted classes (of those that may be chosen) and labels."""
-        with torch.no_grad(), evaluating(self.model) if isinstance(self.model, nn.Module) else nullcontext():
-            logits = logits_of(self.model, **inputs) if isinstance(inputs, Mapping) else logits_of(self.model, inputs)
+        with (
+            torch.no_grad(),
+            evaluating(self.model) if isinstance(self.model, nn.Module) else nullcontext(),
+        ):
+            logits = (
+                logits_of(self.model, **inputs)
+                if isinstance(inputs, Mapping)
+                else logits_of(self.model, inputs)
+            )
         labels = [sample.label for sample in samples]
         known = None if None in labels else torch.tensor(labels)
         return logits, without(logits, [sample.others for sample in samples]).argmax(1), known
@@ -157,7 +267,8 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask(Task):
-    """Images of one size, the model that classifies them, and what is measured: perturbation, segmentation (where there are masks), class sensitivity.
+    """Images of one size, the model that classifies them, and what is measured: perturbation,
+    segmentation (where there are masks), class sensitivity.
 
     ``normalize``: what is done to images in [0, 1] before the model sees them.
     """
@@ -170,14 +281,25 @@ class ImageTask(Task):
         return {**super().identity(), "normalize": of_callable(self.normalize)}
 
     def possible(self, sample: Sample) -> list[Measure]:
-        found: list[Measure] = [] if sample.label is None else [ImageCurve("negative"), ImageCurve("positive")]
-        return found + ([] if sample.mask is None else [SegmentationCounts()]) + [ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
+        found: list[Measure] = (
+            [] if sample.label is None else [ImageCurve("negative"), ImageCurve("positive")]
+        )
+        return (
+            found
+            + ([] if sample.mask is None else [SegmentationCounts()])
+            + [ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
+        )
 
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
-            raise InputError(message(f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}", then=["transform=   # to one size, as the model needs"]))
+            raise InputError(
+                message(
+                    f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}",
+                    then=["transform=   # to one size, as the model needs"],
+                )
+            )
         images = torch.stack([sample.inputs for sample in samples])
         device, dtype = place_of(self.model, images)
         inputs = self.normalize(images.to(device, dtype))
@@ -189,11 +311,16 @@ class ImageTask(Task):
 
     def own(self, values: Tensor, batch: Batch) -> Tensor:
         size = batch.parts["images"].shape[2:]
-        return finite("maps", values, "batch, h, w") if values.shape[1:] == size else upsampled(values, size)
+        return (
+            finite("maps", values, "batch, h, w")
+            if values.shape[1:] == size
+            else upsampled(values, size)
+        )
 
     @cached_property
     def grid(self) -> tuple[int, int]:
-        """The patches that attention sees, for the floors: noise in larger or smaller pieces would be another floor. Pixels, for a model without patches."""
+        """The patches that attention sees, for the floors: noise in larger or smaller pieces would
+        be another floor. Pixels, for a model without patches."""
         batch = self.batch([0])
         height, width = batch.parts["images"].shape[2:]
         try:
@@ -207,9 +334,15 @@ class ImageTask(Task):
         if entry.name == "random":
             return upsampled(self.noise(batch, self.grid), size)
         y, x = (torch.linspace(-1, 1, n) for n in self.grid)
-        return upsampled(-(y[:, None] ** 2 + x[None] ** 2).sqrt().expand(len(batch.samples), -1, -1), size)
+        return upsampled(
+            -(y[:, None] ** 2 + x[None] ** 2).sqrt().expand(len(batch.samples), -1, -1), size
+        )
 
 
 def _rows(inputs: Any, rows: list[int]) -> Any:
     """The same samples again, in another order or number."""
-    return {name: value[rows] for name, value in inputs.items()} if isinstance(inputs, Mapping) else inputs[rows]
+    return (
+        {name: value[rows] for name, value in inputs.items()}
+        if isinstance(inputs, Mapping)
+        else inputs[rows]
+    )

@@ -1,4 +1,5 @@
-"""Texts, their tokenizer, the model that classifies them, and what is measured: perturbation, AOPC, LOdds, Kendall's τ, rationales."""
+"""Texts, their tokenizer, the model that classifies them, and what is measured: perturbation, AOPC,
+LOdds, Kendall's τ, rationales."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from relprop.runs.preparing import Texts
 
 @dataclass(frozen=True, eq=False)
 class TextTask(Task):
-    """Texts (or pairs of texts) and a fast tokenizer with a padding token. ``max_length``: longer texts are cut; ``None``: at what the tokenizer says its model takes."""
+    """Texts (or pairs of texts) and a fast tokenizer with a padding token. ``max_length``: longer
+    texts are cut; ``None``: at what the tokenizer says its model takes."""
 
     tokenizer: Any = None
     max_length: int | None = None
@@ -46,7 +48,9 @@ class TextTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokenizer is None or getattr(self.tokenizer, "pad_token_id", None) is None:
-            raise OptionError("TextTask(tokenizer=): a fast tokenizer with a padding token is needed")
+            raise OptionError(
+                "TextTask(tokenizer=): a fast tokenizer with a padding token is needed"
+            )
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), **self.texts.identity()}
@@ -57,15 +61,24 @@ class TextTask(Task):
         return Texts(self.tokenizer, self.max_length)
 
     def possible(self, sample: Sample) -> list[Measure]:
-        found: list[Measure] = [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]
+        found: list[Measure] = (
+            [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]
+        )
         found += [Removal(AOPC()), Removal(LOdds()), Confidence(), ClassCorrelation()]
-        return found + ([] if sample.rationale is None else [Rationale(), Answer()]) + [Randomisation()]
+        return (
+            found
+            + ([] if sample.rationale is None else [Rationale(), Answer()])
+            + [Randomisation()]
+        )
 
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
         (group,) = self.texts.groups(samples, self.model)
         encoding = group.inputs
-        given = [sample.words if sample.words is not None else _words(sample.inputs) for sample in samples]
+        given = [
+            sample.words if sample.words is not None else _words(sample.inputs)
+            for sample in samples
+        ]
         pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
         special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()
         own = [_apart(found) for found in pieces]
@@ -73,7 +86,15 @@ class TextTask(Task):
             raise InputError(f"text {empty[0]!r} has no words that the model sees")
         inputs = dict(encoding)
         logits, predicted, labels = self.answers(inputs, samples)
-        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, {"content": ~special, "pieces": pieces, "words": own})
+        return Batch(
+            tuple(indices),
+            samples,
+            inputs,
+            predicted,
+            labels,
+            logits,
+            {"content": ~special, "pieces": pieces, "words": own},
+        )
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         return e["input_ids"].scores.cpu()
@@ -81,13 +102,18 @@ class TextTask(Task):
     def own(self, values: Tensor, batch: Batch) -> Tensor:
         tokens = batch.parts["content"].shape[1]
         if values.dim() != 2 or values.shape[1] != tokens:
-            raise InputError(f"maps of shape {list(values.shape)}: a number for each of {tokens} tokens is needed, (batch, {tokens})")
+            raise InputError(
+                f"maps of shape {list(values.shape)}: a number for each of {tokens} "
+                f"tokens is needed, (batch, {tokens})"
+            )
         return finite("maps", values, "batch, tokens")
 
     def floor(self, entry: Entry, batch: Batch) -> Tensor:
         tokens = batch.parts["content"].shape[1]
         if entry.name == "random":
-            longest = -(-tokens // 512) * 512  # a text's noise does not depend on how far its batch is padded
+            longest = (
+                -(-tokens // 512) * 512
+            )  # a text's noise does not depend on how far its batch is padded
             return self.noise(batch, [longest])[:, :tokens]
         return -torch.arange(tokens, dtype=torch.float32).expand(len(batch.samples), -1)
 
@@ -98,7 +124,8 @@ def _words(given: str | tuple[str, ...]) -> tuple[Span, ...]:
 
 
 def _apart(pieces: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The words the model sees, each with tokens of its own: one that two words share belongs to the first."""
+    """The words the model sees, each with tokens of its own: one that two words share belongs to
+    the first."""
     taken: set[int] = set()
     found = []
     for word in pieces:
@@ -115,13 +142,16 @@ class TextCurve(BothCurves):
     kind = TextPerturbation
 
     def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        hits: Tensor = metric(task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]).hits
+        hits: Tensor = metric(
+            task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]
+        ).hits
         return hits
 
 
 @dataclass(frozen=True)
 class Removal(OfLabel):
-    """AOPC or LOdds of the predicted class: a change of probability, or of its logarithm, at every share of words."""
+    """AOPC or LOdds of the predicted class: a change of probability, or of its logarithm, at every
+    share of words."""
 
     metric: AOPC | LOdds
 
@@ -135,9 +165,15 @@ class Removal(OfLabel):
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         words, values, tokenizer = batch.parts["words"], maps.of(batch.predicted), task.tokenizer
         if isinstance(self.metric, AOPC):
-            return self.metric(task.model, batch.inputs, values, pad_id=tokenizer.pad_token_id, words=words).changes
-        token = tokenizer.pad_token_id if self.metric.protocol == "paper" else tokenizer.mask_token_id
-        return self.metric(task.model, batch.inputs, values, replace_with=token, words=words).changes
+            return self.metric(
+                task.model, batch.inputs, values, pad_id=tokenizer.pad_token_id, words=words
+            ).changes
+        token = (
+            tokenizer.pad_token_id if self.metric.protocol == "paper" else tokenizer.mask_token_id
+        )
+        return self.metric(
+            task.model, batch.inputs, values, replace_with=token, words=words
+        ).changes
 
 
 @dataclass(frozen=True)
@@ -167,16 +203,28 @@ class Rationale(OfLabel):
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        each = tuple(mean_of(f"k = {k}", lambda t, i=i: t[:, i], 100) for i, k in enumerate(self.metric.k))  # type: ignore[misc]
+        each = tuple(
+            mean_of(f"k = {k}", lambda t, i=i: t[:, i], 100)  # type: ignore[misc]
+            for i, k in enumerate(self.metric.k)
+        )
         return (mean_of("mean over k", lambda t: t.mean(1), 100), *each)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         values = maps.of(batch.main())
         rows = []
-        for scores, pieces, sample in zip(values, batch.parts["pieces"], batch.samples, strict=True):
+        for scores, pieces, sample in zip(
+            values, batch.parts["pieces"], batch.samples, strict=True
+        ):
             seen = [i for i, word in enumerate(pieces) if word]
-            cut = [i for i in range(len(pieces)) if not pieces[i]]  # cut off by the tokenizer: missed, so at the rationale's end
-            rows.append((torch.stack([scores[list(pieces[i])].max() for i in seen]), [sample.rationale[i] for i in (*seen, *cut)]))
+            cut = [
+                i for i in range(len(pieces)) if not pieces[i]
+            ]  # cut off by the tokenizer: missed, so at the rationale's end
+            rows.append(
+                (
+                    torch.stack([scores[list(pieces[i])].max() for i in seen]),
+                    [sample.rationale[i] for i in (*seen, *cut)],
+                )
+            )
         return self.metric([scores for scores, _ in rows], [truth for _, truth in rows])
 
 
@@ -193,5 +241,12 @@ class Answer(OfLabel):
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         truth = torch.zeros_like(batch.parts["content"])
         for row, pieces, sample in zip(truth, batch.parts["pieces"], batch.samples, strict=True):
-            row[[token for word, reason in zip(pieces, sample.rationale, strict=True) if reason for token in word]] = True
+            row[
+                [
+                    token
+                    for word, reason in zip(pieces, sample.rationale, strict=True)
+                    if reason
+                    for token in word
+                ]
+            ] = True
         return self.metric(maps.of(batch.main()), truth, content=batch.parts["content"])[:, None]

@@ -1,4 +1,5 @@
-"""Texts as the metrics take them: token ids, a score for every token, which of them count, and which of them make up a word."""
+"""Texts as the metrics take them: token ids, a score for every token, which of them count, and
+which of them make up a word."""
 
 from __future__ import annotations
 
@@ -15,28 +16,57 @@ from relprop.explanation import Explanation
 Words = Sequence[Sequence[Sequence[int]]]
 
 
-def scores_and_content(scores: Explanation | Tensor, content: Any, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Scores and which tokens count, each (batch, tokens) as ``ids`` are, on the CPU. Raises ``InputError``."""
+def scores_and_content(
+    scores: Explanation | Tensor, content: Any, ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scores and which tokens count, each (batch, tokens) as ``ids`` are, on the CPU. Raises
+    ``InputError``."""
     if isinstance(scores, Explanation):
         content, scores = scores.content if content is None else content, scores.scores
     if content is None:
-        raise InputError(message("content says which tokens are not special, and scores as a tensor do not", then=["content=   # (batch, tokens), 1 for the words' tokens"]))
+        raise InputError(
+            message(
+                "content says which tokens are not special, and scores as a tensor do not",
+                then=["content=   # (batch, tokens), 1 for the words' tokens"],
+            )
+        )
     values = finite("scores", scores, "batch, tokens").cpu()
     if ids is not None and values.shape != ids.shape:
-        raise InputError(f"scores are {list(values.shape)}, input_ids {list(ids.shape)}: a score for every token is needed")
+        raise InputError(
+            f"scores are {list(values.shape)}, input_ids {list(ids.shape)}: a score for "
+            "every token is needed"
+        )
     return values, bools("content", content, values.shape)
 
 
-def text_of(inputs: Mapping[str, Tensor], scores: Explanation | Tensor, content: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, their scores, and which of them are content, each (batch, tokens), the last two on the CPU. Raises ``InputError``."""
+def text_of(
+    inputs: Mapping[str, Tensor], scores: Explanation | Tensor, content: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, their scores, and which of them are content, each (batch, tokens), the last two on
+    the CPU. Raises ``InputError``."""
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
-        raise InputError(message(f"inputs: {', '.join(map(repr, other))} is no tensor", then=['tokenizer(..., padding=True, return_tensors="pt")']))
+        raise InputError(
+            message(
+                f"inputs: {', '.join(map(repr, other))} is no tensor",
+                then=['tokenizer(..., padding=True, return_tensors="pt")'],
+            )
+        )
     ids = inputs.get("input_ids")
     if ids is None or ids.dim() != 2 or not len(ids):
-        raise InputError(f"inputs: input_ids (batch, tokens) are needed; there are {', '.join(f'{k} {list(v.shape)}' for k, v in inputs.items()) or 'none'}")
-    uneven = [f"{name} {list(value.shape)}" for name, value in inputs.items() if value.dim() == 0 or len(value) != len(ids)]
+        raise InputError(
+            "inputs: input_ids (batch, tokens) are needed; there are "
+            f"{', '.join(f'{k} {list(v.shape)}' for k, v in inputs.items()) or 'none'}"
+        )
+    uneven = [
+        f"{name} {list(value.shape)}"
+        for name, value in inputs.items()
+        if value.dim() == 0 or len(value) != len(ids)
+    ]
     if uneven:
-        raise InputError(f"inputs: {', '.join(uneven)} beside input_ids {list(ids.shape)}: one row per sample is needed")
+        raise InputError(
+            f"inputs: {', '.join(uneven)} beside input_ids {list(ids.shape)}: one row "
+            "per sample is needed"
+        )
     values, found = scores_and_content(scores, content, ids)
     mask = inputs.get("attention_mask")
     if mask is not None and (found & (mask.cpu() == 0)).any():
@@ -45,30 +75,53 @@ def text_of(inputs: Mapping[str, Tensor], scores: Explanation | Tensor, content:
 
 
 def word_scores(scores: Explanation | Tensor, words: Words | None = None) -> list[Tensor]:
-    """For each sample the scores of its words, (words,): a word scores as the best of its pieces; tokens of no word (special ones, padding) are left out.
+    """For each sample the scores of its words, (words,): a word scores as the best of its pieces;
+    tokens of no word (special ones, padding) are left out.
 
-    ``scores``: an explanation, which knows the words where ``explain`` knew the tokenizer, or (batch, tokens) with ``words``: of each sample the words, each
-    with its tokens' places. Raises ``InputError``.
+    ``scores``: an explanation, which knows the words where ``explain`` knew the tokenizer, or
+    (batch, tokens) with ``words``: of each sample the words, each with its tokens' places. Raises
+    ``InputError``.
     """
     values, words = words_of(scores, words)
-    return [torch.stack([row[list(word)].max() for word in sample]) if sample else row[:0] for row, sample in zip(values, words, strict=True)]
+    return [
+        torch.stack([row[list(word)].max() for word in sample]) if sample else row[:0]
+        for row, sample in zip(values, words, strict=True)
+    ]
 
 
 def words_of(scores: Explanation | Tensor, words: Words | None) -> tuple[Tensor, Words]:
-    """The tokens' scores, (batch, tokens), on the CPU, and of each sample the words' tokens. Raises ``InputError``."""
+    """The tokens' scores, (batch, tokens), on the CPU, and of each sample the words' tokens. Raises
+    ``InputError``."""
     if isinstance(scores, Explanation):
         known = scores.streams[scores.stream].words
-        words = [[tokens for _, tokens in sample] for sample in known] if words is None and known is not None else words
+        words = (
+            [[tokens for _, tokens in sample] for sample in known]
+            if words is None and known is not None
+            else words
+        )
         scores = scores.scores
     if words is None:
-        raise InputError(message(
-            "the words are not known", then=["relprop.explain(model, inputs, processor=tokenizer)", "words=   # of each sample the words, each with its tokens' places"],
-        ))
+        raise InputError(
+            message(
+                "the words are not known",
+                then=[
+                    "relprop.explain(model, inputs, processor=tokenizer)",
+                    "words=   # of each sample the words, each with its tokens' places",
+                ],
+            )
+        )
     values = finite("scores", scores, "batch, tokens").cpu()
     if len(words) != len(values):
         raise InputError(f"words of {len(words)} samples, scores of {len(values)}")
     for i, sample in enumerate(words):
         places = [place for word in sample for place in word]
-        if not all(map(len, sample)) or len(set(places)) != len(places) or not all(0 <= place < values.shape[1] for place in places):
-            raise InputError(f"words of sample {i}: each needs tokens of its own, with places from 0 to {values.shape[1] - 1}")
+        if (
+            not all(map(len, sample))
+            or len(set(places)) != len(places)
+            or not all(0 <= place < values.shape[1] for place in places)
+        ):
+            raise InputError(
+                f"words of sample {i}: each needs tokens of its own, with places from 0 "
+                f"to {values.shape[1] - 1}"
+            )
     return values, words

@@ -1,4 +1,5 @@
-"""Rankings against people's: how well the top words cover a rationale (ERASER's token-F1), and how many answer tokens are among the top ones."""
+"""Rankings against people's: how well the top words cover a rationale (ERASER's token-F1), and how
+many answer tokens are among the top ones."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from relprop.explanation import Explanation
 
 @dataclass(frozen=True)
 class TokenF1:
-    """F1 of the top-k words against the human rationale (ERASER Movie Reviews; DeYoung et al. 2020; Chefer et al. 2021, Fig. 4).
+    """F1 of the top-k words against the human rationale (ERASER Movie Reviews; DeYoung et al. 2020;
+    Chefer et al. 2021, Fig. 4).
 
-    Of each document the k words of highest score are the rationale found; precision and recall are over words, F1 is per document, and the number of a
-    data set is its mean over documents. A document with fewer than k words has all of them marked.
+    Of each document the k words of highest score are the rationale found; precision and recall are
+    over words, F1 is per document, and the number of a data set is its mean over documents. A
+    document with fewer than k words has all of them marked.
 
     >>> import torch
     >>> TokenF1(k=(1, 2))([torch.tensor([0.1, 0.9, 0.5])], [[0, 1, 0]])
@@ -32,11 +35,22 @@ class TokenF1:
     name: ClassVar[str] = "token-F1"
     higher_is_better: ClassVar[bool] = True
     protocol: ClassVar[str] = "paper"
-    source: ClassVar[str] = "Chefer, Gur & Wolf, CVPR 2021, Fig. 4; DeYoung et al., ACL 2020 (ERASER)"
+    source: ClassVar[str] = (
+        "Chefer, Gur & Wolf, CVPR 2021, Fig. 4; DeYoung et al., ACL 2020 (ERASER)"
+    )
     deviations: ClassVar[tuple[str, ...]] = (
-        "The published code sets negative scores to 0 before it ranks, which makes ties of them; here they keep their order (the paper's own method has none).",
-        "The published code also runs k = 5, 15, ..., 75 and fails on a document of fewer than k words; here all its words are marked.",
-        "Evidence beyond where a document was cut off counts as missed, as in the published code; so does a document without evidence: its F1 is 0.",
+        (
+            "The published code sets negative scores to 0 before it ranks, which makes ties "
+            "of them; here they keep their order (the paper's own method has none)."
+        ),
+        (
+            "The published code also runs k = 5, 15, ..., 75 and fails on a document of "
+            "fewer than k words; here all its words are marked."
+        ),
+        (
+            "Evidence beyond where a document was cut off counts as missed, as in the "
+            "published code; so does a document without evidence: its F1 is 0."
+        ),
         "The published code skips [UNK] with the special tokens; here an unknown word is a word.",
     )
 
@@ -47,17 +61,23 @@ class TokenF1:
     def __call__(self, scores: Explanation | Sequence[Tensor], rationales: Sequence[Any]) -> Tensor:
         """(documents, len(k)), float64: the F1 of every document at every k.
 
-        ``scores``: an explanation that knows its words, or for each document its words' scores, (words,) (``word_scores``). ``rationales``: for each document
-        (words,) 0s and 1s; longer than its scores where the document was cut off. Raises ``InputError``.
+        ``scores``: an explanation that knows its words, or for each document its words' scores,
+        (words,) (``word_scores``). ``rationales``: for each document (words,) 0s and 1s; longer
+        than its scores where the document was cut off. Raises ``InputError``.
         """
         documents = word_scores(scores) if isinstance(scores, Explanation) else scores
         if len(documents) != len(rationales) or not len(documents):
-            raise InputError(f"scores of {len(documents)} documents, rationales of {len(rationales)}")
+            raise InputError(
+                f"scores of {len(documents)} documents, rationales of {len(rationales)}"
+            )
         table = torch.zeros(len(documents), len(self.k), dtype=torch.float64)
         for i, (values, rationale) in enumerate(zip(documents, rationales, strict=True)):
             if not len(values):
                 raise InputError(f"scores of document {i}: no words")
-            order, size = ranked(finite(f"scores of document {i}", values, "words").cpu()), len(rationale)
+            order, size = (
+                ranked(finite(f"scores of document {i}", values, "words").cpu()),
+                len(rationale),
+            )
             if len(order) > size:
                 raise InputError(f"rationale of document {i}: {size} words, scores of {len(order)}")
             truth = bools(f"rationale of document {i}", rationale, [size])
@@ -69,12 +89,13 @@ class TokenF1:
 
 @dataclass(frozen=True)
 class PrecisionAtK:
-    """The number of answer tokens among the K tokens of highest score (AttCAT's Precision@K, on SQuAD): a count, not a fraction.
+    """The number of answer tokens among the K tokens of highest score (AttCAT's Precision@K, on
+    SQuAD): a count, not a fraction.
 
     >>> import torch
     >>> PrecisionAtK(k=2)(torch.tensor([[0.1, 0.9, 0.5, 0.7]]), [[0, 1, 1, 0]], content=[[1, 1, 1, 1]])
     tensor([1.], dtype=torch.float64)
-    """
+    """  # noqa: E501
 
     k: int = 20
 
@@ -82,7 +103,10 @@ class PrecisionAtK:
     protocol: ClassVar[str] = "paper"
     source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Fig. 3"
     deviations: ClassVar[tuple[str, ...]] = (
-        "A count of tokens, as in the paper, not divided by K: answers of few tokens cannot reach K.",
+        (
+            "A count of tokens, as in the paper, not divided by K: answers of few tokens "
+            "cannot reach K."
+        ),
         "Special tokens and padding are not ranked; the paper does not say.",
     )
 
@@ -96,8 +120,9 @@ class PrecisionAtK:
         return f"Precision@{self.k}"
 
     def __call__(self, scores: Explanation | Tensor, answer: Any, *, content: Any = None) -> Tensor:
-        """(batch,), float64: the count of each sample. ``scores``, ``answer`` and ``content`` (batch, tokens); an explanation knows ``content``. Raises ``InputError``."""
+        """(batch,), float64: the count of each sample. ``scores``, ``answer`` and ``content``
+        (batch, tokens); an explanation knows ``content``. Raises ``InputError``."""
         values, kept = scores_and_content(scores, content)
         truth = bools("answer", answer, values.shape)
-        order = ranked(values.masked_fill(~kept, -torch.inf))[:, :self.k]
+        order = ranked(values.masked_fill(~kept, -torch.inf))[:, : self.k]
         return (truth & kept).gather(1, order).sum(1).double()

@@ -1,4 +1,5 @@
-"""Evaluation as work over a data set: for each sample, each row and each measure the numbers that a table is made of."""
+"""Evaluation as work over a data set: for each sample, each row and each measure the numbers that a
+table is made of."""
 
 from __future__ import annotations
 
@@ -18,19 +19,34 @@ from relprop.runs import Record
 
 @dataclass(frozen=True, eq=False)
 class EvaluationWork:
-    """Rows × measures on a task's samples: a ``relprop.runs.Work``. A row of the table is a method, a measure, its numbers, and why there are none, if so."""
+    """Rows × measures on a task's samples: a ``relprop.runs.Work``. A row of the table is a method,
+    a measure, its numbers, and why there are none, if so."""
 
     task: Task
     rows: Sequence[Entry]
     samples: int | None = None
 
-    columns: ClassVar[Mapping[str, str]] = {"method": "string", "measure": "string", "values": "list<float64>", "refused": "string"}
+    columns: ClassVar[Mapping[str, str]] = {
+        "method": "string",
+        "measure": "string",
+        "values": "list<float64>",
+        "refused": "string",
+    }
 
     def identity(self) -> dict[str, Any]:
-        return {"work": "evaluate", "task": self.task.identity(), "rows": [row.identity() for row in self.rows], "samples": len(self)}
+        return {
+            "work": "evaluate",
+            "task": self.task.identity(),
+            "rows": [row.identity() for row in self.rows],
+            "samples": len(self),
+        }
 
     def __len__(self) -> int:
-        return len(self.task.source) if self.samples is None else min(self.samples, len(self.task.source))
+        return (
+            len(self.task.source)
+            if self.samples is None
+            else min(self.samples, len(self.task.source))
+        )
 
     def key(self, index: int) -> str:
         """The sample's name, for messages."""
@@ -42,28 +58,53 @@ class EvaluationWork:
         for row, maps in zip(self.rows, self.task.maps(batch, self.rows), strict=True):
             if isinstance(maps, RelpropError):
                 for line in lines:
-                    line.append({"method": row.name, "measure": "", "values": [], "refused": str(maps)})
+                    line.append(
+                        {"method": row.name, "measure": "", "values": [], "refused": str(maps)}
+                    )
                 continue
             for measure in self.task.measures:
                 if measured(row, measure):
-                    for line, values in zip(lines, measure(self.task, batch, maps).tolist(), strict=True):
-                        line.append({"method": row.name, "measure": measure.name, "values": values, "refused": ""})
-        return [Record(i, sample.key, tuple(line)) for i, sample, line in zip(indices, batch.samples, lines, strict=True)]
+                    for line, values in zip(
+                        lines, measure(self.task, batch, maps).tolist(), strict=True
+                    ):
+                        line.append(
+                            {
+                                "method": row.name,
+                                "measure": measure.name,
+                                "values": values,
+                                "refused": "",
+                            }
+                        )
+        return [
+            Record(i, sample.key, tuple(line))
+            for i, sample, line in zip(indices, batch.samples, lines, strict=True)
+        ]
 
 
 def measured(row: Entry, measure: Measure) -> bool:
-    """Whether a measure says anything of a row: one that compares classes says nothing of a map that has none."""
+    """Whether a measure says anything of a row: one that compares classes says nothing of a map
+    that has none."""
     return row.class_specific or not all(statistic.of_classes for statistic in measure.statistics)
 
 
-def numbers(task: Task, rows: Sequence[Entry], lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Numbers:
-    """All samples' numbers, by row and measure, in the samples' order, from lines of (index, row)."""
+def numbers(
+    task: Task, rows: Sequence[Entry], lines: Iterable[tuple[int, Mapping[str, Any]]]
+) -> Numbers:
+    """All samples' numbers, by row and measure, in the samples' order, from lines of (index,
+    row)."""
     values: dict[tuple[str, str], list[tuple[int, list[float]]]] = {}
     refused: dict[str, str] = {}
     for index, line in lines:
         if line["refused"]:
             refused.setdefault(line["method"], line["refused"])
         else:
-            values.setdefault((line["method"], line["measure"]), []).append((index, list(line["values"])))
-    tables = {at: torch.tensor([v for _, v in sorted(found, key=lambda pair: pair[0])], dtype=torch.float64) for at, found in values.items()}
+            values.setdefault((line["method"], line["measure"]), []).append(
+                (index, list(line["values"]))
+            )
+    tables = {
+        at: torch.tensor(
+            [v for _, v in sorted(found, key=lambda pair: pair[0])], dtype=torch.float64
+        )
+        for at, found in values.items()
+    }
     return Numbers(tuple(rows), task.measures, tables, refused)

@@ -1,4 +1,5 @@
-"""The backward walk: relevance from the start down to where it is wanted, by the plan's rules. It knows no op and no transformer."""
+"""The backward walk: relevance from the start down to where it is wanted, by the plan's rules. It
+knows no op and no transformer."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Pending = dict[fx.Node, list[Any]]
 
 @dataclass
 class Walk:
-    """What a walk hands out: the relevance at every wanted node; each step's account (if asked for), and the sums where it ended."""
+    """What a walk hands out: the relevance at every wanted node; each step's account (if asked
+    for), and the sums where it ended."""
 
     found: dict[fx.Node, Tensor] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
@@ -32,13 +34,19 @@ class Walk:
 
 
 def propagate(
-    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, extras: Mapping[fx.Node, Tensor] | None = None, account: bool = True,
+    plan: Plan,
+    values: Values,
+    starts: Mapping[fx.Node, Tensor],
+    *,
+    extras: Mapping[fx.Node, Tensor] | None = None,
+    account: bool = True,
     hooks: Mapping[fx.Node, Hook] | None = None,
 ) -> Walk:
     """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
 
-    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees the joined relevance of a node,
-    batch first, and may return another. The walk is one ``vmap`` from hook to hook: a rule sees one sample, an op is called once.
+    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees
+    the joined relevance of a node, batch first, and may return another. The walk is one ``vmap``
+    from hook to hook: a rule sees one sample, an op is called once.
     """
     hooks, walk = hooks or {}, Walk()
     pending: Pending = {node: [start] for node, start in starts.items()}
@@ -63,41 +71,80 @@ def _sections(plan: Plan, hooks: Mapping[fx.Node, Hook]) -> list[list[fx.Node]]:
 
 
 def _walk_section(
-    plan: Plan, nodes: list[fx.Node], values: Values, pending: Pending, extras: Mapping[fx.Node, Tensor], walk: Walk, account: bool
+    plan: Plan,
+    nodes: list[fx.Node],
+    values: Values,
+    pending: Pending,
+    extras: Mapping[fx.Node, Tensor],
+    walk: Walk,
+    account: bool,
 ) -> Pending:
-    """Some nodes of the walk for the whole batch; returns what has arrived at nodes of later sections."""
+    """Some nodes of the walk for the whole batch; returns what has arrived at nodes of later
+    sections."""
     here = set(nodes)
     steps = {step.node: step for step in plan.steps if step.node in here}
-    used = {n for step in steps.values() for n in (step.node, *step.operands)} | (here & plan.joined)
+    used = {n for step in steps.values() for n in (step.node, *step.operands)} | (
+        here & plan.joined
+    )
     batched = [n for n in values if n in used and n.meta["batched"]]
     attached = [n for n in extras if n in steps]
     arrivals = [(node, part) for node, parts in pending.items() for part in parts]
     out: dict[str, list[Any]] = {}
 
     def section(parts: list[Tensor], given: list[Any], added: list[Tensor]) -> list[list[Any]]:
-        env = {**{n: v for n, v in values.items() if n in used and not n.meta["batched"]}, **dict(zip(batched, given, strict=True))}
+        env = {
+            **{n: v for n, v in values.items() if n in used and not n.meta["batched"]},
+            **dict(zip(batched, given, strict=True)),
+        }
         arrived: Pending = {}
         for (node, original), part in zip(arrivals, parts, strict=True):
-            arrived.setdefault(node, []).append((original[0], part) if isinstance(original, tuple) else part)
+            arrived.setdefault(node, []).append(
+                (original[0], part) if isinstance(original, tuple) else part
+            )
         mine = Walk()
         books: list[tuple[Step, dict[str, Tensor]]] = []
         extra = dict(zip(attached, added, strict=True))
         for node in nodes:
             if node in arrived:
                 relevance = _join(plan, node, arrived.pop(node), env)
-                _visit(plan, node, relevance, steps.get(node), env, extra.get(node), mine, arrived, books if account else None)
+                _visit(
+                    plan,
+                    node,
+                    relevance,
+                    steps.get(node),
+                    env,
+                    extra.get(node),
+                    mine,
+                    arrived,
+                    books if account else None,
+                )
         left = [(n, p) for n, parts in arrived.items() for p in parts]
-        out["found"], out["ended"], out["left"], out["books"] = list(mine.found), list(mine.ended), left, books
+        out["found"], out["ended"], out["left"], out["books"] = (
+            list(mine.found),
+            list(mine.ended),
+            left,
+            books,
+        )
         sums = [list(b.values()) for _, b in books]
-        return [list(mine.found.values()), list(mine.ended.values()), [p[1] if isinstance(p, tuple) else p for _, p in left], sums]
+        return [
+            list(mine.found.values()),
+            list(mine.ended.values()),
+            [p[1] if isinstance(p, tuple) else p for _, p in left],
+            sums,
+        ]
 
     tensors = [part[1] if isinstance(part, tuple) else part for _, part in arrivals]
     if not tensors:
         return {}
-    found, ended, left, sums = per_sample(section, tensors, [values[n] for n in batched], [extras[n] for n in attached])
+    found, ended, left, sums = per_sample(
+        section, tensors, [values[n] for n in batched], [extras[n] for n in attached]
+    )
     walk.found.update(zip(out["found"], found, strict=True))
     walk.ended.update(zip(out["ended"], ended, strict=True))
-    walk.accounts += [_account(step, dict(zip(keys, amounts, strict=True))) for (step, keys), amounts in zip(out["books"], sums, strict=True)]
+    walk.accounts += [
+        _account(step, dict(zip(keys, amounts, strict=True)))
+        for (step, keys), amounts in zip(out["books"], sums, strict=True)
+    ]
     later: Pending = {}
     for (node, part), value in zip(out["left"], left, strict=True):
         later.setdefault(node, []).append((part[0], value) if isinstance(part, tuple) else value)
@@ -105,7 +152,14 @@ def _walk_section(
 
 
 def _visit(
-    plan: Plan, node: fx.Node, relevance: Any, step: Step | None, env: Values, extra: Tensor | None, walk: Walk, arrived: Pending,
+    plan: Plan,
+    node: fx.Node,
+    relevance: Any,
+    step: Step | None,
+    env: Values,
+    extra: Tensor | None,
+    walk: Walk,
+    arrived: Pending,
     books: list[tuple[Step, dict[str, Tensor]]] | None,
 ) -> None:
     """One node: hand its relevance out if it is wanted, and on by its rule."""
@@ -120,12 +174,18 @@ def _visit(
         books.append((step, _books(step, given, split)))
     for operand, needed, share in zip(step.operands, step.needed, split.shares, strict=True):
         if needed and isinstance(share, Tensor):
-            arrived.setdefault(operand, []).append((step.node.args[1], share) if name_of(step.node) == "getitem" else share)
+            arrived.setdefault(operand, []).append(
+                (step.node.args[1], share) if name_of(step.node) == "getitem" else share
+            )
 
 
 def _order(plan: Plan) -> list[fx.Node]:
     """The nodes relevance can arrive at, nearest the target first."""
-    reached = {*plan.starts, *(s.node for s in plan.steps), *(o for s in plan.steps for o, n in zip(s.operands, s.needed, strict=True) if n)}
+    reached = {
+        *plan.starts,
+        *(s.node for s in plan.steps),
+        *(o for s in plan.steps for o, n in zip(s.operands, s.needed, strict=True) if n),
+    }
     return [n for n in reversed(plan.program.graph.nodes) if n in reached]
 
 
@@ -156,40 +216,60 @@ def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tup
         raise type(error)(message(str(error), at=describe(step.node))) from error
     except Exception as error:  # a user's rule may raise anything
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RuleError(message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))) from error
+        raise RuleError(
+            message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))
+        ) from error
 
 
 def _rounded(step: Step, output: Any, dtype: torch.dtype) -> bool:
-    """Whether a rule divides by an output that the forward pass rounded to half precision: shares of its terms would not sum to it."""
+    """Whether a rule divides by an output that the forward pass rounded to half precision: shares
+    of its terms would not sum to it."""
     divides = step.rule.family in ("balance", "share") and step.rule.reads >= {"inputs", "output"}
-    return divides and isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
+    return (
+        divides
+        and isinstance(output, Tensor)
+        and output.is_floating_point()
+        and output.dtype != dtype
+    )
 
 
 def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:
-    """A kept value; for one that the rule does not read, a zero of its shape that takes no memory."""
+    """A kept value; for one that the rule does not read, a zero of its shape that takes no
+    memory."""
     if node in values:
         return values[node]
     meta = val(node)
     if not isinstance(meta, Tensor):
         return meta
-    return torch.zeros((), dtype=dtype if meta.is_floating_point() else meta.dtype, device=device).expand(meta.shape)
+    return torch.zeros(
+        (), dtype=dtype if meta.is_floating_point() else meta.dtype, device=device
+    ).expand(meta.shape)
 
 
 def _all_outputs(step: Step, given: dict[int, Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Relevance for every floating output of a several-output op, zeros where none arrived."""
     like = next(iter(given.values()))
-    return tuple(given.get(i, torch.zeros(v.shape, dtype=dtype, device=like.device)) for i, v in enumerate(val(step.node)) if v.is_floating_point())
+    return tuple(
+        given.get(i, torch.zeros(v.shape, dtype=dtype, device=like.device))
+        for i, v in enumerate(val(step.node))
+        if v.is_floating_point()
+    )
 
 
 def _books(step: Step, relevance: Any, split: Split) -> dict[str, Tensor]:
     """This step's sums, for one sample, under keys that ``_account`` takes apart."""
     arrived = relevance if isinstance(relevance, tuple) else (relevance,)
-    books = {"arrived": sum((total(r) for r in arrived[1:]), total(arrived[0])), "absolute": _magnitude(arrived, split)}
+    books = {
+        "arrived": sum((total(r) for r in arrived[1:]), total(arrived[0])),
+        "absolute": _magnitude(arrived, split),
+    }
 
     def add(key: str, amount: Tensor) -> None:
         books[key] = books[key] + amount if key in books else amount
 
-    for role, needed, operand, share in zip(step.roles, step.needed, step.operands, split.shares, strict=True):
+    for role, needed, operand, share in zip(
+        step.roles, step.needed, step.operands, split.shares, strict=True
+    ):
         if share is None:
             continue
         amount = share.value if isinstance(share, Total) else total(share)
@@ -203,7 +283,8 @@ def _books(step: Step, relevance: Any, split: Split) -> dict[str, Tensor]:
 
 
 def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:
-    """Σ|R| of what arrived or of what was handed on, whichever is larger: what rounding of this node's sums is proportional to."""
+    """Σ|R| of what arrived or of what was handed on, whichever is larger: what rounding of this
+    node's sums is proportional to."""
     came = sum((total(r.abs()) for r in arrived[1:]), total(arrived[0].abs()))
     handed = [total(share.abs()) for share in split.shares if isinstance(share, Tensor)]
     return torch.maximum(came, sum(handed[1:], handed[0])) if handed else came
@@ -211,9 +292,26 @@ def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:
 
 def _account(step: Step, books: dict[str, Tensor]) -> Account:
     zero = torch.zeros_like(books["arrived"])
-    named = {kind: {k.removeprefix(f"{kind}:"): v for k, v in books.items() if k.startswith(f"{kind}:")} for kind in ("absorbed", "lost")}
-    op = step.op if isinstance(step.op, str) else getattr(step.op, "__qualname__", None) if isinstance(step.op, type) else str(step.op)
+    named = {
+        kind: {k.removeprefix(f"{kind}:"): v for k, v in books.items() if k.startswith(f"{kind}:")}
+        for kind in ("absorbed", "lost")
+    }
+    op = (
+        step.op
+        if isinstance(step.op, str)
+        else getattr(step.op, "__qualname__", None)
+        if isinstance(step.op, type)
+        else str(step.op)
+    )
     return Account(
-        step.node.name, place(step.node).call, str(op), step.rule.name, books["arrived"], books["absolute"],
-        books.get("to_inputs", zero), books.get("unread", zero), named["absorbed"], named["lost"],
+        step.node.name,
+        place(step.node).call,
+        str(op),
+        step.rule.name,
+        books["arrived"],
+        books["absolute"],
+        books.get("to_inputs", zero),
+        books.get("unread", zero),
+        named["absorbed"],
+        named["lost"],
     )

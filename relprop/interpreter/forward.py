@@ -1,4 +1,5 @@
-"""The forward pass next to autograd: the values the rules read, the attention maps, and the gradient of each sample's target at them."""
+"""The forward pass next to autograd: the values the rules read, the attention maps, and the
+gradient of each sample's target at them."""
 
 from __future__ import annotations
 
@@ -17,34 +18,56 @@ from relprop.tracer.run import Values, execute
 
 @dataclass
 class Forward:
-    """Values of the kept nodes, batch first; ``watched`` ones are still attached to autograd's graph."""
+    """Values of the kept nodes, batch first; ``watched`` ones are still attached to autograd's
+    graph."""
 
     values: Values
     watched: dict[fx.Node, Tensor]
 
-    def gradients(self, scalars: Tensor, nodes: Iterable[fx.Node], *, again: bool) -> dict[fx.Node, Tensor]:
-        """∂ scalars[i]/∂ value[i] at every watched node of ``nodes``, batch first; zeros where the target does not depend on it.
+    def gradients(
+        self, scalars: Tensor, nodes: Iterable[fx.Node], *, again: bool
+    ) -> dict[fx.Node, Tensor]:
+        """∂ scalars[i]/∂ value[i] at every watched node of ``nodes``, batch first; zeros where the
+        target does not depend on it.
 
-        ``scalars`` is (batch,): samples do not mix, so one pass serves the whole batch. ``again``: another target will follow.
+        ``scalars`` is (batch,): samples do not mix, so one pass serves the whole batch. ``again``:
+        another target will follow.
         """
         wanted = [n for n in nodes if n in self.watched]
         tensors = [self.watched[n] for n in wanted]
         if not tensors or not scalars.requires_grad:
             return {n: torch.zeros_like(t) for n, t in zip(wanted, tensors, strict=True)}
         try:
-            found = torch.autograd.grad(scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True)
+            found = torch.autograd.grad(
+                scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True
+            )
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise RelpropError(message(
-                f"the gradient cannot be taken: {str(error).splitlines()[0]}",
-                then=["give the operator a derivative (torch.library.register_autograd)", "or do without: use_gradient=False, method='rollout'"],
-            )) from error
-        return {n: torch.zeros_like(t) if g is None else g for n, t, g in zip(wanted, tensors, found, strict=True)}
+            raise RelpropError(
+                message(
+                    f"the gradient cannot be taken: {str(error).splitlines()[0]}",
+                    then=[
+                        "give the operator a derivative (torch.library.register_autograd)",
+                        "or do without: use_gradient=False, method='rollout'",
+                    ],
+                )
+            ) from error
+        return {
+            n: torch.zeros_like(t) if g is None else g
+            for n, t, g in zip(wanted, tensors, found, strict=True)
+        }
 
 
-def forward(program: Program, model: nn.Module, inputs: Inputs, keep: Collection[fx.Node], watch: Collection[fx.Node]) -> Forward:
-    """Run the program for all samples, with autograd from the first watched node on. Nothing in the model requires grad meanwhile."""
+def forward(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    keep: Collection[fx.Node],
+    watch: Collection[fx.Node],
+) -> Forward:
+    """Run the program for all samples, with autograd from the first watched node on. Nothing in the
+    model requires grad meanwhile."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Any) -> Any:
@@ -53,7 +76,9 @@ def forward(program: Program, model: nn.Module, inputs: Inputs, keep: Collection
 
     with torch.enable_grad():
         values = execute(program, model, inputs, keep, watch, visit)
-    return Forward({n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched)
+    return Forward(
+        {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
+    )
 
 
 def detached(value: Any) -> Any:

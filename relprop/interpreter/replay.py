@@ -1,4 +1,5 @@
-"""A part of the graph run again with other values at one node, everything beside it as it was: what a layer would give if its values were these."""
+"""A part of the graph run again with other values at one node, everything beside it as it was: what
+a layer would give if its values were these."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ AT_ONCE = 16  # variants in one vmap
 
 @dataclass(frozen=True)
 class Segment:
-    """The nodes on the way from ``changed`` to ``end``, in order; ``beside``: what else they read."""
+    """The nodes on the way from ``changed`` to ``end``, in order; ``beside``: what else they
+    read."""
 
     program: Program
     changed: fx.Node
@@ -30,10 +32,17 @@ class Segment:
         """The part of ``program`` from ``changed`` (exclusive) to ``end``."""
         nodes = tuple(flow.between(changed, end))
         inside = {*nodes, changed}
-        return cls(program, changed, end, nodes, tuple(dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in inside)))
+        return cls(
+            program,
+            changed,
+            end,
+            nodes,
+            tuple(dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in inside)),
+        )
 
     def run(self, values: Values, variants: Tensor) -> Tensor:
-        """The values at ``end``, (variants, batch, *one sample's shape), for ``variants`` (variants, batch, *one sample's shape) at ``changed``.
+        """The values at ``end``, (variants, batch, *one sample's shape), for ``variants``
+        (variants, batch, *one sample's shape) at ``changed``.
 
         ``values`` has those of ``beside``, batch first where they depend on an input.
         """
@@ -46,7 +55,11 @@ class Segment:
                 for node in self.nodes:
                     env[node] = call_node(node, env, self.program.dtype)
                 return env[self.end]
+
             return torch.func.vmap(one, randomness="same")(changed)
 
-        found = [per_sample(one_sample, some.transpose(0, 1), *(values[n] for n in batched)) for some in variants.split(AT_ONCE)]
+        found = [
+            per_sample(one_sample, some.transpose(0, 1), *(values[n] for n in batched))
+            for some in variants.split(AT_ONCE)
+        ]
         return torch.cat(found, 1).transpose(0, 1)

@@ -20,14 +20,18 @@ from relprop.tracer.program import Program
 class Layout:
     """Where the tokens of one input came from.
 
-    ``source`` (tokens,): each token's place, −1 for the model's own (class, register) tokens. Of a sequence it is the position in the input; of an
-    image the place in ``grid``, counted row by row. ``grid`` and ``image``: how many different places there are along each of the input's axes of
-    positions, and how long these are ((h, w) patches, (H, W) pixels; with time in front for a video); both ``None`` for a sequence.
+    ``source`` (tokens,): each token's place, −1 for the model's own (class, register) tokens. Of a
+    sequence it is the position in the input; of an image the place in ``grid``, counted row by row.
+    ``grid`` and ``image``: how many different places there are along each of the input's axes of
+    positions, and how long these are ((h, w) patches, (H, W) pixels; with time in front for a
+    video); both ``None`` for a sequence.
 
-    ``spans`` (tokens, axes, 2): along each axis of positions, the first position and the one after the last that the token was computed from
-    before any attention; empty (0, 0) for the model's own tokens. They reach beyond the input (below 0, above ``extent``) where the model pads it, and overlap
-    where its convolutions do. ``None`` where nothing tells the tokens apart; they are then numbered as they come.
-    ``extent``: how long the input is along these axes; ``axes``: which of its axes they are, the batch being axis 0.
+    ``spans`` (tokens, axes, 2): along each axis of positions, the first position and the one after
+    the last that the token was computed from before any attention; empty (0, 0) for the model's own
+    tokens. They reach beyond the input (below 0, above ``extent``) where the model pads it, and
+    overlap where its convolutions do. ``None`` where nothing tells the tokens apart; they are then
+    numbered as they come. ``extent``: how long the input is along these axes; ``axes``: which of
+    its axes they are, the batch being axis 0.
     """
 
     source: Tensor
@@ -38,7 +42,9 @@ class Layout:
     axes: tuple[int, ...] = ()
 
 
-def lay_out(program: Program, stream: Stream, flow: Flow, values: Mapping[fx.Node, Tensor] | None = None) -> Layout:
+def lay_out(
+    program: Program, stream: Stream, flow: Flow, values: Mapping[fx.Node, Tensor] | None = None
+) -> Layout:
     """The layout of one stream. ``values``: those of ``placing``."""
     shape = tuple(val(stream.leaf).shape)
     embedded = stream.leaf.op != "placeholder"
@@ -46,20 +52,32 @@ def lay_out(program: Program, stream: Stream, flow: Flow, values: Mapping[fx.Nod
     for axis in range(1, len(shape) - embedded):
         reaches = follow(stream.leaf, stream.node, axis, flow, values or {})
         found[axis] = _read(reaches[stream.node], stream)[2:], _spans(reaches, stream, flow)
-    axes = [axis for axis, (near, _) in found.items() if near[:, near[0] < math.inf].unique(dim=1).shape[1] > 1] or [1] * embedded
-    if len(shape) == 4 and not embedded and len(axes) < 2:  # an image of one row, one column or one patch
-        axes = sorted([*axes, *[i for i in (3, 2, 1) if i not in axes and shape[i] > 1][:2 - len(axes)]])
-    layout = _lattice([found[axis] for axis in axes], tuple(shape[axis] for axis in axes), math.prod(stream.sizes))
+    axes = [
+        axis
+        for axis, (near, _) in found.items()
+        if near[:, near[0] < math.inf].unique(dim=1).shape[1] > 1
+    ] or [1] * embedded
+    if (
+        len(shape) == 4 and not embedded and len(axes) < 2
+    ):  # an image of one row, one column or one patch
+        axes = sorted(
+            [*axes, *[i for i in (3, 2, 1) if i not in axes and shape[i] > 1][: 2 - len(axes)]]
+        )
+    layout = _lattice(
+        [found[axis] for axis in axes], tuple(shape[axis] for axis in axes), math.prod(stream.sizes)
+    )
     return replace(layout, axes=tuple(axes)) if axes else layout
 
 
 def placing(stream: Stream, flow: Flow) -> set[fx.Node]:
-    """The constants by which the model puts the stream's tokens in their places: the layout is complete only with their values."""
+    """The constants by which the model puts the stream's tokens in their places: the layout is
+    complete only with their values."""
     return {n for n in indices(stream.leaf, stream.node, flow) if not n.meta["batched"]}
 
 
 def _lattice(found: list[tuple[Tensor, Tensor]], extent: tuple[int, ...], tokens: int) -> Layout:
-    """The lattice of the tokens' places: ``found`` has for each axis where a token is (lo, hi; tokens) and its span."""
+    """The lattice of the tokens' places: ``found`` has for each axis where a token is (lo, hi;
+    tokens) and its span."""
     if not found:
         return Layout(torch.arange(tokens))
     placed = found[0][0][0] < math.inf
@@ -74,7 +92,9 @@ def _lattice(found: list[tuple[Tensor, Tensor]], extent: tuple[int, ...], tokens
         near = found[0][0][:, placed]
         source[placed] = near[0].long() if bool((near[1] - near[0] == 1).all()) else index
         return Layout(source, None, None, spans, extent)
-    filled = 2 * len(index.unique()) >= math.prod(counts)  # some places may have no token; few tokens on many rows and columns are no lattice
+    filled = 2 * len(index.unique()) >= math.prod(
+        counts
+    )  # some places may have no token; few tokens on many rows and columns are no lattice
     source[placed] = index if filled else torch.arange(len(index))
     return Layout(source, counts if filled else None, extent if filled else None, spans, extent)
 
@@ -83,12 +103,18 @@ def _read(reach: Tensor, stream: Stream) -> Tensor:
     """A reach at the token tensor, (4, tokens): the hull over what are no positions."""
     full = reach.expand(4, *val(stream.node).shape)
     tokens = len(stream.token_axes)
-    return hull(full.movedim([i + 1 for i in stream.token_axes], list(range(1, 1 + tokens))).flatten(1 + tokens), (-1,)).flatten(1)
+    return hull(
+        full.movedim([i + 1 for i in stream.token_axes], list(range(1, 1 + tokens))).flatten(
+            1 + tokens
+        ),
+        (-1,),
+    ).flatten(1)
 
 
 def _spans(reaches: dict[fx.Node, Tensor], stream: Stream, flow: Flow) -> Tensor:
-    """What each token was computed from, (2, tokens): read at the first tensor whose places are the tokens'. What comes after it mixes
-    positions once more (as a convolution does that adds where they are), but makes no new ones."""
+    """What each token was computed from, (2, tokens): read at the first tensor whose places are the
+    tokens'. What comes after it mixes positions once more (as a convolution does that adds where
+    they are), but makes no new ones."""
     final = _read(reaches[stream.node], stream)
     cells, at, placed = _places(final)
     spans = final[:2].clone()
@@ -96,17 +122,20 @@ def _spans(reaches: dict[fx.Node, Tensor], stream: Stream, flow: Flow) -> Tensor
         reach = reaches[node].flatten(1)
         here, among, kept = _places(reach)
         if torch.equal(here, cells):
-            lo = torch.full((cells.shape[1],), math.inf, dtype=torch.float64).scatter_reduce(0, among, reach[0, kept], "amin")
-            hi = torch.full((cells.shape[1],), -math.inf, dtype=torch.float64).scatter_reduce(0, among, reach[1, kept], "amax")
+            lo = torch.full((cells.shape[1],), math.inf, dtype=torch.float64).scatter_reduce(
+                0, among, reach[0, kept], "amin"
+            )
+            hi = torch.full((cells.shape[1],), -math.inf, dtype=torch.float64).scatter_reduce(
+                0, among, reach[1, kept], "amax"
+            )
             spans[:, placed] = torch.stack([lo[at], hi[at]])
             return spans
     return spans
 
 
 def _places(reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The different places (2, n) of a flat reach, which of them each value that has one is at, and which values have one."""
+    """The different places (2, n) of a flat reach, which of them each value that has one is at, and
+    which values have one."""
     placed = reach[2] < math.inf
     cells, at = reach[2:, placed].unique(dim=1, return_inverse=True)
     return cells, at, placed
-
-

@@ -1,8 +1,11 @@
-"""From which positions of the input a value was computed: positions pushed, in place of values, through the ops on the way.
+"""From which positions of the input a value was computed: positions pushed, in place of values,
+through the ops on the way.
 
-A value's *reach* along one axis of the input is four numbers: ``lo``, ``hi``, the hull of the positions it was computed from, and ``near_lo``,
-``near_hi``, the same by the narrowest way where several meet (beside a skip connection, a convolution over positions or a gate made from the whole
-image says nothing about where a value is). Reaches are kept as small as they vary: axes along which they are constant have length 1.
+A value's *reach* along one axis of the input is four numbers: ``lo``, ``hi``, the hull of the
+positions it was computed from, and ``near_lo``, ``near_hi``, the same by the narrowest way where
+several meet (beside a skip connection, a convolution over positions or a gate made from the whole
+image says nothing about where a value is). Reaches are kept as small as they vary: axes along which
+they are constant have length 1.
 """
 
 from __future__ import annotations
@@ -24,56 +27,96 @@ NOWHERE = torch.tensor([math.inf, -math.inf, math.inf, -math.inf], dtype=torch.f
 MOVED = frozenset(ops.MOVES) - frozenset(ops.packets("col2im"))
 
 
-def follow(leaf: fx.Node, to: fx.Node, axis: int, flow: Flow, known: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
-    """The reach, (4, *shape), of every node on the way ``to`` a tensor, along one axis of the leaf. ``known``: values of ``indices``.
+def follow(
+    leaf: fx.Node, to: fx.Node, axis: int, flow: Flow, known: Mapping[fx.Node, Tensor]
+) -> dict[fx.Node, Tensor]:
+    """The reach, (4, *shape), of every node on the way ``to`` a tensor, along one axis of the leaf.
+    ``known``: values of ``indices``.
 
     What an op makes that is not understood comes from everywhere.
     """
     size = val(leaf).shape[axis]
-    first = torch.arange(size, dtype=torch.float64).reshape([size if i == axis else 1 for i in range(val(leaf).dim())])
+    first = torch.arange(size, dtype=torch.float64).reshape(
+        [size if i == axis else 1 for i in range(val(leaf).dim())]
+    )
     reaches = {leaf: torch.stack([first, first + 1, first, first + 1])}
     for node in flow.between(leaf, to):
         entering = [reaches[i] for i in flow.inputs[node] if i in reaches]
         if entering and isinstance(val(node), Tensor):
             reach = _step(node, reaches, known)
-            reaches[node] = reach if reach is not None else hull(torch.cat([e.flatten(1) for e in entering], 1), (1,)).reshape(4, *[1] * val(node).dim())
+            reaches[node] = (
+                reach
+                if reach is not None
+                else hull(torch.cat([e.flatten(1) for e in entering], 1), (1,)).reshape(
+                    4, *[1] * val(node).dim()
+                )
+            )
     return reaches
 
 
 def indices(leaf: fx.Node, to: fx.Node, flow: Flow) -> set[fx.Node]:
-    """The whole numbers by which values are put in other places between two tensors: what the reach cannot be known without."""
+    """The whole numbers by which values are put in other places between two tensors: what the reach
+    cannot be known without."""
     moves = [n for n in flow.between(leaf, to) if packet(n) in MOVED]
-    return {o for n in moves for o in template(n)[0] if not is_floating(o) and isinstance(val(o), Tensor) and val(o).dtype != torch.bool}
+    return {
+        o
+        for n in moves
+        for o in template(n)[0]
+        if not is_floating(o) and isinstance(val(o), Tensor) and val(o).dtype != torch.bool
+    }
 
 
-def _step(node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]) -> Tensor | None:
+def _step(
+    node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
+) -> Tensor | None:
     """The reach after one op; ``None`` if the op is not understood."""
     if packet(node) in MOVED and (moved := _moved(node, reaches, known)) is not None:
         return moved
     if name_of(node) in _OPS:
         return _OPS[name_of(node)](node, reaches)
     shape = tuple(val(node).shape)
-    operands = [_ranked(reaches[o], len(shape)) for o in template(node)[0] if o in reaches and val(o).dim() <= len(shape)]
-    if not operands or any(n not in (1, s) for reach in operands for n, s in zip(reach.shape[1:], shape, strict=True)):
+    operands = [
+        _ranked(reaches[o], len(shape))
+        for o in template(node)[0]
+        if o in reaches and val(o).dim() <= len(shape)
+    ]
+    if not operands or any(
+        n not in (1, s) for reach in operands for n, s in zip(reach.shape[1:], shape, strict=True)
+    ):
         return None
     return _merged(operands)
 
 
 def _merged(operands: Sequence[Tensor]) -> Tensor:
-    """Elementwise: the hull of the operands, but of one that varies alone beside one that does not (a gate made from everything); nearest is the narrowest."""
-    varying = [reach for reach in operands if reach[0].numel() > 1 and bool((reach[2] < math.inf).any())]
+    """Elementwise: the hull of the operands, but of one that varies alone beside one that does not
+    (a gate made from everything); nearest is the narrowest."""
+    varying = [
+        reach for reach in operands if reach[0].numel() > 1 and bool((reach[2] < math.inf).any())
+    ]
     together, *others = varying or operands
     for other in others:
         a, b = torch.broadcast_tensors(together, other)
         narrower = (b[3] - b[2] < a[3] - a[2]) & (b[2] < math.inf) | (a[2] == math.inf)
-        together = torch.cat([torch.minimum(a[:1], b[:1]), torch.maximum(a[1:2], b[1:2]), torch.where(narrower, b[2:], a[2:])])
+        together = torch.cat(
+            [
+                torch.minimum(a[:1], b[:1]),
+                torch.maximum(a[1:2], b[1:2]),
+                torch.where(narrower, b[2:], a[2:]),
+            ]
+        )
     return together
 
 
 def _indexed(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
-    """Indexed along one axis by values that are not known here: that axis must be one along which nothing changes."""
+    """Indexed along one axis by values that are not known here: that axis must be one along which
+    nothing changes."""
     places = [(i, index) for i, index in enumerate(node.args[1]) if index is not None]
-    if node.args[0] not in reaches or len(places) != 1 or val(places[0][1]).dim() != 1 or reaches[node.args[0]].shape[places[0][0] + 1] > 1:
+    if (
+        node.args[0] not in reaches
+        or len(places) != 1
+        or val(places[0][1]).dim() != 1
+        or reaches[node.args[0]].shape[places[0][0] + 1] > 1
+    ):
         return None
     return reaches[node.args[0]]
 
@@ -84,10 +127,16 @@ def _unfolded(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     reach = reaches[node.args[0]].expand(4, *val(node.args[0]).shape)
     for axis in (-2, -1):
         reach = _extended(reach, reach.dim() + axis, padding[axis], padding[axis])
-    return _compact(torch.stack([torch.ops.aten.im2col(numbers, kernel, dilation, [0, 0], stride) for numbers in reach]))
+    return _compact(
+        torch.stack(
+            [torch.ops.aten.im2col(numbers, kernel, dilation, [0, 0], stride) for numbers in reach]
+        )
+    )
 
 
-def _moved(node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]) -> Tensor | None:
+def _moved(
+    node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
+) -> Tensor | None:
     """The op itself, on each of the four numbers; parameters and constants are nowhere."""
     operands, rebuild = template(node)
     if any(o not in reaches and o not in known and not is_floating(o) for o in operands):
@@ -95,7 +144,10 @@ def _moved(node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node
     full = [reaches[o].expand(4, *val(o).shape) if o in reaches else None for o in operands]
     results = []
     for k, nowhere in enumerate(NOWHERE):
-        given = (f[k] if f is not None else known[o] if o in known else nowhere.expand(val(o).shape) for f, o in zip(full, operands, strict=True))
+        given = (
+            f[k] if f is not None else known[o] if o in known else nowhere.expand(val(o).shape)
+            for f, o in zip(full, operands, strict=True)
+        )
         args, kwargs = rebuild(*given)
         results.append(node.target(*args, **kwargs))
     return _compact(torch.stack(results))
@@ -123,29 +175,51 @@ def hull(reach: Tensor, axes: Sequence[int]) -> Tensor:
 def _extended(reach: Tensor, axis: int, before: int, after: int) -> Tensor:
     """Positions continued evenly beyond both ends of an axis."""
     length = reach.shape[axis]
-    ends = [reach.narrow(axis, i, 1) for i in (0, min(1, length - 1), length - 1, max(length - 2, 0))]
+    ends = [
+        reach.narrow(axis, i, 1) for i in (0, min(1, length - 1), length - 1, max(length - 2, 0))
+    ]
     steps = [torch.nan_to_num(a - b, nan=0.0) for a, b in ((ends[0], ends[1]), (ends[2], ends[3]))]
-    parts = [ends[0] + k * steps[0] for k in range(before, 0, -1)] + [reach] + [ends[2] + k * steps[1] for k in range(1, after + 1)]
+    parts = (
+        [ends[0] + k * steps[0] for k in range(before, 0, -1)]
+        + [reach]
+        + [ends[2] + k * steps[1] for k in range(1, after + 1)]
+    )
     return torch.cat([p for p in parts if p.shape[axis]], axis) if len(parts) > 1 else reach
 
 
-def _slid(reach: Tensor, axis: int, kernel: int, stride: int, padding: int, dilation: int, out: int) -> Tensor:
+def _slid(
+    reach: Tensor, axis: int, kernel: int, stride: int, padding: int, dilation: int, out: int
+) -> Tensor:
     """A window slid along an axis: the hull of what it sees."""
     if reach.shape[axis] == 1:
         return reach
     width = (kernel - 1) * dilation + 1
     after = max(0, (out - 1) * stride + width - padding - reach.shape[axis])
-    windows = _extended(reach, axis, padding, after).unfold(axis, width, stride).narrow(axis, 0, out)[..., ::dilation]
+    windows = (
+        _extended(reach, axis, padding, after)
+        .unfold(axis, width, stride)
+        .narrow(axis, 0, out)[..., ::dilation]
+    )
     return hull(windows, (-1,)).squeeze(-1)
 
 
-def _windowed(node: fx.Node, reach: Tensor, kernel: Sequence[int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+def _windowed(
+    node: fx.Node, reach: Tensor, kernel: Sequence[int], stride: Any, padding: Any, dilation: Any
+) -> Tensor:
     """A convolution's or a pool's windows, over the last axes."""
     rank = len(kernel)
     for i in range(rank):
         k, s, p, d = kernel[i], *(_entry(v, i) for v in (stride or kernel, padding, dilation))
         before = ((k - 1) * d // 2 if p == "same" else 0) if isinstance(p, str) else p
-        reach = _slid(reach, reach.dim() - rank + i, k, s, before, d, val(node).shape[val(node).dim() - rank + i])
+        reach = _slid(
+            reach,
+            reach.dim() - rank + i,
+            k,
+            s,
+            before,
+            d,
+            val(node).shape[val(node).dim() - rank + i],
+        )
     return reach
 
 
@@ -161,14 +235,28 @@ def _conv(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
         return None
     kernel = val(node.args[1]).shape[2:]
     reach = hull(reaches[node.args[0]], (-len(kernel) - 1,))
-    return _windowed(node, reach, kernel, argument(node, 3, "stride", 1), argument(node, 4, "padding", 0), argument(node, 5, "dilation", 1))
+    return _windowed(
+        node,
+        reach,
+        kernel,
+        argument(node, 3, "stride", 1),
+        argument(node, 4, "padding", 0),
+        argument(node, 5, "dilation", 1),
+    )
 
 
 def _pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     rank = int(name_of(node)[-2])
     kernel = [_entry(argument(node, 1, "kernel_size"), i) for i in range(rank)]
     dilation = argument(node, 4, "dilation", 1) if name_of(node).startswith("max") else 1
-    return _windowed(node, reaches[node.args[0]], kernel, argument(node, 2, "stride", ()), argument(node, 3, "padding", 0), dilation)
+    return _windowed(
+        node,
+        reaches[node.args[0]],
+        kernel,
+        argument(node, 2, "stride", ()),
+        argument(node, 3, "padding", 0),
+        dilation,
+    )
 
 
 def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
@@ -184,13 +272,17 @@ def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
 def _upsample(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     """Resized: each new position is an even share of the old ones."""
     reach, shape = reaches[node.args[0]], val(node).shape
-    for axis in range(-int(name_of(node).split("d")[0][-1]) if "linear1d" not in name_of(node) else -1, 0):
+    for axis in range(
+        -int(name_of(node).split("d")[0][-1]) if "linear1d" not in name_of(node) else -1, 0
+    ):
         length, out = reach.shape[axis], shape[axis]
         if length > 1 and length != out:
             edges = torch.arange(out + 1, dtype=torch.float64) * length / out
             old = _extended(reach, axis, 0, 2)
             at = edges.floor().long()
-            part = (edges - at).reshape([-1 if i == reach.dim() + axis else 1 for i in range(reach.dim())])
+            part = (edges - at).reshape(
+                [-1 if i == reach.dim() + axis else 1 for i in range(reach.dim())]
+            )
             new = old.index_select(axis, at) * (1 - part) + old.index_select(axis, at + 1) * part
             start, end = new.narrow(axis, 0, out), new.narrow(axis, 1, out)
             reach = torch.stack([start[0], end[0], start[2], end[2]])
@@ -213,9 +305,14 @@ def _linear(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
 
 
 def _matmul(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
-    """The hull over the axis that is summed; of two products' factors the narrower says where it is."""
+    """The hull over the axis that is summed; of two products' factors the narrower says where it
+    is."""
     rank = val(node).dim()
-    mixed = [_ranked(hull(reaches[o], (axis,)), rank) for o, axis in zip(node.args[:2], (-1, -2), strict=True) if o in reaches and val(o).dim() > 1]
+    mixed = [
+        _ranked(hull(reaches[o], (axis,)), rank)
+        for o, axis in zip(node.args[:2], (-1, -2), strict=True)
+        if o in reaches and val(o).dim() > 1
+    ]
     return _merged(mixed) if mixed else None
 
 
@@ -232,7 +329,17 @@ _OPS: dict[str, Callable[[fx.Node, dict[fx.Node, Tensor]], Tensor | None]] = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
     **{f"{kind}_pool{n}d": _pool for kind in ("max", "avg") for n in (1, 2, 3)},
     **{f"adaptive_{kind}_pool{n}d": _adaptive_pool for kind in ("max", "avg") for n in (1, 2, 3)},
-    **dict.fromkeys("upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa".split(), _upsample),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad), "linear": _linear, "index": _indexed, "im2col": _unfolded, **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
+    **dict.fromkeys(
+        (
+            "upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d "
+            "upsample_bicubic2d _upsample_bilinear2d_aa"
+        ).split(),
+        _upsample,
+    ),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    "linear": _linear,
+    "index": _indexed,
+    "im2col": _unfolded,
+    **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
     **dict.fromkeys("mean sum amax amin linalg_vector_norm".split(), _reduced),
 }

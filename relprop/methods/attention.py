@@ -1,4 +1,5 @@
-"""Methods that give a matrix per attention site, which the roll-up multiplies (Eq. 14): Ā = I + E_h M, one site after the other."""
+"""Methods that give a matrix per attention site, which the roll-up multiplies (Eq. 14): Ā = I + E_h
+M, one site after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from torch import Tensor, fx
 from relprop.methods.base import AttentionValues
 
 
-def transformer_attribution(at: AttentionValues, *, use_gradient: bool = True) -> Mapping[fx.Node, Tensor]:
-    """(∇A ⊙ R)⁺ per head, clamped before the mean over heads, rolled up (Chefer, Gur & Wolf, CVPR 2021, Eq. 13–14).
+def transformer_attribution(
+    at: AttentionValues, *, use_gradient: bool = True
+) -> Mapping[fx.Node, Tensor]:
+    """(∇A ⊙ R)⁺ per head, clamped before the mean over heads, rolled up (Chefer, Gur & Wolf, CVPR
+    2021, Eq. 13–14).
 
     ``use_gradient=False``: A in place of ∇A (their Table 3, i).
     """
@@ -19,10 +23,13 @@ def transformer_attribution(at: AttentionValues, *, use_gradient: bool = True) -
         assert values.relevance is not None
         factor = values.gradient if use_gradient else values.attention
         assert factor is not None
-        found[values.site.contraction] = (factor.to(values.relevance.dtype) * values.relevance).clamp(min=0)
+        found[values.site.contraction] = (
+            factor.to(values.relevance.dtype) * values.relevance
+        ).clamp(min=0)
     return found
 
 
 def rollout(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
-    """A itself, rolled up (Abnar & Zuidema 2020, as in Chefer et al. 2021, Eq. 15–16). Not class-specific."""
+    """A itself, rolled up (Abnar & Zuidema 2020, as in Chefer et al. 2021, Eq. 15–16). Not
+    class-specific."""
     return {values.site.contraction: values.attention for values in at.sites}

@@ -1,7 +1,9 @@
-"""DeepLIFT on a captured graph: which operations are affine, which take a rule, and which make it undefined.
+"""DeepLIFT on a captured graph: which operations are affine, which take a rule, and which make it
+undefined.
 
-Captum's ``DeepLift`` hooks modules, so that a functional ReLU, a reused module, a product or a norm silently keeps its plain gradient, and its softmax
-averages over the whole batch. Here every operation between input and target is looked at, and one without a rule is refused by its name.
+Captum's ``DeepLift`` hooks modules, so that a functional ReLU, a reused module, a product or a norm
+silently keeps its plain gradient, and its softmax averages over the whole batch. Here every
+operation between input and target is looked at, and one without a rule is refused by its name.
 """
 
 from __future__ import annotations
@@ -24,24 +26,47 @@ from relprop.tracer.run import Values, execute, per_sample, template
 Given = Callable[[fx.Node, Any], Any]
 
 #: Affine in all floating operands together.
-JOINTLY = frozenset({*ops.MOVES, *ops.ADD, *ops.SUBTRACT, *ops.GATHERED_SUM, *ops.FILL, *ops.packets("rsub neg to _to_copy type_as lift_fresh_copy")})
+JOINTLY = frozenset(
+    {
+        *ops.MOVES,
+        *ops.ADD,
+        *ops.SUBTRACT,
+        *ops.GATHERED_SUM,
+        *ops.FILL,
+        *ops.packets("rsub neg to _to_copy type_as lift_fresh_copy"),
+    }
+)
 #: Affine in the first operand alone.
 FIRST = frozenset({*ops.LINEAR, *ops.CONV, *ops.SHARE, *ops.SAMPLE, *ops.packets("batch_norm")})
 #: Of these only the shape is read.
-SHAPES = frozenset(ops.packets(
-    "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty sym_size"
-))
+SHAPES = frozenset(
+    ops.packets(
+        "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros "
+        "new_ones new_full new_empty sym_size"
+    )
+)
 
 
-def rules_for(program: Program, leaves: Sequence[fx.Node], ends: Sequence[fx.Node], norms: Collection[fx.Node] = ()) -> dict[fx.Node, Rule]:
-    """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises ``OptionError`` naming the first that has none.
+def rules_for(
+    program: Program,
+    leaves: Sequence[fx.Node],
+    ends: Sequence[fx.Node],
+    norms: Collection[fx.Node] = (),
+) -> dict[fx.Node, Rule]:
+    """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises
+    ``OptionError`` naming the first that has none.
 
     ``norms``: the last operation of each norm that the model writes out.
     """
     needed = _ancestors(ends)
     moving, found = set(leaves), dict[fx.Node, Rule]()
     for node in program.graph.nodes:
-        if node.op != "call_function" or node in moving or packet(node) in SHAPES or not any(i in moving for i in tensor_inputs(node)):
+        if (
+            node.op != "call_function"
+            or node in moving
+            or packet(node) in SHAPES
+            or not any(i in moving for i in tensor_inputs(node))
+        ):
             continue
         moving.add(node)
         if node in needed and _is_data(node):
@@ -70,7 +95,13 @@ def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
     name, operands = name_of(node), [i for i in tensor_inputs(node) if i in moving]
     choices = [i for i in operands if not _is_data(i)]
     if choices:
-        raise _undefined(node, f"which of its values it takes depends on the input, by {name_of(choices[0]) or choices[0]}")
+        raise _undefined(
+            node,
+            (
+                "which of its values it takes depends on the input, by "
+                f"{name_of(choices[0]) or choices[0]}"
+            ),
+        )
     first = len(operands) == 1 and bool(node.args) and node.args[0] is operands[0]
     if packet(node) in JOINTLY or name == "getitem" or (packet(node) in FIRST and first):
         return None
@@ -84,7 +115,8 @@ def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
 
 
 def _plain(node: fx.Node) -> bool:
-    """Whether the call is of the form its rule is for: a 2-norm, a pool with its sizes in a list, a softmax over one axis."""
+    """Whether the call is of the form its rule is for: a 2-norm, a pool with its sizes in a list, a
+    softmax over one axis."""
     if name_of(node) == "linalg_vector_norm":
         return argument(node, 1, "ord", 2) == 2 and argument(node, 4, "dtype") is None
     if "softmax" in name_of(node):
@@ -93,31 +125,50 @@ def _plain(node: fx.Node) -> bool:
 
 
 def _undefined(node: fx.Node, why: str) -> OptionError:
-    return OptionError(message(
-        f"deeplift is not defined for this model: {node.target}: {why}", at=describe(node),
-        then=["method='integrated_gradients' is complete as well, and follows any model that has a gradient"],
-    ))
+    return OptionError(
+        message(
+            f"deeplift is not defined for this model: {node.target}: {why}",
+            at=describe(node),
+            then=[
+                (
+                    "method='integrated_gradients' is complete as well, and follows any "
+                    "model that has a gradient"
+                )
+            ],
+        )
+    )
 
 
 def rescaled(
-    program: Program, model: nn.Module, inputs: Inputs, leaves: Sequence[fx.Node], ends: Sequence[fx.Node], values: Sequence[Tensor], references: Sequence[Tensor],
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    leaves: Sequence[fx.Node],
+    ends: Sequence[fx.Node],
+    values: Sequence[Tensor],
+    references: Sequence[Tensor],
     norms: Collection[fx.Node] = (),
 ) -> tuple[Values, Values]:
-    """The program's outputs at ``values``, with multipliers for derivatives, and at ``references``; both with the batch first, for each of ``leaves``."""
+    """The program's outputs at ``values``, with multipliers for derivatives, and at ``references``;
+    both with the batch first, for each of ``leaves``."""
     rules = rules_for(program, leaves, ends, norms)
     read = {i for node in rules for i in tensor_inputs(node)}
     outputs = set(program.output_nodes)
     at_reference = dict(zip(leaves, references, strict=True))
     moving: dict[fx.Node, Any] = dict(zip(leaves, values, strict=True))
     with torch.no_grad():
-        reference = execute(program, model, inputs, {*read, *outputs}, leaves, lambda node, _: at_reference[node])
+        reference = execute(
+            program, model, inputs, {*read, *outputs}, leaves, lambda node, _: at_reference[node]
+        )
     seen: dict[fx.Node, Any] = {}
 
     def visit(node: fx.Node, value: Any) -> Any:
         if node in moving:
             value = moving[node]
         elif node in rules:
-            value = value.detach() + moved(_ruled(node, rules[node], seen, reference, program.dtype))
+            value = value.detach() + moved(
+                _ruled(node, rules[node], seen, reference, program.dtype)
+            )
         seen[node] = value
         return value
 
@@ -126,7 +177,13 @@ def rescaled(
     return found, reference
 
 
-def _ruled(node: fx.Node, rule: Rule, values: Mapping[fx.Node, Any], reference: Mapping[fx.Node, Any], dtype: torch.dtype | None) -> Tensor:
+def _ruled(
+    node: fx.Node,
+    rule: Rule,
+    values: Mapping[fx.Node, Any],
+    reference: Mapping[fx.Node, Any],
+    dtype: torch.dtype | None,
+) -> Tensor:
     """One node by its rule, sample by sample."""
     operands, rebuild = template(node, dtype)
     batched = [i for i, n in enumerate(operands) if n.meta["batched"]]
@@ -136,6 +193,10 @@ def _ruled(node: fx.Node, rule: Rule, values: Mapping[fx.Node, Any], reference: 
         for k, i in enumerate(batched):
             ours[i], theirs[i] = given[k], given[len(batched) + k]
         args, kwargs = rebuild(*ours)
-        return rule(Operation(KERNELS.get(node.target, node.target), args, rebuild(*theirs)[0], kwargs))  # type: ignore[arg-type]
+        return rule(
+            Operation(KERNELS.get(node.target, node.target), args, rebuild(*theirs)[0], kwargs)  # type: ignore[arg-type]
+        )
 
-    return per_sample(one, *(values[operands[i]] for i in batched), *(reference[operands[i]] for i in batched))  # type: ignore[no-any-return]
+    return per_sample(
+        one, *(values[operands[i]] for i in batched), *(reference[operands[i]] for i in batched)
+    )  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Attention flow (Abnar & Zuidema 2020, §3): attention maps as the capacities of a network of pipes, and how much each input token can send through it."""
+"""Attention flow (Abnar & Zuidema 2020, §3): attention maps as the capacities of a network of
+pipes, and how much each input token can send through it."""
 
 from __future__ import annotations
 
@@ -15,33 +16,46 @@ SCALE = 1 << 20
 
 
 def attention_flow(at: AttentionValues) -> Mapping[str, TokenMap]:
-    """Maximum flow from each input token to what the head reads, edges of capacity ½E_h A + ½I per layer (Abnar & Zuidema, ACL 2020, §3). Not class-specific.
+    """Maximum flow from each input token to what the head reads, edges of capacity ½E_h A + ½I per
+    layer (Abnar & Zuidema, ACL 2020, §3). Not class-specific.
 
-    The sink is the tokens that skip connections lead to the head: a class token, or several behind one more edge each, whose capacity is the token's weight
-    divided by the largest weight (all 1 for a mean over tokens). A score is at most the number of tokens so read; the flow is exact up to
-    2⁻²¹ per edge that binds, as capacities are rounded to multiples of 2⁻²⁰. Cost: s maximum flows per sample over L·s² edges, on one core.
+    The sink is the tokens that skip connections lead to the head: a class token, or several behind
+    one more edge each, whose capacity is the token's weight divided by the largest weight (all 1
+    for a mean over tokens). A score is at most the number of tokens so read; the flow is exact up
+    to 2⁻²¹ per edge that binds, as capacities are rounded to multiples of 2⁻²⁰. Cost: s maximum
+    flows per sample over L·s² edges, on one core.
 
     Raises:
-        OptionError: SciPy is missing, or the model is not a plain sequence of layers in which one input's tokens all attend to each other.
+        OptionError: SciPy is missing, or the model is not a plain sequence of layers in which one
+            input's tokens all attend to each other.
     """
     name, layers = _plain(at)
     weights = at.identity()[name]
     maps = torch.stack([0.5 * at.dense(v, v.attention) for v in layers], 1)
     maps = maps + 0.5 * torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     if not bool((weights > 0).any(1).all()):
-        raise OptionError("attention_flow: the head reads none of the tokens through skip connections alone, so that there is no sink to flow to")
-    found = [flows(one, read) for one, read in zip(maps.double().cpu(), weights.double().cpu(), strict=True)]
+        raise OptionError(
+            "attention_flow: the head reads none of the tokens through skip connections "
+            "alone, so that there is no sink to flow to"
+        )
+    found = [
+        flows(one, read)
+        for one, read in zip(maps.double().cpu(), weights.double().cpu(), strict=True)
+    ]
     return {name: TokenMap(torch.stack(found).to(weights.device, weights.dtype))}
 
 
 def flows(maps: Tensor, read: Tensor) -> Tensor:
-    """The maximum flow from each token, (s,), through capacities (layers, s, s), from the input up, into the tokens that ``read`` (s,) weighs."""
+    """The maximum flow from each token, (s,), through capacities (layers, s, s), from the input up,
+    into the tokens that ``read`` (s,) weighs."""
     maximum_flow, matrix = _scipy()
     count, s = maps.shape[:2]
     sink = (count + 1) * s
     tails, heads, sizes = [], [], []
     for layer, a in enumerate((maps * SCALE).round().int()):
-        i, j = a.nonzero(as_tuple=True)  # query i takes from key j: the flow goes from j below to i above
+        i, j = a.nonzero(
+            as_tuple=True
+        )  # query i takes from key j: the flow goes from j below to i above
         tails.append(layer * s + j)
         heads.append((layer + 1) * s + i)
         sizes.append(a[i, j])
@@ -50,8 +64,13 @@ def flows(maps: Tensor, read: Tensor) -> Tensor:
     tails.append(count * s + ends)
     heads.append(torch.full_like(ends, sink))
     sizes.append(top[ends])
-    graph = matrix((torch.cat(sizes).numpy(), (torch.cat(tails).numpy(), torch.cat(heads).numpy())), shape=(sink + 1, sink + 1))
-    return torch.tensor([maximum_flow(graph, j, sink).flow_value / SCALE for j in range(s)], dtype=torch.float64)
+    graph = matrix(
+        (torch.cat(sizes).numpy(), (torch.cat(tails).numpy(), torch.cat(heads).numpy())),
+        shape=(sink + 1, sink + 1),
+    )
+    return torch.tensor(
+        [maximum_flow(graph, j, sink).flow_value / SCALE for j in range(s)], dtype=torch.float64
+    )
 
 
 def _scipy() -> tuple[Any, Any]:
@@ -59,22 +78,34 @@ def _scipy() -> tuple[Any, Any]:
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import maximum_flow
     except ImportError:
-        raise OptionError('method attention_flow needs SciPy: pip install "relprop[flow]"') from None
+        raise OptionError(
+            'method attention_flow needs SciPy: pip install "relprop[flow]"'
+        ) from None
     return maximum_flow, csr_matrix
 
 
 def _plain(at: AttentionValues) -> tuple[str, Sequence[Any]]:
     """The one input, and the sites as its layers. Raises ``OptionError``."""
-    needs = "attention_flow needs one input whose tokens all attend to each other in layer after layer"
+    needs = (
+        "attention_flow needs one input whose tokens all attend to each other in layer after layer"
+    )
     if len(at.content) != 1:
-        raise OptionError(f"{needs}; the target depends on {len(at.content)} inputs: {', '.join(map(repr, at.content))}")
+        raise OptionError(
+            f"{needs}; the target depends on {len(at.content)} inputs: "
+            f"{', '.join(map(repr, at.content))}"
+        )
     if not at.sites:
         raise OptionError(f"{needs}; layers= leaves none")
     reaches = at.run.session.flow.reaches
     for values in at.sites:
         if not all(tokens.exactly for tokens in at.reads(values.site)):
-            raise OptionError(f"{needs}; at {values.site.path!r} queries or keys are not all of its tokens in order")
+            raise OptionError(
+                f"{needs}; at {values.site.path!r} queries or keys are not all of its "
+                "tokens in order"
+            )
     for below, above in zip(at.sites, at.sites[1:], strict=False):
         if not reaches(below.site.contraction, above.site.values):
-            raise OptionError(f"{needs}; {below.site.path!r} and {above.site.path!r} are beside each other")
+            raise OptionError(
+                f"{needs}; {below.site.path!r} and {above.site.path!r} are beside each other"
+            )
     return next(iter(at.content)), at.sites

@@ -1,4 +1,5 @@
-"""Methods over hidden states: gradient times value at the outputs of layers, or at one feature map."""
+"""Methods over hidden states: gradient times value at the outputs of layers, or at one feature
+map."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from relprop.methods.base import AttentionValues, LayerValues, TokenMap
 
 
 def cat(at: AttentionValues) -> Mapping[str, TokenMap]:
-    """Σ over layers of Σ_d ∂y_t/∂h^l ⊙ h^l, h^l the layer's output (CAT: Qiang et al. 2022, Eq. 10; Σ_d as in their notebook). Signed."""
+    """Σ over layers of Σ_d ∂y_t/∂h^l ⊙ h^l, h^l the layer's output (CAT: Qiang et al. 2022, Eq. 10;
+    Σ_d as in their notebook). Signed."""
     return _over_layers(at, lambda values, numbers: numbers)
 
 
 def attcat(at: AttentionValues) -> Mapping[str, TokenMap]:
-    """Σ over layers of α^l · CAT^l, α^l the attention a token receives, meaned over heads and queries (AttCAT: Qiang et al. 2022, Eq. 11–12). Signed.
+    """Σ over layers of α^l · CAT^l, α^l the attention a token receives, meaned over heads and
+    queries (AttCAT: Qiang et al. 2022, Eq. 11–12). Signed.
 
     Layers of cross-attention have no α of their own tokens and are passed over.
     """
@@ -28,44 +31,73 @@ def attcat(at: AttentionValues) -> Mapping[str, TokenMap]:
         assert layer.site is not None
         received = at.received(sites[layer.site], layer)
         return None if received is None else received * numbers
+
     return _over_layers(at, weighted)
 
 
 def gradcam_features(at: AttentionValues, *, target_layers: Any = None) -> Mapping[str, TokenMap]:
-    """(Σ_d w_d f_d)⁺ of a token feature map f on content tokens, w_d the mean over them of ∂y_t/∂f_d (Grad-CAM for transformers, the survey's 2.2).
+    """(Σ_d w_d f_d)⁺ of a token feature map f on content tokens, w_d the mean over them of
+    ∂y_t/∂f_d (Grad-CAM for transformers, the survey's 2.2).
 
-    ``target_layers``: module paths whose outputs are f (several: the mean of their maps); ``None``: what the last site's queries, keys and values come
-    from, of blocks that normalise first the last block's first norm.
+    ``target_layers``: module paths whose outputs are f (several: the mean of their maps); ``None``:
+    what the last site's queries, keys and values come from, of blocks that normalise first the last
+    block's first norm.
     """
     if not at.features:
-        raise OptionError(message("no feature map: the last site's queries and values come from different tensors", then=["name one: target_layers=[...]"]))
+        raise OptionError(
+            message(
+                "no feature map: the last site's queries and values come from different tensors",
+                then=["name one: target_layers=[...]"],
+            )
+        )
     maps = []
     for features in at.features:
         gradient = features.gradient
         assert gradient is not None
         content = _content_at(at, features)
-        shape = [s if i in features.token_axes else 1 for i, s in enumerate(features.value.shape[1:])]
+        shape = [
+            s if i in features.token_axes else 1 for i, s in enumerate(features.value.shape[1:])
+        ]
         kept = content.reshape(len(content), *shape).to(gradient.dtype)
         axes = [i + 1 for i in features.token_axes]
-        weights = (gradient * kept).sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(min=1)
-        maps.append(at.place(features.node, features.per_token(weights * features.value * kept).clamp(min=0)))
-    return {name: TokenMap(torch.stack([m[name] for m in maps]).mean(0) * at.content[name]) for name in at.content}
+        weights = (gradient * kept).sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(
+            min=1
+        )
+        maps.append(
+            at.place(
+                features.node, features.per_token(weights * features.value * kept).clamp(min=0)
+            )
+        )
+    return {
+        name: TokenMap(torch.stack([m[name] for m in maps]).mean(0) * at.content[name])
+        for name in at.content
+    }
 
 
-def _over_layers(at: AttentionValues, change: Callable[[LayerValues, Tensor], Tensor | None]) -> Mapping[str, TokenMap]:
+def _over_layers(
+    at: AttentionValues, change: Callable[[LayerValues, Tensor], Tensor | None]
+) -> Mapping[str, TokenMap]:
     parts = []
     for layer in at.layers:
         assert layer.gradient is not None
         if (numbers := change(layer, layer.per_token(layer.gradient * layer.value))) is not None:
             parts.append(at.place(layer.node, numbers))
     if not parts:
-        raise OptionError("no layer's output holds the tokens of its own attention: there is no hidden state to take")
+        raise OptionError(
+            "no layer's output holds the tokens of its own attention: there is no hidden "
+            "state to take"
+        )
     found = {name: torch.stack([p[name] for p in parts], 1) for name in at.content}
     return {name: TokenMap(layers.sum(1), layers) for name, layers in found.items()}
 
 
 def _content_at(at: AttentionValues, features: LayerValues) -> Tensor:
-    """Which tokens of a tensor are content: those of the one input that has as many tokens, else all (merged tokens have no class token among them)."""
+    """Which tokens of a tensor are content: those of the one input that has as many tokens, else
+    all (merged tokens have no class token among them)."""
     count = features.per_token(features.value).shape[1]
     same = [content for content in at.content.values() if content.shape[1] == count]
-    return same[0] if len(same) == 1 else torch.ones(len(features.value), count, dtype=torch.bool, device=features.value.device)
+    return (
+        same[0]
+        if len(same) == 1
+        else torch.ones(len(features.value), count, dtype=torch.bool, device=features.value.device)
+    )

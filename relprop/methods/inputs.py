@@ -1,7 +1,9 @@
-"""Methods at the input: one number per element of every explained input, for any model, with or without attention.
+"""Methods at the input: one number per element of every explained input, for any model, with or
+without attention.
 
-Two of them are one line of autograd: Captum's ``Saliency`` and ``InputXGradient`` run the model themselves, once per target, and here the
-forward pass is shared by all targets; tests hold them equal. What takes more than a line is Captum's, looked up when it is asked for.
+Two of them are one line of autograd: Captum's ``Saliency`` and ``InputXGradient`` run the model
+themselves, once per target, and here the forward pass is shared by all targets; tests hold them
+equal. What takes more than a line is Captum's, looked up when it is asked for.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ CONVERGED = 0.05
 
 
 def lrp(at: InputValues) -> Mapping[str, Tensor]:
-    """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs. Signed where adds are: Eq. 6."""
+    """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs.
+    Signed where adds are: Eq. 6."""
     return at.relevances
 
 
 def attnlrp(at: InputValues) -> Mapping[str, Tensor]:
-    """Relevance by LRP-ε with rules for softmax, products and norms, started with y_t, down to the inputs (AttnLRP: Achtibat et al. 2024). Signed.
+    """Relevance by LRP-ε with rules for softmax, products and norms, started with y_t, down to the
+    inputs (AttnLRP: Achtibat et al. 2024). Signed.
 
     It sums to y_t less what biases and constant terms absorb.
     """
@@ -43,31 +47,45 @@ def epsilon_lrp(at: InputValues) -> Mapping[str, Tensor]:
 
 
 def input_gradient(at: InputValues) -> Mapping[str, Tensor]:
-    """|∂y_t/∂x| (Simonyan et al. 2014; Captum's ``Saliency``). Never negative: how much each element matters, not which way."""
+    """|∂y_t/∂x| (Simonyan et al. 2014; Captum's ``Saliency``). Never negative: how much each
+    element matters, not which way."""
     return {name: gradient.abs() for name, gradient in at.gradients.items()}
 
 
 def gradient_x_input(at: InputValues) -> Mapping[str, Tensor]:
-    """x ⊙ ∂y_t/∂x (Shrikumar et al. 2016; Captum's ``InputXGradient``). Signed; it sums to y_t for a model without biases that is piecewise linear."""
-    return {name: at.values[name].to(gradient.dtype) * gradient for name, gradient in at.gradients.items()}
+    """x ⊙ ∂y_t/∂x (Shrikumar et al. 2016; Captum's ``InputXGradient``). Signed; it sums to y_t for
+    a model without biases that is piecewise linear."""
+    return {
+        name: at.values[name].to(gradient.dtype) * gradient
+        for name, gradient in at.gradients.items()
+    }
 
 
-def integrated_gradients(at: InputValues, *, n_steps: int = 50, baseline: Any = None) -> Mapping[str, Tensor]:
-    """(x − x′) ⊙ ∫₀¹ ∂y_t/∂x at x′ + α(x − x′) dα (Sundararajan et al. 2017, Eq. 1), by Captum, with Gauss–Legendre quadrature. Signed.
+def integrated_gradients(
+    at: InputValues, *, n_steps: int = 50, baseline: Any = None
+) -> Mapping[str, Tensor]:
+    """(x − x′) ⊙ ∫₀¹ ∂y_t/∂x at x′ + α(x − x′) dα (Sundararajan et al. 2017, Eq. 1), by Captum,
+    with Gauss–Legendre quadrature. Signed.
 
-    Complete: it sums to y_t(x) − y_t(x′), over all explained inputs together. ``n_steps`` forward and backward passes per target. ``baseline`` is x′:
-    ``None`` (zeros: for normalised pixels the mean colour, for ids embeddings of 0), a number, a tensor (its first axis the batch, or 1), integer
-    ids for an input of ids, or a dict of these by input name. Warns (``RelpropWarning``) if the sum is off by more than 5 %, the authors' own check.
+    Complete: it sums to y_t(x) − y_t(x′), over all explained inputs together. ``n_steps`` forward
+    and backward passes per target. ``baseline`` is x′: ``None`` (zeros: for normalised pixels the
+    mean colour, for ids embeddings of 0), a number, a tensor (its first axis the batch, or 1),
+    integer ids for an input of ids, or a dict of these by input name. Warns (``RelpropWarning``) if
+    the sum is off by more than 5 %, the authors' own check.
     """
     positive_integer("n_steps", n_steps)
     start = baselines(at, baseline)
     try:
         from captum.attr import IntegratedGradients
     except ImportError:
-        raise OptionError('method integrated_gradients needs Captum: pip install "relprop[captum]"') from None
+        raise OptionError(
+            'method integrated_gradients needs Captum: pip install "relprop[captum]"'
+        ) from None
     values = tuple(at.values.values())
     try:
-        found = IntegratedGradients(at.forward).attribute(values, start, n_steps=n_steps, internal_batch_size=len(values[0]))
+        found = IntegratedGradients(at.forward).attribute(
+            values, start, n_steps=n_steps, internal_batch_size=len(values[0])
+        )
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -78,10 +96,15 @@ def integrated_gradients(at: InputValues, *, n_steps: int = 50, baseline: Any = 
 
 def no_gradient(error: RuntimeError, where: str) -> RelpropError:
     """What autograd's refusal is turned into."""
-    return RelpropError(message(
-        f"the gradient {where} cannot be taken: {str(error).splitlines()[0]}",
-        then=["give the operator a derivative (torch.library.register_autograd)", "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)"],
-    ))
+    return RelpropError(
+        message(
+            f"the gradient {where} cannot be taken: {str(error).splitlines()[0]}",
+            then=[
+                "give the operator a derivative (torch.library.register_autograd)",
+                "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)",
+            ],
+        )
+    )
 
 
 def positive_integer(name: str, value: Any) -> int:
@@ -92,38 +115,59 @@ def positive_integer(name: str, value: Any) -> int:
 
 
 def by_input(at: InputValues, option: str, given: Any) -> dict[str, Any]:
-    """An option that is a dict by input name, or one value for all of them, as a dict. Raises ``OptionError`` for a name of no explained input."""
+    """An option that is a dict by input name, or one value for all of them, as a dict. Raises
+    ``OptionError`` for a name of no explained input."""
     named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(at.values, given)
     unknown = [name for name in named if name not in at.values]
     if unknown:
-        raise OptionError(f"{option} for {unknown[0]!r}: the explained inputs are {', '.join(map(repr, at.values))}")
+        raise OptionError(
+            f"{option} for {unknown[0]!r}: the explained inputs are "
+            f"{', '.join(map(repr, at.values))}"
+        )
     return named
 
 
 def sums(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Σ and Σ|·| of the contributions of all inputs together, (batch,), in double."""
     parts = [f.flatten(1).double() for f in found]
-    return torch.stack([p.sum(1) for p in parts]).sum(0), torch.stack([p.abs().sum(1) for p in parts]).sum(0)
+    return torch.stack([p.sum(1) for p in parts]).sum(0), torch.stack(
+        [p.abs().sum(1) for p in parts]
+    ).sum(0)
 
 
-def _warn_unless_complete(at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int) -> None:
+def _warn_unless_complete(
+    at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int
+) -> None:
     difference = (at.forward(*at.values.values()) - at.forward(*start)).double()
     total, size = sums(found)
     gap = (total - difference).abs()
     bad = (gap > CONVERGED * difference.abs()) & (gap > 1e-4 * size)
     if bool(bad.any()):
         worst = int((gap / size).nan_to_num().argmax())
-        warn(message(
-            f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have not converged with n_steps={n_steps}: those of sample {worst} sum to "
-            f"{float(total[worst]):.4g}, where y_t changes by {float(difference[worst]):.4g} from the baseline",
-            then=[f"n_steps={4 * n_steps}", "another baseline=: near embeddings of 0 a model that normalises them changes fastest"],
-        ))
+        warn(
+            message(
+                f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have "
+                f"not converged with n_steps={n_steps}: those of sample {worst} sum to "
+                f"{float(total[worst]):.4g}, where y_t changes by "
+                f"{float(difference[worst]):.4g} from the baseline",
+                then=[
+                    f"n_steps={4 * n_steps}",
+                    (
+                        "another baseline=: near embeddings of 0 a model that normalises "
+                        "them changes fastest"
+                    ),
+                ],
+            )
+        )
 
 
 def baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
     """The tensor x′ of every input, of its full shape. Raises ``OptionError`` for what is none."""
     if isinstance(baseline, Tensor) and len(at.values) > 1:
-        raise OptionError(f"baseline is one tensor for {len(at.values)} explained inputs: give a dict by input name ({', '.join(map(repr, at.values))})")
+        raise OptionError(
+            f"baseline is one tensor for {len(at.values)} explained inputs: give a dict "
+            f"by input name ({', '.join(map(repr, at.values))})"
+        )
     named = by_input(at, "baseline", baseline)
     return tuple(_baseline(at, name, named.get(name)) for name in at.values)
 
@@ -133,9 +177,15 @@ def _baseline(at: InputValues, name: str, given: Any) -> Tensor:
     if given is None or (isinstance(given, numbers.Real) and not isinstance(given, bool)):
         return torch.full_like(value, 0.0 if given is None else float(given))
     if not isinstance(given, Tensor):
-        raise OptionError(f"baseline for {name!r} is {type(given).__name__}: give None, a number, a tensor, or a dict of these by input name")
+        raise OptionError(
+            f"baseline for {name!r} is {type(given).__name__}: give None, a number, a "
+            "tensor, or a dict of these by input name"
+        )
     tensor = given.detach().to(value.device) if given.is_floating_point() else at.embed(name, given)
     try:
         return tensor.to(value.dtype).expand(value.shape).contiguous()
     except RuntimeError:
-        raise OptionError(f"baseline for {name!r} has shape {list(given.shape)}; what is explained is {list(value.shape)}, batch first") from None
+        raise OptionError(
+            f"baseline for {name!r} has shape {list(given.shape)}; what is explained is "
+            f"{list(value.shape)}, batch first"
+        ) from None

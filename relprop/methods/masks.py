@@ -1,4 +1,5 @@
-"""ViT-CX: feature maps as masks on the image, each weighed by what the model says of the masked image."""
+"""ViT-CX: feature maps as masks on the image, each weighed by what the model says of the masked
+image."""
 
 from __future__ import annotations
 
@@ -14,16 +15,33 @@ from relprop.methods.base import AttentionValues, LayerValues, TokenMap
 from relprop.numerics import safe_divide
 
 
-def vit_cx(at: AttentionValues, *, target_layers: Any = None, threshold: float = 0.1, noise: float = 0.1, seed: int = 0) -> Mapping[str, TokenMap]:
-    """Σ_k s_k M_k / Σ_k M_k over masks M_k, s_k = y_t(x ⊙ M_k + z ⊙ (1 − M_k)) (ViT-CX: Xie et al. 2023; the survey's 2.2).
+def vit_cx(
+    at: AttentionValues,
+    *,
+    target_layers: Any = None,
+    threshold: float = 0.1,
+    noise: float = 0.1,
+    seed: int = 0,
+) -> Mapping[str, TokenMap]:
+    """Σ_k s_k M_k / Σ_k M_k over masks M_k, s_k = y_t(x ⊙ M_k + z ⊙ (1 − M_k)) (ViT-CX: Xie et al.
+    2023; the survey's 2.2).
 
-    The masks: the features of a token tensor (``target_layers``; ``None``: what the last site's queries, keys and values come from), each min–max
-    scaled to [0, 1] over the patches; those within a cosine distance of ``threshold`` (complete linkage) are meaned to one. z: normal noise of standard
-    deviation ``noise``, the same for every sample, from ``seed``. y_t is the logit, as everywhere here; the paper speaks of the probability. As many
-    forward passes as the sample with most masks has masks. Needs SciPy, and an image whose patches are the feature map's tokens.
+    The masks: the features of a token tensor (``target_layers``; ``None``: what the last site's
+    queries, keys and values come from), each min–max scaled to [0, 1] over the patches; those
+    within a cosine distance of ``threshold`` (complete linkage) are meaned to one. z: normal noise
+    of standard deviation ``noise``, the same for every sample, from ``seed``. y_t is the logit, as
+    everywhere here; the paper speaks of the probability. As many forward passes as the sample with
+    most masks has masks. Needs SciPy, and an image whose patches are the feature map's tokens.
     """
-    if not isinstance(threshold, (int, float)) or not 0 < threshold <= 1 or not isinstance(noise, (int, float)) or noise < 0:
-        raise OptionError(f"threshold={threshold!r}, noise={noise!r}: 0 < threshold <= 1, and noise at least 0")
+    if (
+        not isinstance(threshold, (int, float))
+        or not 0 < threshold <= 1
+        or not isinstance(noise, (int, float))
+        or noise < 0
+    ):
+        raise OptionError(
+            f"threshold={threshold!r}, noise={noise!r}: 0 < threshold <= 1, and noise at least 0"
+        )
     name, (grid, size) = _image(at)
     if len(at.features) != 1:
         raise OptionError(f"vit_cx takes one feature map; target_layers= names {len(at.features)}")
@@ -40,7 +58,12 @@ def vit_cx(at: AttentionValues, *, target_layers: Any = None, threshold: float =
         with torch.no_grad():
             numbers.append(at.output(name, pixels * mask + z * (1 - mask)))
     weights = torch.stack(numbers, 1)
-    found = torch.stack([safe_divide((w[:len(m), None] * m).sum(0), m.sum(0)) for w, m in zip(weights, masks, strict=True)])
+    found = torch.stack(
+        [
+            safe_divide((w[: len(m), None] * m).sum(0), m.sum(0))
+            for w, m in zip(weights, masks, strict=True)
+        ]
+    )
     scores = torch.zeros(content.shape, dtype=found.dtype, device=found.device)
     scores[content] = found.flatten()
     return {name: TokenMap(scores)}
@@ -48,9 +71,14 @@ def vit_cx(at: AttentionValues, *, target_layers: Any = None, threshold: float =
 
 def _image(at: AttentionValues) -> tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """The explained image, its grid of patches and its size."""
-    images = {name: grid for name, grid in at.grids.items() if grid is not None and len(grid[0]) == 2}
+    images = {
+        name: grid for name, grid in at.grids.items() if grid is not None and len(grid[0]) == 2
+    }
     if len(images) != 1 or len(at.grids) != 1:
-        raise OptionError(f"vit_cx masks an image: the explained inputs {', '.join(map(repr, at.grids))} have {len(images)} grids of patches")
+        raise OptionError(
+            "vit_cx masks an image: the explained inputs "
+            f"{', '.join(map(repr, at.grids))} have {len(images)} grids of patches"
+        )
     return next(iter(images.items()))
 
 
@@ -58,15 +86,21 @@ def _patch_maps(features: LayerValues, content: Tensor, grid: tuple[int, ...]) -
     """Each sample's feature maps, (features, patches)."""
     axes = [i + 1 for i in features.token_axes]
     others = [i for i in range(1, features.value.dim()) if i not in axes]
-    maps = features.value.permute(0, *others, *axes).reshape(len(content), -1, features.per_token(features.value).shape[1])
+    maps = features.value.permute(0, *others, *axes).reshape(
+        len(content), -1, features.per_token(features.value).shape[1]
+    )
     patches = grid[0] * grid[1]
     if maps.shape[2] != content.shape[1] or not bool((content.sum(1) == patches).all()):
-        raise OptionError(f"vit_cx: the feature map has {maps.shape[2]} tokens, of which the {patches} patches of the image cannot be told")
+        raise OptionError(
+            f"vit_cx: the feature map has {maps.shape[2]} tokens, of which the {patches} "
+            "patches of the image cannot be told"
+        )
     return [one[:, keep] for one, keep in zip(maps, content, strict=True)]
 
 
 def _masks(maps: Tensor, threshold: float) -> Tensor:
-    """Feature maps (features, patches) scaled to [0, 1], and those that point the same way meaned: (masks, patches)."""
+    """Feature maps (features, patches) scaled to [0, 1], and those that point the same way meaned:
+    (masks, patches)."""
     try:
         from scipy.cluster.hierarchy import fcluster, linkage
     except ImportError:

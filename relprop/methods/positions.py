@@ -1,7 +1,9 @@
-"""Which axes of an explained input are positions (pixels, time steps, tokens), one score each; the others are features, summed over.
+"""Which axes of an explained input are positions (pixels, time steps, tokens), one score each; the
+others are features, summed over.
 
-Worked out from the graph: a convolution says which axes it slides over, attention which are its tokens. Where neither does, the
-convention of PyTorch's layers holds: (batch, channels, height, width), (batch, time, features), (batch, samples).
+Worked out from the graph: a convolution says which axes it slides over, attention which are its
+tokens. Where neither does, the convention of PyTorch's layers holds: (batch, channels, height,
+width), (batch, time, features), (batch, samples).
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from relprop.tracer.axes import Axis, Group, is_token
 from relprop.tracer.editing import argument, name_of, val
 from relprop.tracer.program import Program
 
-CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+CONVOLUTIONS = frozenset(
+    {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+)
 
 
 def positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
-    """The position axes of one sample's value at ``leaf``, in order. Axis 0 is one only where a sample holds several rows (choices of an answer)."""
+    """The position axes of one sample's value at ``leaf``, in order. Axis 0 is one only where a
+    sample holds several rows (choices of an answer)."""
     axes, rank = program.axes[leaf], val(leaf).dim()
     if leaf.op != "placeholder":
         found = set(range(rank - 1))
@@ -38,17 +43,26 @@ def _conventional(rank: int) -> set[int]:
 
 
 def _slid_over(program: Program, leaf: fx.Node) -> tuple[set[int], set[int]] | None:
-    """The leaf's axes that its first convolution slides over (or treats as a batch), and those it takes for channels; ``None`` without one."""
+    """The leaf's axes that its first convolution slides over (or treats as a batch), and those it
+    takes for channels; ``None`` without one."""
     found = _first_convolution(program, leaf)
     if found is None:
         return None
     _, own, entering = found
-    slid = {i for i, mine in enumerate(own) for k, theirs in enumerate(entering) if k != 1 and mine & theirs}
+    slid = {
+        i
+        for i, mine in enumerate(own)
+        for k, theirs in enumerate(entering)
+        if k != 1 and mine & theirs
+    }
     return slid, {i for i, mine in enumerate(own) if mine & entering[1]} - slid
 
 
-def _first_convolution(program: Program, leaf: fx.Node) -> tuple[fx.Node, list[set[Group]], list[set[Group]]] | None:
-    """The first convolution over what the leaf's axes hold, and the groups of the leaf's and of its own operand's axes."""
+def _first_convolution(
+    program: Program, leaf: fx.Node
+) -> tuple[fx.Node, list[set[Group]], list[set[Group]]] | None:
+    """The first convolution over what the leaf's axes hold, and the groups of the leaf's and of its
+    own operand's axes."""
     own = [_groups(axis) for axis in program.axes[leaf]]
     for node in program.graph.nodes:
         axes = program.axes.get(node.args[0], ()) if name_of(node) in CONVOLUTIONS else ()
@@ -59,27 +73,48 @@ def _first_convolution(program: Program, leaf: fx.Node) -> tuple[fx.Node, list[s
 
 
 def windows(program: Program, leaf: fx.Node) -> tuple[int, ...]:
-    """How many positions are hidden together along each position axis, unless a user says otherwise.
+    """How many positions are hidden together along each position axis, unless a user says
+    otherwise.
 
-    The patch, where the first convolution over the input cuts it into patches that do not overlap; 1 along a single axis of tokens or time steps;
-    else 8 (a grid of pixels, the samples of a signal).
+    The patch, where the first convolution over the input cuts it into patches that do not overlap;
+    1 along a single axis of tokens or time steps; else 8 (a grid of pixels, the samples of a
+    signal).
     """
-    axes, shape, found = positions(program, leaf), val(leaf).shape, _first_convolution(program, leaf)
+    axes, shape, found = (
+        positions(program, leaf),
+        val(leaf).shape,
+        _first_convolution(program, leaf),
+    )
     if leaf.op != "placeholder":
         return (1,) * len(axes)
     signal = found is not None and math.prod(shape) == math.prod(shape[i] for i in axes)
-    sizes = dict.fromkeys(axes, 8 if len(axes) > 1 or signal else 1) | (_patch(*found) if found is not None else {})
+    sizes = dict.fromkeys(axes, 8 if len(axes) > 1 or signal else 1) | (
+        _patch(*found) if found is not None else {}
+    )
     return tuple(min(sizes[i], shape[i]) for i in axes)
 
 
 def _patch(node: fx.Node, own: list[set[Group]], entering: list[set[Group]]) -> dict[int, int]:
-    """The kernel's size along each axis of the leaf, if the kernel moves by just that; else nothing."""
+    """The kernel's size along each axis of the leaf, if the kernel moves by just that; else
+    nothing."""
     kernel = tuple(val(node.args[1]).shape[2:])
-    stride, dilation = (tuple(argument(node, i, name, (1,))) for i, name in ((3, "stride"), (5, "dilation")))
-    if kernel != (stride * len(kernel) if len(stride) == 1 else stride) or set(dilation) != {1} or max(kernel) == 1 or "transpose" in name_of(node):
+    stride, dilation = (
+        tuple(argument(node, i, name, (1,))) for i, name in ((3, "stride"), (5, "dilation"))
+    )
+    if (
+        kernel != (stride * len(kernel) if len(stride) == 1 else stride)
+        or set(dilation) != {1}
+        or max(kernel) == 1
+        or "transpose" in name_of(node)
+    ):
         return {}
     first = len(entering) - len(kernel)
-    return {i: kernel[k - first] for i, mine in enumerate(own) for k, theirs in enumerate(entering) if k >= first and mine & theirs}
+    return {
+        i: kernel[k - first]
+        for i, mine in enumerate(own)
+        for k, theirs in enumerate(entering)
+        if k >= first and mine & theirs
+    }
 
 
 def _groups(axis: Axis) -> set[Group]:

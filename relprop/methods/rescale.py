@@ -1,10 +1,13 @@
-"""DeepLIFT's rules for one operation: what each element of its result owes to the difference of its operands from a reference.
+"""DeepLIFT's rules for one operation: what each element of its result owes to the difference of its
+operands from a reference.
 
-A value whose gradient is the multiplier: every rule returns a tensor equal to the operation's result whose derivative by autograd is Δy/Δx
-instead of ∂y/∂x, so that one backward pass chains the multipliers (Shrikumar et al. 2017, Eq. 3). Sums of linear operations need no rule: their
-derivative is their multiplier (3.5.1, the Linear rule). Univariate functions take the Rescale rule (3.5.2). What the paper leaves open is written as
-these two and a product of two factors, whose Shapley value is Δ(a·b) = Δa·(b + b′)/2 + (a + a′)/2·Δb (Lundberg & Lee 2017, 4.2, Deep SHAP).
-Every rule sums to Δy exactly. Knows operators, no graph.
+A value whose gradient is the multiplier: every rule returns a tensor equal to the operation's
+result whose derivative by autograd is Δy/Δx instead of ∂y/∂x, so that one backward pass chains the
+multipliers (Shrikumar et al. 2017, Eq. 3). Sums of linear operations need no rule: their derivative
+is their multiplier (3.5.1, the Linear rule). Univariate functions take the Rescale rule (3.5.2).
+What the paper leaves open is written as these two and a product of two factors, whose Shapley value
+is Δ(a·b) = Δa·(b + b′)/2 + (a + a′)/2·Δb (Lundberg & Lee 2017, 4.2, Deep SHAP). Every rule sums to
+Δy exactly. Knows operators, no graph.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch.nn import functional as F
 
 
 class Pair(NamedTuple):
-    """A quantity at the input (attached to autograd, its derivative a multiplier) and at the reference."""
+    """A quantity at the input (attached to autograd, its derivative a multiplier) and at the
+    reference."""
 
     value: Tensor
     reference: Tensor
@@ -27,7 +31,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of an operator at the input and at the reference: ``args`` and ``reference`` differ where a tensor depends on the input."""
+    """One call of an operator at the input and at the reference: ``args`` and ``reference`` differ
+    where a tensor depends on the input."""
 
     run: Callable[..., Tensor]
     args: tuple[Any, ...]
@@ -47,12 +52,14 @@ Rule = Callable[[Operation], Tensor]
 
 
 def affine(function: Callable[..., Tensor], *pairs: Pair) -> Pair:
-    """The Linear rule: ``function`` is affine in all of them together, and its own derivative is the multiplier."""
+    """The Linear rule: ``function`` is affine in all of them together, and its own derivative is
+    the multiplier."""
     return Pair(function(*(p.value for p in pairs)), function(*(p.reference for p in pairs)))
 
 
 def univariate(function: Callable[[Tensor], Tensor], a: Pair, outputs: Pair | None = None) -> Pair:
-    """The Rescale rule, m = Δy/Δx element by element; where Δx is rounding, the derivative half way. ``outputs``: y, where it is known more exactly."""
+    """The Rescale rule, m = Δy/Δx element by element; where Δx is rounding, the derivative half
+    way. ``outputs``: y, where it is known more exactly."""
     x, x0 = a.value.detach(), a.reference
     y, y0 = (function(x), function(x0)) if outputs is None else outputs
     change = _difference(x, x0)
@@ -65,19 +72,25 @@ def univariate(function: Callable[[Tensor], Tensor], a: Pair, outputs: Pair | No
 def product(function: Callable[[Tensor, Tensor], Tensor], a: Pair, b: Pair) -> Pair:
     """Of two factors: each one's change times the mean of the other's two values."""
     x, y = a.value.detach(), b.value.detach()
-    changes = function(moved(a.value), (y + b.reference) / 2) + function((x + a.reference) / 2, moved(b.value))
+    changes = function(moved(a.value), (y + b.reference) / 2) + function(
+        (x + a.reference) / 2, moved(b.value)
+    )
     return Pair(function(x, y) + changes, function(a.reference, b.reference))
 
 
 def scaled(function: Callable[[Tensor, Tensor], Tensor], a: Pair, scale: Pair) -> Pair:
-    """Of a norm's two factors, a and 1/σ: the change of a times the smaller scale of the two, the change of the scale times the a that had the larger.
+    """Of a norm's two factors, a and 1/σ: the change of a times the smaller scale of the two, the
+    change of the scale times the a that had the larger.
 
-    This is one of the two orders whose mean ``product`` takes. The other multiplies by 1/√ε where the reference, or the input, is constant (zeros before
-    a norm), in every layer anew: the terms then cancel to Δy, but only in exact arithmetic.
+    This is one of the two orders whose mean ``product`` takes. The other multiplies by 1/√ε where
+    the reference, or the input, is constant (zeros before a norm), in every layer anew: the terms
+    then cancel to Δy, but only in exact arithmetic.
     """
     x, s = a.value.detach(), scale.value.detach()
     own = s.abs() <= scale.reference.abs()
-    changes = function(moved(a.value), torch.where(own, s, scale.reference)) + function(torch.where(own, a.reference, x), moved(scale.value))
+    changes = function(moved(a.value), torch.where(own, s, scale.reference)) + function(
+        torch.where(own, a.reference, x), moved(scale.value)
+    )
     return Pair(function(x, s) + changes, function(a.reference, scale.reference))
 
 
@@ -106,7 +119,8 @@ def _division(at: Operation) -> Tensor:
 
 
 def _norm(at: Operation) -> Tensor:
-    """The last product or quotient of a norm that is written out; the scale is the divisor, or the factor of which one serves many elements."""
+    """The last product or quotient of a norm that is written out; the scale is the divisor, or the
+    factor of which one serves many elements."""
     if at.run not in (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor):
         return _product(at)
     first, second = at.pair(0), at.pair(1)
@@ -114,16 +128,24 @@ def _norm(at: Operation) -> Tensor:
         return scaled(torch.mul, first, univariate(torch.reciprocal, second)).value
     if first.value.numel() == second.value.numel():
         return _product(at)
-    return (scaled(torch.mul, first, second) if first.value.numel() > second.value.numel() else scaled(torch.mul, second, first)).value
+    return (
+        scaled(torch.mul, first, second)
+        if first.value.numel() > second.value.numel()
+        else scaled(torch.mul, second, first)
+    ).value
 
 
 def _log_softmax(at: Operation) -> Pair:
     """z − log Σ exp z, with one shift for both."""
     dim, z = at.args[1], at.pair(0)
-    top = torch.maximum(z.value.detach().amax(dim, keepdim=True), z.reference.amax(dim, keepdim=True))
+    top = torch.maximum(
+        z.value.detach().amax(dim, keepdim=True), z.reference.amax(dim, keepdim=True)
+    )
     top = torch.where(top.isfinite(), top, 0.0)
     terms = univariate(torch.exp, affine(lambda t: t - top, z))
-    known = Pair(*(_finite(torch.logsumexp(t, dim, keepdim=True)) for t in (z.value.detach(), z.reference)))
+    known = Pair(
+        *(_finite(torch.logsumexp(t, dim, keepdim=True)) for t in (z.value.detach(), z.reference))
+    )
     total = univariate(torch.log, affine(lambda t: t.sum(dim, keepdim=True), terms), known)
     return affine(torch.sub, z, total)
 
@@ -139,25 +161,39 @@ def _softmax(at: Operation) -> Tensor:
 
 
 def _normalised(x: Pair, dims: tuple[int, ...], eps: float, *, centred: bool) -> Pair:
-    """(x − mean)/√(mean (x − mean)² + ε) over ``dims``: a mean, a square, a reciprocal root, a product."""
+    """(x − mean)/√(mean (x − mean)² + ε) over ``dims``: a mean, a square, a reciprocal root, a
+    product."""
     centre = affine(lambda t: t - t.mean(dims, keepdim=True), x) if centred else x
     spread = affine(lambda t: t.mean(dims, keepdim=True) + eps, univariate(torch.square, centre))
     return scaled(torch.mul, centre, univariate(torch.rsqrt, spread))
 
 
 def _layer_norm(at: Operation) -> Tensor:
-    weight, bias, eps = at.argument(2, "weight"), at.argument(3, "bias"), at.argument(4, "eps", 1e-5)
-    return _scaled(_normalised(at.pair(0), _last(at.args[1]), eps, centred=True).value, weight, bias)
+    weight, bias, eps = (
+        at.argument(2, "weight"),
+        at.argument(3, "bias"),
+        at.argument(4, "eps", 1e-5),
+    )
+    return _scaled(
+        _normalised(at.pair(0), _last(at.args[1]), eps, centred=True).value, weight, bias
+    )
 
 
 def _rms_norm(at: Operation) -> Tensor:
     weight, eps = at.argument(2, "weight"), at.argument(3, "eps")
     eps = torch.finfo(at.args[0].dtype).eps if eps is None else eps
-    return _scaled(_normalised(at.pair(0), _last(at.args[1]), eps, centred=False).value, weight, None)
+    return _scaled(
+        _normalised(at.pair(0), _last(at.args[1]), eps, centred=False).value, weight, None
+    )
 
 
 def _group_norm(at: Operation) -> Tensor:
-    groups, weight, bias, eps = at.args[1], at.argument(2, "weight"), at.argument(3, "bias"), at.argument(4, "eps", 1e-5)
+    groups, weight, bias, eps = (
+        at.args[1],
+        at.argument(2, "weight"),
+        at.argument(3, "bias"),
+        at.argument(4, "eps", 1e-5),
+    )
     shape = at.args[0].shape
     grouped = affine(lambda t: t.reshape(shape[0], groups, -1), at.pair(0))
     whole = _normalised(grouped, (2,), eps, centred=True).value.reshape(shape)
@@ -182,14 +218,23 @@ def _vector_norm(at: Operation) -> Tensor:
 
 
 def _max_pool(at: Operation) -> Tensor:
-    """Δy goes to the largest element of the input's window where y ≥ y′, else to the reference's: the one that moved at least as far."""
+    """Δy goes to the largest element of the input's window where y ≥ y′, else to the reference's:
+    the one that moved at least as far."""
     space = len(at.args[1])
     pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[space]
-    options = dict(zip(("kernel_size", "stride", "padding", "dilation", "ceil_mode"), at.args[1:], strict=False)) | dict(at.kwargs)
+    options = dict(
+        zip(
+            ("kernel_size", "stride", "padding", "dilation", "ceil_mode"), at.args[1:], strict=False
+        )
+    ) | dict(at.kwargs)
     options["stride"] = options.get("stride") or None
-    (y, own), (y0, theirs) = (pool(t, return_indices=True, **options) for t in (at.args[0].detach(), at.reference[0]))
+    (y, own), (y0, theirs) = (
+        pool(t, return_indices=True, **options) for t in (at.args[0].detach(), at.reference[0])
+    )
     chosen = torch.where(y >= y0, own, theirs).flatten(-space)
-    x, x0 = (t.flatten(-space).gather(-1, chosen).reshape(y.shape) for t in (at.args[0], at.reference[0]))
+    x, x0 = (
+        t.flatten(-space).gather(-1, chosen).reshape(y.shape) for t in (at.args[0], at.reference[0])
+    )
     change = _difference(x.detach(), x0)
     multiplier = torch.where(change == 0, 1.0, (y - y0) / torch.where(change == 0, 1.0, change))
     return y + multiplier * moved(x)
@@ -200,15 +245,31 @@ def _names(line: str) -> tuple[str, ...]:
 
 
 #: Rules for what is not affine in its first operand alone.
-ALONE: dict[str, Rule] = dict.fromkeys(_names(
-    "relu relu6 gelu silu mish elu selu celu leaky_relu prelu tanh sigmoid log_sigmoid hardswish hardsigmoid hardtanh softplus softsign clamp clamp_min "
-    "clamp_max abs exp expm1 log log1p log2 sqrt rsqrt square reciprocal pow sin cos erf sign round floor ceil nan_to_num"
-), _univariate) | dict.fromkeys(_names("softmax _softmax _safe_softmax"), _softmax) | dict.fromkeys(
-    _names("log_softmax _log_softmax"), lambda at: _log_softmax(at).value
-) | dict.fromkeys(_names("max_pool1d max_pool2d max_pool3d"), _max_pool) | {
-    "layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm, "linalg_vector_norm": _vector_norm,
-    "detach": lambda at: at.args[0].detach() + moved(at.args[0]),
-}
-#: ``NORM``: for the last of a norm written out. Rules for two operands that both depend on the input; with one that does, these are affine (a quotient: in its numerator).
+ALONE: dict[str, Rule] = (
+    dict.fromkeys(
+        _names(
+            "relu relu6 gelu silu mish elu selu celu leaky_relu prelu tanh sigmoid "
+            "log_sigmoid hardswish hardsigmoid hardtanh softplus softsign clamp clamp_min "
+            "clamp_max abs exp expm1 log log1p log2 sqrt rsqrt square reciprocal pow sin "
+            "cos erf sign round floor ceil nan_to_num"
+        ),
+        _univariate,
+    )
+    | dict.fromkeys(_names("softmax _softmax _safe_softmax"), _softmax)
+    | dict.fromkeys(_names("log_softmax _log_softmax"), lambda at: _log_softmax(at).value)
+    | dict.fromkeys(_names("max_pool1d max_pool2d max_pool3d"), _max_pool)
+    | {
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+        "group_norm": _group_norm,
+        "linalg_vector_norm": _vector_norm,
+        "detach": lambda at: at.args[0].detach() + moved(at.args[0]),
+    }
+)
+#: ``NORM``: for the last of a norm written out. Rules for two operands that both depend on the
+#: input; with one that does, these are affine (a quotient: in its numerator).
 NORM: Rule = _norm
-TOGETHER: dict[str, Rule] = {**dict.fromkeys(_names("mul multiply matmul bmm mm mv dot"), _product), **dict.fromkeys(_names("div divide true_divide"), _division)}
+TOGETHER: dict[str, Rule] = {
+    **dict.fromkeys(_names("mul multiply matmul bmm mm mv dot"), _product),
+    **dict.fromkeys(_names("div divide true_divide"), _division),
+}

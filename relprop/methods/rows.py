@@ -1,6 +1,8 @@
-"""Methods that read one site's maps, or a few added up, where the head reads them: no product over layers.
+"""Methods that read one site's maps, or a few added up, where the head reads them: no product over
+layers.
 
-For the row that the head reads, every other site is passed by its skip connection: in a Vision Transformer that is the class token's row.
+For the row that the head reads, every other site is passed by its skip connection: in a Vision
+Transformer that is the class token's row.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from relprop.numerics import safe_divide
 
 
 def raw_attention(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
-    """E_h A of the block nearest the output, the row the head reads (Chefer et al. 2021, §4). Not class-specific.
+    """E_h A of the block nearest the output, the row the head reads (Chefer et al. 2021, §4). Not
+    class-specific.
 
     ``layers``: another site, or several, whose rows are meaned.
     """
@@ -24,29 +27,41 @@ def raw_attention(at: AttentionValues, *, layers: Layers = None) -> Mapping[str,
 
 
 def attention_grad(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
-    """E_h ∂y_t/∂A of the block nearest the output, the row the head reads (Grads; Qiang et al. 2022, AttCAT, §4). Signed.
+    """E_h ∂y_t/∂A of the block nearest the output, the row the head reads (Grads; Qiang et al.
+    2022, AttCAT, §4). Signed.
 
-    As in the authors' code the gradient at masked keys is not 0: padding has scores, which ``content`` leaves out.
+    As in the authors' code the gradient at masked keys is not 0: padding has scores, which
+    ``content`` leaves out.
     """
     return last_or_mean(at, {v.site.contraction: _there(v.gradient) for v in at.sites}, layers)
 
 
 def attention_times_grad(at: AttentionValues) -> Mapping[str, TokenMap]:
-    """Σ over blocks of E_h (A ⊙ ∂y_t/∂A)⁺, the row the head reads (AttGrads; after Barkan et al. 2021)."""
-    matrices = {v.site.contraction: (v.attention * _there(v.gradient)).clamp(min=0) for v in at.sites}
+    """Σ over blocks of E_h (A ⊙ ∂y_t/∂A)⁺, the row the head reads (AttGrads; after Barkan et al.
+    2021)."""
+    matrices = {
+        v.site.contraction: (v.attention * _there(v.gradient)).clamp(min=0) for v in at.sites
+    }
     return {name: TokenMap(rows.sum(1), rows) for name, rows in at.rows(matrices).items()}
 
 
 def partial_lrp(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
-    """E_h (R^(n_1))⁺ of the block nearest the output, the row the head reads (Voita et al. 2019, as in Chefer et al. 2021)."""
-    return last_or_mean(at, {v.site.contraction: _there(v.relevance).clamp(min=0) for v in at.sites}, layers)
+    """E_h (R^(n_1))⁺ of the block nearest the output, the row the head reads (Voita et al. 2019, as
+    in Chefer et al. 2021)."""
+    return last_or_mean(
+        at, {v.site.contraction: _there(v.relevance).clamp(min=0) for v in at.sites}, layers
+    )
 
 
-def gradcam(at: AttentionValues, *, layers: Layers = None, weights: str = "row") -> Mapping[str, TokenMap]:
-    """(E_h w_h A_h)⁺ of the block nearest the output on content tokens, min–max to [0, 1]; w_h the mean of ∂y_t/∂A_h (Selvaraju et al. 2017, as in Chefer et al. 2021).
+def gradcam(
+    at: AttentionValues, *, layers: Layers = None, weights: str = "row"
+) -> Mapping[str, TokenMap]:
+    """(E_h w_h A_h)⁺ of the block nearest the output on content tokens, min–max to [0, 1]; w_h the
+    mean of ∂y_t/∂A_h (Selvaraju et al. 2017, as in Chefer et al. 2021).
 
-    ``weights``: the mean over the content keys of the row the head reads (``"row"``), or over the head's whole map (``"map"``, their BERT code: padding
-    counts, so that a text alone and in a batch that pads it may differ).
+    ``weights``: the mean over the content keys of the row the head reads (``"row"``), or over the
+    head's whole map (``"map"``, their BERT code: padding counts, so that a text alone and in a
+    batch that pads it may differ).
     """
     if weights not in ("row", "map"):
         raise OptionError(f"weights={weights!r}: 'row' or 'map'")
@@ -56,7 +71,9 @@ def gradcam(at: AttentionValues, *, layers: Layers = None, weights: str = "row")
             found[name] = TokenMap(torch.zeros(content.shape, device=content.device))
             continue
         values = at.sites[at.last[name]]
-        attention, gradient = (at.heads(values, _there(v))[name] for v in (values.attention, values.gradient))
+        attention, gradient = (
+            at.heads(values, _there(v))[name] for v in (values.attention, values.gradient)
+        )
         if weights == "row":
             w = (gradient * content[:, None]).sum(2) / content.sum(1, keepdim=True).clamp(min=1)
         else:
@@ -72,11 +89,21 @@ def _unit(scores: Tensor, content: Tensor) -> Tensor:
     return torch.where(content, safe_divide(scores - least, most - least), 0.0)
 
 
-def last_or_mean(at: AttentionValues, matrices: Mapping[fx.Node, Tensor], layers: Layers) -> Mapping[str, TokenMap]:
+def last_or_mean(
+    at: AttentionValues, matrices: Mapping[fx.Node, Tensor], layers: Layers
+) -> Mapping[str, TokenMap]:
     """The row of each input's last site, or, with ``layers``, the mean of the chosen ones'."""
     found = at.rows(matrices)
+
     def of(name: str, rows: Tensor) -> Tensor:
-        return rows.mean(1) if layers is not None else rows[:, at.last[name]] if name in at.last else torch.zeros_like(rows[:, 0])
+        return (
+            rows.mean(1)
+            if layers is not None
+            else rows[:, at.last[name]]
+            if name in at.last
+            else torch.zeros_like(rows[:, 0])
+        )
+
     return {name: TokenMap(of(name, rows), rows) for name, rows in found.items()}
 
 

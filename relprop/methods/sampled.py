@@ -1,8 +1,9 @@
 """Methods at the input that draw random numbers: gradients averaged over noise, and noise alone.
 
-Every number is drawn from a generator of the method's own, by ``seed``, in the shape of one sample: each sample of a batch meets the same noise, so that
-its scores do not depend on what else is explained with it, and the process's random state is not touched. Captum's ``NoiseTunnel`` draws for the whole
-batch from the process's state; with the same noise the numbers are equal (tests).
+Every number is drawn from a generator of the method's own, by ``seed``, in the shape of one sample:
+each sample of a batch meets the same noise, so that its scores do not depend on what else is
+explained with it, and the process's random state is not touched. Captum's ``NoiseTunnel`` draws for
+the whole batch from the process's state; with the same noise the numbers are equal (tests).
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ from relprop.methods.inputs import by_input, no_gradient, positive_integer
 from relprop.numerics import at_least_float32
 
 
-def smoothgrad(at: InputValues, *, n_samples: int = 50, stdev: Any = 0.15, seed: int = 0) -> Mapping[str, Tensor]:
-    """|1/n Σ_k ∂y_t/∂x at x + ε_k|, ε_k ~ N(0, σ²) (Smilkov et al. 2017, Eq. 2; its magnitude is what they show). Never negative.
+def smoothgrad(
+    at: InputValues, *, n_samples: int = 50, stdev: Any = 0.15, seed: int = 0
+) -> Mapping[str, Tensor]:
+    """|1/n Σ_k ∂y_t/∂x at x + ε_k|, ε_k ~ N(0, σ²) (Smilkov et al. 2017, Eq. 2; its magnitude is
+    what they show). Never negative.
 
-    ``n_samples`` is n; ``stdev`` is σ relative to the range of the values, σ/(max x − min x) over each sample of each input, or a dict of these by
-    input name. At ``stdev=0`` it is ``input_gradient``. ``n_samples`` forward and backward passes per target.
+    ``n_samples`` is n; ``stdev`` is σ relative to the range of the values, σ/(max x − min x) over
+    each sample of each input, or a dict of these by input name. At ``stdev=0`` it is
+    ``input_gradient``. ``n_samples`` forward and backward passes per target.
     """
     positive_integer("n_samples", n_samples)
     relative, source = _per_input(at, "stdev", stdev), _generator(seed)
     spread = {name: relative[name] * _range(value) for name, value in at.values.items()}
-    total = {name: torch.zeros_like(value, dtype=at_least_float32(value.dtype)) for name, value in at.values.items()}
+    total = {
+        name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
+        for name, value in at.values.items()
+    }
     for _ in range(n_samples):
         moved = [value + spread[name] * _normal(value, source) for name, value in at.values.items()]
         for name, gradient in zip(total, gradients(at, moved), strict=True):
@@ -39,16 +47,28 @@ def smoothgrad(at: InputValues, *, n_samples: int = 50, stdev: Any = 0.15, seed:
     return {name: t.abs() for name, t in total.items()}
 
 
-def gradient_shap(at: InputValues, *, baselines: Any = None, n_samples: int = 50, stdevs: Any = 0.0, seed: int = 0) -> Mapping[str, Tensor]:
-    """1/n Σ_k (x_k − b_k) ⊙ ∂y_t/∂x at b_k + α_k(x_k − b_k), with α_k ~ U(0, 1) and x_k = x + N(0, σ²) (Lundberg & Lee 2017; Captum's ``GradientShap``).
+def gradient_shap(
+    at: InputValues, *, baselines: Any = None, n_samples: int = 50, stdevs: Any = 0.0, seed: int = 0
+) -> Mapping[str, Tensor]:
+    """1/n Σ_k (x_k − b_k) ⊙ ∂y_t/∂x at b_k + α_k(x_k − b_k), with α_k ~ U(0, 1) and x_k = x + N(0,
+    σ²) (Lundberg & Lee 2017; Captum's ``GradientShap``).
 
-    b_k is drawn from ``baselines``: ``None`` (zeros), a number, a tensor whose first axis counts the baselines (not the samples), integer ids for an input
-    of ids, a list of baselines as ``integrated_gradients`` takes them (first axis 1), or a dict by input name of what has the same count for each. ``stdevs``
-    is σ, in the input's own units, or a dict by input name. In expectation it sums to y_t(x) − E y_t(b). ``n_samples`` forward and backward passes. Signed.
+    b_k is drawn from ``baselines``: ``None`` (zeros), a number, a tensor whose first axis counts
+    the baselines (not the samples), integer ids for an input of ids, a list of baselines as
+    ``integrated_gradients`` takes them (first axis 1), or a dict by input name of what has the same
+    count for each. ``stdevs`` is σ, in the input's own units, or a dict by input name. In
+    expectation it sums to y_t(x) − E y_t(b). ``n_samples`` forward and backward passes. Signed.
     """
     positive_integer("n_samples", n_samples)
-    choice, spread, source = _distribution(at, baselines), _per_input(at, "stdevs", stdevs), _generator(seed)
-    total = {name: torch.zeros_like(value, dtype=at_least_float32(value.dtype)) for name, value in at.values.items()}
+    choice, spread, source = (
+        _distribution(at, baselines),
+        _per_input(at, "stdevs", stdevs),
+        _generator(seed),
+    )
+    total = {
+        name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
+        for name, value in at.values.items()
+    }
     for _ in range(n_samples):
         start = choice[int(torch.randint(len(choice), (), generator=source))]
         alpha = float(torch.rand((), generator=source, dtype=torch.float64))
@@ -60,19 +80,27 @@ def gradient_shap(at: InputValues, *, baselines: Any = None, n_samples: int = 50
 
 
 def random(at: InputValues, *, seed: int = 0) -> Mapping[str, Tensor]:
-    """A number from U(0, 1) per position, whatever the model, the target and the values: the floor of every table. The same for each sample."""
+    """A number from U(0, 1) per position, whatever the model, the target and the values: the floor
+    of every table. The same for each sample."""
     source, found = _generator(seed), {}
     for name, value in at.values.items():
         kept = [n if i in at.positions[name] else 1 for i, n in enumerate(value.shape)][1:]
         features = math.prod(value.shape[1:]) // math.prod(kept)
-        drawn = torch.rand(kept, generator=source, dtype=torch.float64) / features  # a position's score is the sum over its features
-        found[name] = drawn.to(value.device, at_least_float32(value.dtype)).expand(value.shape).clone()
+        drawn = (
+            torch.rand(kept, generator=source, dtype=torch.float64) / features
+        )  # a position's score is the sum over its features
+        found[name] = (
+            drawn.to(value.device, at_least_float32(value.dtype)).expand(value.shape).clone()
+        )
     return found
 
 
 def gradients(at: InputValues, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """∂y_t/∂x of every sample at other values of the inputs."""
-    points = tuple(t.to(value.dtype).detach().requires_grad_() for t, value in zip(tensors, at.values.values(), strict=True))
+    points = tuple(
+        t.to(value.dtype).detach().requires_grad_()
+        for t, value in zip(tensors, at.values.values(), strict=True)
+    )
     try:
         with torch.enable_grad():
             return torch.autograd.grad(at.forward(*points).sum(), points)
@@ -87,9 +115,15 @@ def _distribution(at: InputValues, given: Any) -> list[tuple[Tensor, ...]]:
     if isinstance(given, Mapping):
         counts = {len(v) for v in given.values() if isinstance(v, (list, tuple))}
         if len(counts) > 1:
-            raise OptionError(f"baselines has {', '.join(map(str, sorted(counts)))} entries for the inputs: each draw takes one of every input, so the counts agree")
+            raise OptionError(
+                f"baselines has {', '.join(map(str, sorted(counts)))} entries for the "
+                "inputs: each draw takes one of every input, so the counts agree"
+            )
         count = counts.pop() if counts else 1
-        entries: list[Any] = [{name: v[k] if isinstance(v, (list, tuple)) else v for name, v in given.items()} for k in range(count)]
+        entries: list[Any] = [
+            {name: v[k] if isinstance(v, (list, tuple)) else v for name, v in given.items()}
+            for k in range(count)
+        ]
     else:
         entries = list(given) if isinstance(given, (list, tuple)) else [given]
     if not entries:
@@ -98,14 +132,17 @@ def _distribution(at: InputValues, given: Any) -> list[tuple[Tensor, ...]]:
 
 
 def _generator(seed: Any) -> torch.Generator:
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -2**63 <= seed < 2**63:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise OptionError(f"seed={seed!r}: an integer")
     return torch.Generator().manual_seed(seed)
 
 
 def _normal(value: Tensor, source: torch.Generator) -> Tensor:
-    """Standard normal numbers for one sample, drawn on the CPU in double, so that neither device nor precision changes them."""
-    return torch.randn(value.shape[1:], generator=source, dtype=torch.float64).to(value.device, value.dtype)
+    """Standard normal numbers for one sample, drawn on the CPU in double, so that neither device
+    nor precision changes them."""
+    return torch.randn(value.shape[1:], generator=source, dtype=torch.float64).to(
+        value.device, value.dtype
+    )
 
 
 def _range(value: Tensor) -> Tensor:
@@ -118,6 +155,13 @@ def _per_input(at: InputValues, option: str, given: Any) -> dict[str, float]:
     """A number ≥ 0 for every input; one that a dict does not name has 0."""
     named = by_input(at, option, given)
     for value in named.values():
-        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
-            raise OptionError(f"{option}={given!r}: a number that is not negative, or a dict of these by input name")
+        if (
+            not isinstance(value, numbers.Real)
+            or isinstance(value, bool)
+            or not 0 <= float(value) < math.inf
+        ):
+            raise OptionError(
+                f"{option}={given!r}: a number that is not negative, or a dict of these "
+                "by input name"
+            )
     return {name: float(named.get(name, 0.0)) for name in at.values}

@@ -1,4 +1,5 @@
-"""Plan: Program × RuleSet, matched and checked before anything runs. The one place where the two meet."""
+"""Plan: Program × RuleSet, matched and checked before anything runs. The one place where the two
+meet."""
 
 from relprop.plan.planning import Plan, flowing, make_plan
 from relprop.plan.steps import Finding, Step

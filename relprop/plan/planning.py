@@ -1,4 +1,5 @@
-"""Plan: Program × RuleSet, matched and checked before anything runs. All errors about rules happen here; the run is straight-line code."""
+"""Plan: Program × RuleSet, matched and checked before anything runs. All errors about rules happen
+here; the run is straight-line code."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from relprop.tracer.run import template
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do at every node, from the target down. ``steps`` run in order; ``keep`` are the values they read; ``wanted`` where relevance is handed out."""
+    """What to do at every node, from the target down. ``steps`` run in order; ``keep`` are the
+    values they read; ``wanted`` where relevance is handed out."""
 
     program: Program
     rules: RuleSet
@@ -43,34 +45,56 @@ class Plan:
 
 
 def flowing(program: Program, rules: RuleSet) -> Flow:
-    """The nodes along which relevance can travel: floating, depending on a leaf, and not stopped by a rule."""
+    """The nodes along which relevance can travel: floating, depending on a leaf, and not stopped by
+    a rule."""
     members: set[fx.Node] = set(program.leaves.values())
     for node in program.graph.nodes:
         if node.op != "call_function" or not any(i in members for i in tensor_inputs(node)):
             continue
         rule = rules.for_op(node.target)
-        if (is_floating(node) or isinstance(val(node), (tuple, list)) or val(node) is None) and (rule is None or rule.family != "stop"):
+        if (is_floating(node) or isinstance(val(node), (tuple, list)) or val(node) is None) and (
+            rule is None or rule.family != "stop"
+        ):
             members.add(node)
     return Flow((n for n in program.graph.nodes if n in members), set(program.leaves.values()))
 
 
 def make_plan(
-    program: Program, model: nn.Module | None, rules: RuleSet, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node], *, on_unknown: str = "generic",
-    notes: Mapping[fx.Node, Mapping[str, Any]] | None = None, regions: bool = True,
+    program: Program,
+    model: nn.Module | None,
+    rules: RuleSet,
+    starts: tuple[fx.Node, ...],
+    wanted: frozenset[fx.Node],
+    *,
+    on_unknown: str = "generic",
+    notes: Mapping[fx.Node, Mapping[str, Any]] | None = None,
+    regions: bool = True,
 ) -> Plan:
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
-    ``on_unknown="error"`` refuses an op without a rule anywhere between input and target, naming op, module path and source line; so does an op of which PyTorch
-    cannot take a derivative, always. ``"collect"`` refuses nothing and lists these among the findings: for a report, not for a run.
+    ``on_unknown="error"`` refuses an op without a rule anywhere between input and target, naming
+    op, module path and source line; so does an op of which PyTorch cannot take a derivative,
+    always. ``"collect"`` refuses nothing and lists these among the findings: for a report, not for
+    a run.
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
     outputs, inner = find_regions(program, model, rules, flow, findings) if regions else ({}, set())
-    sites = tuple(s for s in program.sites if s.contraction in flow.members and s.contraction not in inner and s.contraction not in outputs)
+    sites = tuple(
+        s
+        for s in program.sites
+        if s.contraction in flow.members
+        and s.contraction not in inner
+        and s.contraction not in outputs
+    )
     wanted = frozenset(w for w in wanted if w in flow.members and w not in inner)
     needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
     if notes is None and regions:
-        notes = gate_notes(flow, sites, {node: region.op for node, region in outputs.items() if isinstance(region.op, str)})
+        notes = gate_notes(
+            flow,
+            sites,
+            {node: region.op for node, region in outputs.items() if isinstance(region.op, str)},
+        )
     if on_unknown == "error":
         _refuse_unknown(flow, starts, inner | set(outputs), rules)
     steps: list[Step] = []
@@ -80,27 +104,56 @@ def make_plan(
         if not any(i in needed for i in flow.inputs[node]) and node not in outputs:
             continue
         region = outputs.get(node)
-        step = region_step(program, region, flow, needed) if region else _op_step(program, node, rules, flow, needed, on_unknown, findings, notes or {})
+        step = (
+            region_step(program, region, flow, needed)
+            if region
+            else _op_step(program, node, rules, flow, needed, on_unknown, findings, notes or {})
+        )
         if any(step.needed):
             steps.append(step)
     uses: dict[fx.Node, int] = dict.fromkeys(starts, 1)
     for step in steps:
         for operand, is_needed in zip(step.operands, step.needed, strict=True):
             uses[operand] = uses.get(operand, 0) + is_needed
-    joined = frozenset(n for n, k in uses.items() if k > 1) if rules.fan_out is not None else frozenset()
-    return Plan(program, rules, starts, tuple(steps), wanted, _kept(steps) | joined, joined, tuple(findings), sites)
+    joined = (
+        frozenset(n for n, k in uses.items() if k > 1) if rules.fan_out is not None else frozenset()
+    )
+    return Plan(
+        program,
+        rules,
+        starts,
+        tuple(steps),
+        wanted,
+        _kept(steps) | joined,
+        joined,
+        tuple(findings),
+        sites,
+    )
 
 
-def _refuse_unknown(flow: Flow, starts: tuple[fx.Node, ...], treated: set[fx.Node], rules: RuleSet) -> None:
-    """Every op between the inputs and the target must have a rule, also where no relevance is asked for."""
+def _refuse_unknown(
+    flow: Flow, starts: tuple[fx.Node, ...], treated: set[fx.Node], rules: RuleSet
+) -> None:
+    """Every op between the inputs and the target must have a rule, also where no relevance is asked
+    for."""
     for node in reversed(flow.nodes):
-        called = node.op == "call_function" and name_of(node) != "getitem" and node not in treated and flow.inputs[node]
-        if called and rules.for_op(node.target) is None and any(flow.reaches(node, s) for s in starts):
+        called = (
+            node.op == "call_function"
+            and name_of(node) != "getitem"
+            and node not in treated
+            and flow.inputs[node]
+        )
+        if (
+            called
+            and rules.for_op(node.target) is None
+            and any(flow.reaches(node, s) for s in starts)
+        ):
             _unknown(node, rules, "error", [])
 
 
 def _kept(steps: list[Step]) -> frozenset[fx.Node]:
-    """What the rules read, and always what is not differentiable (indices, masks): a move needs those."""
+    """What the rules read, and always what is not differentiable (indices, masks): a move needs
+    those."""
     keep: set[fx.Node] = set()
     for step in steps:
         if "output" in step.rule.reads:
@@ -110,11 +163,24 @@ def _kept(steps: list[Step]) -> frozenset[fx.Node]:
 
 
 def _op_step(
-    program: Program, node: fx.Node, rules: RuleSet, flow: Flow, needed: set[fx.Node], on_unknown: str, findings: list[Finding],
+    program: Program,
+    node: fx.Node,
+    rules: RuleSet,
+    flow: Flow,
+    needed: set[fx.Node],
+    on_unknown: str,
+    findings: list[Finding],
     notes: Mapping[fx.Node, Mapping[str, Any]],
 ) -> Step:
     operands, rebuild = template(node, program.dtype)
-    roles = tuple("activation" if o in flow.members else "parameter" if o.meta["role"] == "parameter" else "constant" for o in operands)
+    roles = tuple(
+        "activation"
+        if o in flow.members
+        else "parameter"
+        if o.meta["role"] == "parameter"
+        else "constant"
+        for o in operands
+    )
     rule = rules.for_op(node.target)
     if name_of(node) == "getitem":
         rule = _getitem
@@ -124,7 +190,18 @@ def _op_step(
     if rule is None or (rule.family in ("carry", "share") and not lone):
         rule = _unknown(node, rules, on_unknown, findings)
     wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))
-    return Step(node, rule, operands, roles, wants, rebuild, node.target, node.target, argument_names(node, operands), notes=notes.get(node, {}))  # type: ignore[arg-type]
+    return Step(
+        node,
+        rule,
+        operands,
+        roles,
+        wants,
+        rebuild,
+        node.target,
+        node.target,
+        argument_names(node, operands),
+        notes=notes.get(node, {}),
+    )  # type: ignore[arg-type]
 
 
 def _pick(relevance: Tensor, call: Call) -> tuple[Tensor]:
@@ -142,32 +219,56 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     op = str(node.target)
     refused = on_unknown == "error" or bool(lacks) or isinstance(val(node), (tuple, list))
     if refused and on_unknown == "collect":
-        findings.append(Finding("unknown", node, f"{op} has no rule" + (f", and {lacks}" if lacks else "")))
+        findings.append(
+            Finding("unknown", node, f"{op} has no rule" + (f", and {lacks}" if lacks else ""))
+        )
         return rules.generic
     if refused:
         why = f", and {lacks}" if lacks else ""
-        raise UnknownOperation(message(
-            f"no relevance rule for {op}{why}", at=f"{describe(node)}, feeds {len(node.users)} operations",
-            then=[
-                f"rules = relprop.rules.{rules.name.split('+')[0].upper()}.with_rule(torch.ops.{op}, relprop.rules.carry)   # one element in, one element out",
-                "@relprop.register_rule(op)  def rule(relevance, call): return share_of_each_input   # docs/write-a-rule.md",
-                "relprop.check(model, inputs)   # to see every operation of this model",
-            ],
-        ))
+        raise UnknownOperation(
+            message(
+                f"no relevance rule for {op}{why}",
+                at=f"{describe(node)}, feeds {len(node.users)} operations",
+                then=[
+                    (
+                        "rules = "
+                        f"relprop.rules.{rules.name.split('+')[0].upper()}.with_rule(torch.ops.{op}, "  # noqa: E501
+                        "relprop.rules.carry)  "
+                        " # "
+                        "one "
+                        "element "
+                        "in, "
+                        "one "
+                        "element "
+                        "out"
+                    ),
+                    (
+                        "@relprop.register_rule(op)  def rule(relevance, call): return "
+                        "share_of_each_input   # docs/write-a-rule.md"
+                    ),
+                    "relprop.check(model, inputs)   # to see every operation of this model",
+                ],
+            )
+        )
     findings.append(Finding("generic", node, f"{op} has no rule; Eq. 2 is used"))
     return rules.generic
 
 
 def _lacks(node: fx.Node) -> str:
-    """Why Eq. 2 cannot be taken of the op, or "": no derivative, or one that ``torch.func`` cannot enter (ops made by ``torch.library``)."""
+    """Why Eq. 2 cannot be taken of the op, or "": no derivative, or one that ``torch.func`` cannot
+    enter (ops made by ``torch.library``)."""
     operator = node.target
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
         return ""
-    definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name) if hasattr(torch._library, "custom_ops") else None
+    definition = (
+        torch._library.custom_ops.OPDEFS.get(operator._schema.name)
+        if hasattr(torch._library, "custom_ops")
+        else None
+    )
     if definition is not None and definition._backward_fn is not None:
         return "torch.func cannot enter its derivative"
     keys = ("Autograd", "CompositeImplicitAutograd")
-    known = definition is None and any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
+    known = definition is None and any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys
+    )
     return "" if known else "PyTorch has no derivative of it"
-
-

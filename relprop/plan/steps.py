@@ -15,7 +15,8 @@ from relprop.tracer.program import place
 
 @dataclass(frozen=True)
 class Step:
-    """One operation as the walk sees it: a node, or a region (a whole module call, or a norm written out) whose output ``node`` is."""
+    """One operation as the walk sees it: a node, or a region (a whole module call, or a norm
+    written out) whose output ``node`` is."""
 
     node: fx.Node
     rule: Rule
@@ -29,18 +30,32 @@ class Step:
     inner: frozenset[fx.Node] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def call(self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None) -> Call:
+    def call(
+        self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None
+    ) -> Call:
         """What the rule is told, for one sample's tensors."""
         operands = tuple(
             Operand(t, r, n, node.meta["books"], a)  # type: ignore[arg-type]
-            for t, r, n, node, a in zip(tensors, self.roles, self.needed, self.operands, self.arguments, strict=True)
+            for t, r, n, node, a in zip(
+                tensors, self.roles, self.needed, self.operands, self.arguments, strict=True
+            )
         )
-        return Call(self.op, operands, output, self.rebuild, self.function, place(self.node).call, extra, self.notes)
+        return Call(
+            self.op,
+            operands,
+            output,
+            self.rebuild,
+            self.function,
+            place(self.node).call,
+            extra,
+            self.notes,
+        )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something ``check`` reports about a node: ``kind`` is generic, unknown, hidden site, or detached."""
+    """Something ``check`` reports about a node: ``kind`` is generic, unknown, hidden site, or
+    detached."""
 
     kind: str
     node: fx.Node
@@ -53,6 +68,12 @@ def argument_names(node: fx.Node, operands: tuple[fx.Node, ...]) -> tuple[str, .
     names = [a.name for a in schema.arguments] if schema is not None else []
     found: list[str] = []
     for i, value in enumerate((*node.args, *node.kwargs.values())):
-        label = names[i] if i < len(node.args) and i < len(names) else list(node.kwargs)[i - len(node.args)] if i >= len(node.args) else ""
+        label = (
+            names[i]
+            if i < len(node.args) and i < len(names)
+            else list(node.kwargs)[i - len(node.args)]
+            if i >= len(node.args)
+            else ""
+        )
         fx.node.map_arg(value, lambda n, label=label: found.append(label))
     return tuple(found)

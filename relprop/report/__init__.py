@@ -1,4 +1,5 @@
-"""One HTML file that shows an explanation, token by token, and needs nothing else: no server, no network, no other file."""
+"""One HTML file that shows an explanation, token by token, and needs nothing else: no server, no
+network, no other file."""
 
 from relprop.report.writing import report
 

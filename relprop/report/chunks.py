@@ -1,4 +1,5 @@
-"""Numbers inside the page: arrays as zlib streams in base64, each once, by number. The browser inflates one when it is first looked at."""
+"""Numbers inside the page: arrays as zlib streams in base64, each once, by number. The browser
+inflates one when it is first looked at."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ class Chunks:
     known: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, values: Any) -> int:
-        """The number of an array (or tensor), little-endian; one that is there already is not written twice."""
-        array = np.ascontiguousarray(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+        """The number of an array (or tensor), little-endian; one that is there already is not
+        written twice."""
+        array = np.ascontiguousarray(
+            values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+        )
         data = array.astype(array.dtype.newbyteorder("<")).tobytes()
         key = hashlib.sha256(data).digest()
         if key not in self.known:
@@ -37,18 +41,29 @@ class Chunks:
 
 
 def png(picture: Tensor, longest: int) -> str:
-    """A picture (1 or 3, H, W) in [0, 1] as a ``data:`` URI, 8 bits per channel, its longer side at most ``longest`` pixels (means over pixels)."""
+    """A picture (1 or 3, H, W) in [0, 1] as a ``data:`` URI, 8 bits per channel, its longer side at
+    most ``longest`` pixels (means over pixels)."""
     scale = longest / max(picture.shape[1:])
     if scale < 1:
         size = [max(1, round(n * scale)) for n in picture.shape[1:]]
         picture = torch.nn.functional.interpolate(picture[None].float(), size, mode="area")[0]
-    pixels = (picture.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).movedim(0, -1).numpy()
+    pixels = (
+        (picture.detach().cpu().float().clamp(0, 1) * 255)
+        .round()
+        .to(torch.uint8)
+        .movedim(0, -1)
+        .numpy()
+    )
     height, width, channels = pixels.shape
-    up = np.diff(pixels, axis=0, prepend=np.zeros((1, width, channels), np.uint8)).reshape(height, -1)  # each row as the difference to the one above
+    up = np.diff(pixels, axis=0, prepend=np.zeros((1, width, channels), np.uint8)).reshape(
+        height, -1
+    )  # each row as the difference to the one above
     lines = np.concatenate([np.full((height, 1), 2, np.uint8), up], axis=1).tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
     parts = [_part(b"IHDR", header), _part(b"IDAT", zlib.compress(lines, 9)), _part(b"IEND", b"")]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+    return (
+        "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+    )
 
 
 def _part(kind: bytes, data: bytes) -> bytes:

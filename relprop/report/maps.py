@@ -1,8 +1,11 @@
-"""Attention, gradient and relevance of every head in a few megabytes: rounded to steps, as fine as the page's limit lets them be.
+"""Attention, gradient and relevance of every head in a few megabytes: rounded to steps, as fine as
+the page's limit lets them be.
 
-A map of *resolution* 1/n is rounded so that no number is further off than 1/n of the map's largest magnitude. Every kind of map starts at the finest
-resolution, 1/4095; while all together are too large, the largest kind is coarsened, none below 1/255 before all are there. Where even the coarsest is too large, single heads keep fewer rows:
-those of the tokens with the highest scores. Means over heads keep every row as long as there is room, each row with a scale of its own.
+A map of *resolution* 1/n is rounded so that no number is further off than 1/n of the map's largest
+magnitude. Every kind of map starts at the finest resolution, 1/4095; while all together are too
+large, the largest kind is coarsened, none below 1/255 before all are there. Where even the coarsest
+is too large, single heads keep fewer rows: those of the tokens with the highest scores. Means over
+heads keep every row as long as there is room, each row with a scale of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ KINDS = ("attention", "gradient", "relevance")
 
 @dataclass(frozen=True)
 class Rounded:
-    """Whole numbers, and the size of one step for each map (or row): value = whole number · step."""
+    """Whole numbers, and the size of one step for each map (or row): value = whole number ·
+    step."""
 
     values: np.ndarray
     steps: np.ndarray
@@ -31,7 +35,11 @@ class Rounded:
 
 def rounded(maps: np.ndarray, level: int, axes: tuple[int, ...]) -> Rounded:
     """Numbers to within 1/``level`` of the largest magnitude along ``axes``."""
-    largest = np.abs(maps).max(axis=axes, keepdims=True) if maps.size else np.zeros((1,) * maps.ndim, np.float32)
+    largest = (
+        np.abs(maps).max(axis=axes, keepdims=True)
+        if maps.size
+        else np.zeros((1,) * maps.ndim, np.float32)
+    )
     steps = (2 / level * largest).astype(np.float32)
     whole = np.rint(maps / np.where(steps > 0, steps, 1)).clip(-(level // 2), level // 2)
     return Rounded(whole.astype(np.int16 if level > 255 else np.int8), steps.reshape(-1))
@@ -46,7 +54,8 @@ def compressed_size(values: np.ndarray) -> int:
 
 @dataclass
 class Entry:
-    """One map of one sample: (heads, queries, keys), ``order`` its rows from the most to the least wanted. ``lead``: (heads,), or windows and such before it."""
+    """One map of one sample: (heads, queries, keys), ``order`` its rows from the most to the least
+    wanted. ``lead``: (heads,), or windows and such before it."""
 
     kind: str
     maps: np.ndarray
@@ -67,32 +76,47 @@ class Entry:
 
 @dataclass
 class Maps:
-    """All maps of one sample, whatever explanations they belong to; the same map is there once (attention is the same for all targets)."""
+    """All maps of one sample, whatever explanations they belong to; the same map is there once
+    (attention is the same for all targets)."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
 
     def add(self, block: Block, sample: int, scores: np.ndarray) -> dict[str, bytes]:
-        """A block's maps, by kind. ``scores`` (tokens,): rows are wanted by them where the queries are these tokens, by what they hold otherwise."""
+        """A block's maps, by kind. ``scores`` (tokens,): rows are wanted by them where the queries
+        are these tokens, by what they hold otherwise."""
         kept = {kind: getattr(block, kind) for kind in KINDS if getattr(block, kind) is not None}
         arrays = {kind: t[sample].detach().cpu().float().numpy() for kind, t in kept.items()}
         lead = tuple(block.attention.shape[1:-2])
         arrays = {kind: a.reshape(-1, *a.shape[-2:]) for kind, a in arrays.items()}
-        weight = np.abs(scores) if len(lead) == 1 and len(scores) == block.attention.shape[-2] else np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
+        weight = (
+            np.abs(scores)
+            if len(lead) == 1 and len(scores) == block.attention.shape[-2]
+            else np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
+        )
         order = np.argsort(-weight, kind="stable")
-        keys = {kind: hashlib.sha256(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes()).digest() for kind, a in arrays.items()}
+        keys = {
+            kind: hashlib.sha256(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes()).digest()
+            for kind, a in arrays.items()
+        }
         for kind, array in arrays.items():
             self.entries.setdefault(keys[kind], Entry(kind, array, order, lead))
         return keys
 
     def chosen_levels(self, room: float) -> tuple[dict[str, int], float]:
-        """A resolution for each kind, and the share of the rows that single heads keep, so that all take about ``room`` characters."""
+        """A resolution for each kind, and the share of the rows that single heads keep, so that all
+        take about ``room`` characters."""
         levels = dict.fromkeys(KINDS, LEVELS[0])
 
         def sizes() -> dict[str, int]:
-            return {kind: sum(e.size(level) for e in self.entries.values() if e.kind == kind) for kind, level in levels.items()}
+            return {
+                kind: sum(e.size(level) for e in self.entries.values() if e.kind == kind)
+                for kind, level in levels.items()
+            }
 
         while sum((now := sizes()).values()) > room:
-            coarser = [kind for kind in KINDS if levels[kind] == LEVELS[0]] or [kind for kind in KINDS if levels[kind] != LEVELS[-1]]
+            coarser = [kind for kind in KINDS if levels[kind] == LEVELS[0]] or [
+                kind for kind in KINDS if levels[kind] != LEVELS[-1]
+            ]
             if not coarser:
                 levels = dict.fromkeys(KINDS, FEWER_ROWS)
                 return levels, max(0.0, room / sum(sizes().values()))
@@ -101,21 +125,36 @@ class Maps:
         return levels, 1.0
 
     def written(self, chunks: Chunks, room: float) -> dict[bytes, dict[str, Any]]:
-        """Every map as the page reads it, in about ``room`` characters: means over heads first, at most 2/5 of the room."""
+        """Every map as the page reads it, in about ``room`` characters: means over heads first, at
+        most 2/5 of the room."""
         means = sum(e.mean_size() for e in self.entries.values())
         share = min(1.0, 0.4 * room / means) if means else 1.0
         levels, heads_share = self.chosen_levels(max(0.0, room - share * means))
-        return {key: _written(entry, chunks, levels[entry.kind], heads_share, share) for key, entry in self.entries.items()}
+        return {
+            key: _written(entry, chunks, levels[entry.kind], heads_share, share)
+            for key, entry in self.entries.items()
+        }
 
 
-def _written(entry: Entry, chunks: Chunks, level: int, share: float, mean_share: float) -> dict[str, Any]:
+def _written(
+    entry: Entry, chunks: Chunks, level: int, share: float, mean_share: float
+) -> dict[str, Any]:
     rows, mean_rows = (_rows(entry, s) for s in (share, mean_share))
     whole = rounded(entry.maps, level, (1, 2))
     mean = rounded(entry.maps.mean(0), 255, (1,))
     return {
-        "level": level, "lead": list(entry.lead), "heads": len(entry.maps), "queries": entry.maps.shape[1], "keys": entry.maps.shape[2],
-        "values": chunks.add(whole.values[:, rows]), "steps": [float(s) for s in whole.steps], "rows": _listed(rows, entry), "wide": level > 255,
-        "mean": chunks.add(mean.values[mean_rows]), "mean_steps": chunks.add(mean.steps[mean_rows]), "mean_rows": _listed(mean_rows, entry),
+        "level": level,
+        "lead": list(entry.lead),
+        "heads": len(entry.maps),
+        "queries": entry.maps.shape[1],
+        "keys": entry.maps.shape[2],
+        "values": chunks.add(whole.values[:, rows]),
+        "steps": [float(s) for s in whole.steps],
+        "rows": _listed(rows, entry),
+        "wide": level > 255,
+        "mean": chunks.add(mean.values[mean_rows]),
+        "mean_steps": chunks.add(mean.steps[mean_rows]),
+        "mean_rows": _listed(mean_rows, entry),
     }
 
 

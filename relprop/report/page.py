@@ -1,4 +1,5 @@
-"""The page: one template, one style sheet and one script, inline, allowed by their hashes and by nothing else."""
+"""The page: one template, one style sheet and one script, inline, allowed by their hashes and by
+nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from typing import Any
 
 from relprop.errors import OptionError
 
-SCRIPTS = ("text.js", "colour.js", "numbers.js", "field.js", "heads.js", "tables.js", "ledger.js", "main.js")
+SCRIPTS = (
+    "text.js",
+    "colour.js",
+    "numbers.js",
+    "field.js",
+    "heads.js",
+    "tables.js",
+    "ledger.js",
+    "main.js",
+)
 
 
 def rendered(data: dict[str, Any], chunks: list[str]) -> str:
@@ -20,15 +30,34 @@ def rendered(data: dict[str, Any], chunks: list[str]) -> str:
         from markupsafe import Markup
     except ImportError:
         raise OptionError('reports need jinja2: pip install "relprop[report]"') from None
-    script = "\n" + "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"]) + "\n"
+    script = (
+        "\n"
+        + "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"])
+        + "\n"
+    )
     style = "\n" + _asset("report.css") + "\n"
-    policy = "; ".join([
-        "default-src 'none'", f"script-src 'sha256-{_hash(script)}'", f"style-src 'sha256-{_hash(style)}'", "img-src data:", "base-uri 'none'",
-        "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'",
-    ])
-    template = Environment(autoescape=True, keep_trailing_newline=True).from_string(_asset("report.html.jinja"))
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src 'sha256-{_hash(script)}'",
+            f"style-src 'sha256-{_hash(style)}'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        ]
+    )
+    template = Environment(autoescape=True, keep_trailing_newline=True).from_string(
+        _asset("report.html.jinja")
+    )
     return template.render(
-        title=data["title"], policy=policy, style=Markup(style), script=Markup(script), data=Markup(_json(data)), chunks=[Markup(c) for c in chunks],
+        title=data["title"],
+        policy=policy,
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(_json(data)),
+        chunks=[Markup(c) for c in chunks],
     )
 
 

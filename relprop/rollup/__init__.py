@@ -1,4 +1,5 @@
-"""Where the roll-up starts and ends, what each operand of a merge carries, and which axes are tokens: read off the program's structure.
+"""Where the roll-up starts and ends, what each operand of a merge carries, and which axes are
+tokens: read off the program's structure.
 
 The rules themselves are in ``rules/rollup.py``; this is what only the whole graph can tell them.
 """
@@ -8,4 +9,13 @@ from relprop.rollup.merges import Merges
 from relprop.rollup.planning import rollup_plan, rollup_plan_through
 from relprop.rollup.streams import Stream
 
-__all__ = ["Merges", "Stream", "block_input", "layer_outputs", "rollup_plan", "rollup_plan_through", "token_axes", "tokens_of"]
+__all__ = [
+    "Merges",
+    "Stream",
+    "block_input",
+    "layer_outputs",
+    "rollup_plan",
+    "rollup_plan_through",
+    "token_axes",
+    "tokens_of",
+]

@@ -12,24 +12,33 @@ from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
 
 
-def layer_outputs(program: Program, flow: Flow, sites: Sequence[Site], starts: Sequence[fx.Node]) -> dict[Site, fx.Node]:
+def layer_outputs(
+    program: Program, flow: Flow, sites: Sequence[Site], starts: Sequence[fx.Node]
+) -> dict[Site, fx.Node]:
     """For each site the output of its layer, where it has one that holds the tokens of its queries.
 
-    It is the last node through which everything passes that a site gives to later sites and to the target: of a block with an MLP the sum after the MLP,
-    with norms after it the norm's output. After the last site nothing tells the layer from the head, so there it is the last such node of the same
-    operation as the layer before.
+    It is the last node through which everything passes that a site gives to later sites and to the
+    target: of a block with an MLP the sum after the MLP, with norms after it the norm's output.
+    After the last site nothing tells the layer from the head, so there it is the last such node of
+    the same operation as the layer before.
     """
     found: dict[Site, fx.Node] = {}
     for i, site in enumerate(sites):
-        part = Flow((n for n in flow.nodes if flow.reaches(site.contraction, n)), {site.contraction})
-        later = [n for s in sites[i + 1:] for n in (s.attention, s.values) if n in part.members]
+        part = Flow(
+            (n for n in flow.nodes if flow.reaches(site.contraction, n)), {site.contraction}
+        )
+        later = [n for s in sites[i + 1 :] for n in (s.attention, s.values) if n in part.members]
         ends = [*later, *(s for s in starts if s in part.members)]
         node = part.common_dominator(ends) if ends else None
         chain = []
         while node is not None and node is not site.contraction:
             chain.append(node)
             node = part.dominator(node)
-        kept = [n for n in chain if tokens_of(program, n) and tokens_of(program, n) == _widest(program, chain)]
+        kept = [
+            n
+            for n in chain
+            if tokens_of(program, n) and tokens_of(program, n) == _widest(program, chain)
+        ]
         if not kept:
             continue
         before = next(reversed(found.values()), None)
@@ -39,7 +48,8 @@ def layer_outputs(program: Program, flow: Flow, sites: Sequence[Site], starts: S
 
 
 def block_input(flow: Flow, site: Site) -> fx.Node | None:
-    """The tensor that a site's queries, keys and values all come from: in blocks that normalise first, the norm's output."""
+    """The tensor that a site's queries, keys and values all come from: in blocks that normalise
+    first, the norm's output."""
     inside = [n for n in (site.attention, site.values) if n in flow.members]
     return flow.common_dominator(inside) if inside else None
 
@@ -55,5 +65,6 @@ def tokens_of(program: Program, node: fx.Node) -> tuple[int, ...]:
 
 
 def _widest(program: Program, chain: Sequence[fx.Node]) -> tuple[int, ...]:
-    """The token axes that the nodes right after the site have: what the head picks from them later has fewer."""
+    """The token axes that the nodes right after the site have: what the head picks from them later
+    has fewer."""
     return next((t for n in reversed(chain) if (t := tokens_of(program, n))), ())

@@ -16,7 +16,9 @@ from relprop.tracer.labels import MOVES, Labels
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site, packet
 
-MERGES = frozenset((*ops.ADD, *ops.SUBTRACT, *ops.PRODUCT, *ops.CAT, *ops.packets("stack maximum minimum where")))
+MERGES = frozenset(
+    (*ops.ADD, *ops.SUBTRACT, *ops.PRODUCT, *ops.CAT, *ops.packets("stack maximum minimum where"))
+)
 SUMS = frozenset((*ops.ADD, *ops.SUBTRACT))
 ONE_TO_ONE = frozenset((*ops.CARRY, *ops.ADD, *ops.SUBTRACT, *ops.MOVES, *ops.FILL))
 
@@ -29,16 +31,22 @@ def is_merge(node: fx.Node, flow: Flow) -> bool:
 class Merges:
     """What the operands of merges carry: the identity once, and whatever attention has mixed in.
 
-    Sums of sums are one merge: ``(a + b) + c``, with moves, norms and factors between the sums, is the sum of its *terms* a, b and c, so that
-    the order in which they are added makes no difference. Let x be the nearest common dominator of the terms. A term is *transparent* if x
-    reaches it by adds, moves and one-to-one ops alone, and *has a site* if an attention site lies on its way from x. Transparent terms and
-    terms with a site carry the field whole; transparent ones that bring different tokens of x to the same places (the parts of a patch merging)
-    carry equal parts. The others (an MLP, a projected shortcut) carry nothing if some term is transparent, or if the merge lies in a branch,
-    has a term with a site, and an outer merge carries the branch's identity already; otherwise they carry it once together, in equal parts. Where terms have no common dominator (several explained inputs), those
-    of one input are judged among themselves, and a term in which inputs meet (cross-attention) is whole.
+    Sums of sums are one merge: ``(a + b) + c``, with moves, norms and factors between the sums, is
+    the sum of its *terms* a, b and c, so that the order in which they are added makes no
+    difference. Let x be the nearest common dominator of the terms. A term is *transparent* if x
+    reaches it by adds, moves and one-to-one ops alone, and *has a site* if an attention site lies
+    on its way from x. Transparent terms and terms with a site carry the field whole; transparent
+    ones that bring different tokens of x to the same places (the parts of a patch merging) carry
+    equal parts. The others (an MLP, a projected shortcut) carry nothing if some term is
+    transparent, or if the merge lies in a branch, has a term with a site, and an outer merge
+    carries the branch's identity already; otherwise they carry it once together, in equal parts.
+    Where terms have no common dominator (several explained inputs), those of one input are judged
+    among themselves, and a term in which inputs meet (cross-attention) is whole.
     """
 
-    def __init__(self, flow: Flow, sites: tuple[Site, ...], inside: set[fx.Node], axes: Mapping[fx.Node, Any]) -> None:
+    def __init__(
+        self, flow: Flow, sites: tuple[Site, ...], inside: set[fx.Node], axes: Mapping[fx.Node, Any]
+    ) -> None:
         self.flow, self.inside, self.axes = flow, inside, axes
         self.contractions = [s.contraction for s in sites if s.contraction in flow.members]
         self.merges = [n for n in flow.nodes if is_merge(n, flow) and n not in inside]
@@ -51,7 +59,11 @@ class Merges:
         self.terms: dict[fx.Node, list[fx.Node]] = {}
         for node in self.merges:
             if packet(node) in SUMS:
-                self.terms.setdefault(self.sums[node], []).extend(o for o in tensor_inputs(node) if o in flow.members and self._sum_behind(o, node) is None)
+                self.terms.setdefault(self.sums[node], []).extend(
+                    o
+                    for o in tensor_inputs(node)
+                    if o in flow.members and self._sum_behind(o, node) is None
+                )
         self._shares: dict[fx.Node, dict[fx.Node, float]] = {}
         self.known = {n: self._look(n) for n in self.merges}
 
@@ -71,20 +83,35 @@ class Merges:
             if len(self.flow.inputs[operand]) != 1 or len(self.uses[operand]) != 1:
                 return None
             operand = self.flow.inputs[operand][0]
-        return operand if self.sums[operand] is self.sums[node] and self._next_sum(operand) is node else None
+        return (
+            operand
+            if self.sums[operand] is self.sums[node] and self._next_sum(operand) is node
+            else None
+        )
 
-    def _look(self, node: fx.Node) -> tuple[fx.Node | None, dict[fx.Node, bool], dict[fx.Node, bool]]:
+    def _look(
+        self, node: fx.Node
+    ) -> tuple[fx.Node | None, dict[fx.Node, bool], dict[fx.Node, bool]]:
         operands = self.flow.inputs[node]
-        x = self.flow.common_dominator(self.terms[self.sums[node]] if node in self.sums else operands)
+        x = self.flow.common_dominator(
+            self.terms[self.sums[node]] if node in self.sums else operands
+        )
         if x is None:
             return None, {}, {}
-        return x, {o: self._transparent(x, o) for o in operands}, {o: self._has_site(x, o) for o in operands}
+        return (
+            x,
+            {o: self._transparent(x, o) for o in operands},
+            {o: self._has_site(x, o) for o in operands},
+        )
 
     def _transparent(self, x: fx.Node, o: fx.Node) -> bool:
         return self.flow.reached_by(x, o, self._passes)
 
     def _has_site(self, x: fx.Node, o: fx.Node) -> bool:
-        return any(self.flow.reaches(c, o) and self.flow.reaches(x, c) and c is not x for c in self.contractions)
+        return any(
+            self.flow.reaches(c, o) and self.flow.reaches(x, c) and c is not x
+            for c in self.contractions
+        )
 
     def _passes(self, node: fx.Node) -> bool:
         lone = packet(node) in ops.PRODUCT and len(self.flow.inputs[node]) == 1
@@ -98,12 +125,20 @@ class Merges:
         if packet(node) in (*ops.PRODUCT, *ops.MATMUL):
             x, transparent, has_site = self.known[node] if node in self.known else self._look(node)
             with_site = [o for o in transparent if has_site[o]]
-            share = {with_site[0]: 1.0} if len(with_site) == 1 else {o: 1 / len(transparent) for o in transparent}
-            return (1.0,) * len(operands) if x is None else tuple(share.get(o, 0.0) for o in operands)
+            share = (
+                {with_site[0]: 1.0}
+                if len(with_site) == 1
+                else {o: 1 / len(transparent) for o in transparent}
+            )
+            return (
+                (1.0,) * len(operands) if x is None else tuple(share.get(o, 0.0) for o in operands)
+            )
         whole = self.sums.get(node, node)
         if whole not in self._shares:
             self._shares[whole] = self._share(whole)
-        return tuple(self._shares[whole].get(o, 1.0) if o in self.flow.members else 0.0 for o in operands)
+        return tuple(
+            self._shares[whole].get(o, 1.0) if o in self.flow.members else 0.0 for o in operands
+        )
 
     def _share(self, whole: fx.Node) -> dict[fx.Node, float]:
         """The weights of the terms of a merge; terms that come from inputs apart share nothing."""
@@ -117,34 +152,52 @@ class Merges:
         share: dict[fx.Node, float] = {}
         for first, some in apart.items():
             x = self.flow.common_dominator(some) if len(some) > 1 else first
-            if x is not None and (len(some) > 1 or len(self.flow.inputs[first]) < 2):  # a term in which inputs meet is whole
+            if x is not None and (
+                len(some) > 1 or len(self.flow.inputs[first]) < 2
+            ):  # a term in which inputs meet is whole
                 share |= self._share_from(x, some, terms, whole)
         return share
 
-    def _share_from(self, x: fx.Node, some: list[fx.Node], terms: list[fx.Node], whole: fx.Node) -> dict[fx.Node, float]:
+    def _share_from(
+        self, x: fx.Node, some: list[fx.Node], terms: list[fx.Node], whole: fx.Node
+    ) -> dict[fx.Node, float]:
         clear = [o for o in some if self._transparent(x, o)]
         others = [o for o in some if o not in clear and not self._has_site(x, o)]
-        nothing = bool(clear) or (any(self._has_site(x, o) for o in terms) and self._identity_carried_outside(whole))
+        nothing = bool(clear) or (
+            any(self._has_site(x, o) for o in terms) and self._identity_carried_outside(whole)
+        )
         share = dict.fromkeys(others, 0.0 if nothing else 1 / max(len(others), 1))
         if len(clear) > 1 and brings_different_tokens(x, clear, self.flow, self.axes):
             share |= dict.fromkeys(clear, 1 / len(clear))
         return share
 
     def identity_of(self, contraction: fx.Node) -> fx.Node | None:
-        """The first merge at which the branch of a site meets an operand that is transparent: its skip connection."""
+        """The first merge at which the branch of a site meets an operand that is transparent: its
+        skip connection."""
         for merge in self.merges:
             x, transparent, _ = self.known[merge]
             if x is None or not self.flow.reaches(contraction, merge):
                 continue
             branch = [o for o in transparent if self.flow.reaches(contraction, o)]
-            if any(transparent[o] for o in transparent if o not in branch) and not any(transparent[o] for o in branch):
+            if any(transparent[o] for o in transparent if o not in branch) and not any(
+                transparent[o] for o in branch
+            ):
                 return merge
         return None
 
-    def last_stream(self, starts: tuple[fx.Node, ...], contractions: tuple[fx.Node, ...], axes: Mapping[fx.Node, Any], sizes: tuple[int, ...]) -> fx.Node | None:
-        """The first node after all the sites that every path to ``starts`` passes through and that still has the stream's token positions."""
+    def last_stream(
+        self,
+        starts: tuple[fx.Node, ...],
+        contractions: tuple[fx.Node, ...],
+        axes: Mapping[fx.Node, Any],
+        sizes: tuple[int, ...],
+    ) -> fx.Node | None:
+        """The first node after all the sites that every path to ``starts`` passes through and that
+        still has the stream's token positions."""
         for node in self.flow.nodes:
-            found = tuple(val(node).shape[i] for i, axis in enumerate(axes.get(node, ())) if is_token(axis))
+            found = tuple(
+                val(node).shape[i] for i, axis in enumerate(axes.get(node, ())) if is_token(axis)
+            )
             behind = found == sizes and all(self.flow.reaches(c, node) for c in contractions)
             if behind and all(self.flow.common_dominator([node, s]) is node for s in starts):
                 return node
@@ -155,31 +208,56 @@ class Merges:
         return dim in (-1, val(node).dim() - 1) and val(node).dim() > 1
 
     def _identity_carried_outside(self, node: fx.Node) -> bool:
-        """Whether an outer sum has this one on the way to an operand, and another operand that carries the identity of what both come from."""
+        """Whether an outer sum has this one on the way to an operand, and another operand that
+        carries the identity of what both come from."""
         for outer in self.merges:
             x, transparent, has_site = self.known[outer]
             joins_tokens = packet(outer) in ops.CAT and not self._joins_features(outer)
-            if x is None or joins_tokens or packet(outer) in ops.PRODUCT or not self.flow.reaches(node, outer) or not self.flow.reaches(x, node):
+            if (
+                x is None
+                or joins_tokens
+                or packet(outer) in ops.PRODUCT
+                or not self.flow.reaches(node, outer)
+                or not self.flow.reaches(x, node)
+            ):
                 continue
             if self.sums.get(outer, outer) is node:
                 continue
             holding = [o for o in transparent if self.flow.reaches(node, o)]
-            if holding and not any(transparent[o] for o in holding) and any(transparent[o] or not has_site[o] for o in transparent if o not in holding):
+            if (
+                holding
+                and not any(transparent[o] for o in holding)
+                and any(transparent[o] or not has_site[o] for o in transparent if o not in holding)
+            ):
                 return True
         return False
 
 
-def brings_different_tokens(x: fx.Node, parts: list[fx.Node], flow: Flow, axes: Mapping[fx.Node, Any]) -> bool:
-    """Whether ``parts``, which come from ``x`` by moves and one-to-one ops, hold different tokens of x at the same place, and each token at most once.
+def brings_different_tokens(
+    x: fx.Node, parts: list[fx.Node], flow: Flow, axes: Mapping[fx.Node, Any]
+) -> bool:
+    """Whether ``parts``, which come from ``x`` by moves and one-to-one ops, hold different tokens
+    of x at the same place, and each token at most once.
 
     Parts of one token each that are not all of x are positions that a head picks, no merging.
     """
-    shape, tokens = tuple(val(x).shape), [i for i, axis in enumerate(axes.get(x, ())) if any(atom.kind == "token" for atom in axis)]
+    shape, tokens = (
+        tuple(val(x).shape),
+        [i for i, axis in enumerate(axes.get(x, ())) if any(atom.kind == "token" for atom in axis)],
+    )
     sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
     count = math.prod(sizes)
     if count < 2:
         return False
-    moved, labels = Labels(), {x: torch.arange(1, count + 1, dtype=torch.float64).reshape(sizes).expand(shape).contiguous()}
+    moved, labels = (
+        Labels(),
+        {
+            x: torch.arange(1, count + 1, dtype=torch.float64)
+            .reshape(sizes)
+            .expand(shape)
+            .contiguous()
+        },
+    )
     for node in flow.nodes:
         source = next((i for i in flow.inputs[node] if i in labels), None)
         if source is None or node is x or not any(flow.reaches(node, p) for p in parts):
@@ -191,7 +269,10 @@ def brings_different_tokens(x: fx.Node, parts: list[fx.Node], flow: Flow, axes: 
         if pushed is not None:
             labels[node] = pushed
     found = [labels.get(p) for p in parts]
-    if any(f is None or f.shape != found[0].shape or f.numel() == 0 or bool((f == 0).any()) for f in found):  # type: ignore[union-attr]
+    if any(
+        f is None or f.shape != found[0].shape or f.numel() == 0 or bool((f == 0).any())
+        for f in found
+    ):  # type: ignore[union-attr]
         return False
     held = [f.unique(return_counts=True) for f in found]  # type: ignore[union-attr]
     once = len({int(times) for _, counts in held for times in counts}) == 1

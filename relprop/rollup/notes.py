@@ -1,4 +1,5 @@
-"""What each node's roll-up rule needs to know and only the whole graph can tell: token axes, windows, pooling, what operands carry."""
+"""What each node's roll-up rule needs to know and only the whole graph can tell: token axes,
+windows, pooling, what operands carry."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ from relprop.tracer.editing import argument, name_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, packet
 
-REPEATING = frozenset("index index_select gather take_along_dim repeat tile repeat_interleave unfold im2col".split())
+REPEATING = frozenset(
+    "index index_select gather take_along_dim repeat tile repeat_interleave unfold im2col".split()
+)
 
 
-def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[fx.Node, dict[str, Any]]:
+def rollup_notes(
+    program: Program, flow: Flow, sites: tuple[Site, ...]
+) -> dict[fx.Node, dict[str, Any]]:
     """What each node's roll-up rule needs to know."""
     composites = find_composites(flow)
     inside = {n for c in composites for n in c.inner}
@@ -34,11 +39,21 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
             note["folded"] = token_count(source_axes[-1])
         if packet(node) in ops.REDUCE and source is not None:
             note["reduced"] = _reduced(node, val(source).dim())
-            note["pooled"] = math.prod(token_count(source_axes[i]) for i in note["reduced"]) if source_axes else 1
+            note["pooled"] = (
+                math.prod(token_count(source_axes[i]) for i in note["reduced"])
+                if source_axes
+                else 1
+            )
         if packet(node) in ops.CONV:
             note.update(_convolution(node))
-            note["folded"] = token_count(source_axes[1]) if source_axes and note["depthwise"] == 1 else 1
-        if packet(node) in (*ops.ROUTE, *ops.GATHER) and len(flow.inputs[node]) == 1 and source_axes:
+            note["folded"] = (
+                token_count(source_axes[1]) if source_axes and note["depthwise"] == 1 else 1
+            )
+        if (
+            packet(node) in (*ops.ROUTE, *ops.GATHER)
+            and len(flow.inputs[node]) == 1
+            and source_axes
+        ):
             note["routed"] = _routed(node, source_axes)
         if packet(node) in ops.MATMUL:
             note.update(_product(node, program))
@@ -46,7 +61,11 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
             note["adds"] = True
         notes[node] = note
     for node in flow.nodes:
-        if name_of(node) in ("mean", "sum") and notes[node]["pooled"] > 1 and (masked := _masked(node, flow)) is not None:
+        if (
+            name_of(node) in ("mean", "sum")
+            and notes[node]["pooled"] > 1
+            and (masked := _masked(node, flow)) is not None
+        ):
             notes[masked[0]]["weighed"] = masked[1]
     for site in sites:
         if site.contraction in notes:
@@ -56,20 +75,28 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
         for node in composite.inner:
             notes[node]["carries"] = _within(node, composite.input, composite.inner, flow)
     outer = Merges(flow, sites, inside, program.axes)
-    products = [n for n in flow.nodes if packet(n) in ops.MATMUL and len(flow.inputs[n]) > 1 and n not in contractions]
+    products = [
+        n
+        for n in flow.nodes
+        if packet(n) in ops.MATMUL and len(flow.inputs[n]) > 1 and n not in contractions
+    ]
     for node in (*merges, *products):
         if node not in inside:
             notes[node]["carries"] = outer.carries(node)
     return notes
 
 
-
-
-def _within(node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flow) -> tuple[float, ...]:
-    """Inside a norm written out, the field goes straight to its input: the way over statistics carries nothing."""
+def _within(
+    node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flow
+) -> tuple[float, ...]:
+    """Inside a norm written out, the field goes straight to its input: the way over statistics
+    carries nothing."""
     operands = tensor_inputs(node)
     chain = [o for o in operands if o in flow.members]
-    first = next((o for o in chain if o is source), next((o for o in chain if _pointwise_to(o, source, flow)), chain[0] if chain else None))
+    first = next(
+        (o for o in chain if o is source),
+        next((o for o in chain if _pointwise_to(o, source, flow)), chain[0] if chain else None),
+    )
     taken = False
     weights = []
     for o in operands:
@@ -91,7 +118,8 @@ def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
 
 
 def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
-    """The token axes along which each feature takes the position of its own: where its maximum is, or where an index computed per feature points."""
+    """The token axes along which each feature takes the position of its own: where its maximum is,
+    or where an index computed per feature points."""
     rank = len(source_axes)
     over: tuple[int, ...]
     if name_of(node) == "gather":
@@ -106,42 +134,66 @@ def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
 
 
 def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None:
-    """The product with a constant (or the fill by one) that ``pool`` sums or averages, and over which axes."""
+    """The product with a constant (or the fill by one) that ``pool`` sums or averages, and over
+    which axes."""
     node = flow.inputs[pool][0]
     while name_of(node) in ("to", "type_as") and len(flow.inputs[node]) == 1:
         node = flow.inputs[node][0]
-    alone = len(flow.inputs[node]) == 1 and len(tensor_inputs(node)) > 1 and sum(u in flow.members for u in node.users) == 1
+    alone = (
+        len(flow.inputs[node]) == 1
+        and len(tensor_inputs(node)) > 1
+        and sum(u in flow.members for u in node.users) == 1
+    )
     if not alone or packet(node) not in (*ops.PRODUCT, *ops.packets("masked_fill where")):
         return None
     return node, _reduced(pool, val(node).dim())
 
 
 def _convolution(node: fx.Node) -> Mapping[str, Any]:
-    """How a convolution's windows lie, and whether it is depthwise (its channels then stay apart)."""
+    """How a convolution's windows lie, and whether it is depthwise (its channels then stay
+    apart)."""
     name, weight, channels = name_of(node), val(node.args[1]), val(node.args[0]).shape[1]
-    names = ("stride", "padding", "output_padding", "groups", "dilation") if "transpose" in name else ("stride", "padding", "dilation", "groups")
+    names = (
+        ("stride", "padding", "output_padding", "groups", "dilation")
+        if "transpose" in name
+        else ("stride", "padding", "dilation", "groups")
+    )
     options = {n: argument(node, 3 + i, n) for i, n in enumerate(names)}
     groups = options.pop("groups") or 1
     depthwise = groups == channels == val(node).shape[1] and weight.shape[1] == 1
-    return {"convolution": name, "options": {n: v for n, v in options.items() if v is not None}, "depthwise": channels if depthwise else 1}
+    return {
+        "convolution": name,
+        "options": {n: v for n, v in options.items() if v is not None},
+        "depthwise": channels if depthwise else 1,
+    }
 
 
 def _product(node: fx.Node, program: Program) -> Mapping[str, Any]:
-    """What a matrix product sums over, which of its rows and columns are tokens, and which operand only says how tokens are mixed."""
+    """What a matrix product sums over, which of its rows and columns are tokens, and which operand
+    only says how tokens are mixed."""
     left, right = node.args[:2]
     a, b = program.axes.get(left), program.axes.get(right)
     summed = [axes[i] for axes, i in ((a, -1), (b, -2 if val(right).dim() > 1 else -1)) if axes]
-    rows, columns = (axes is not None and len(axes) > 1 and is_token(axes[i]) for axes, i in ((a, -2), (b, -1)))
+    rows, columns = (
+        axes is not None and len(axes) > 1 and is_token(axes[i]) for axes, i in ((a, -2), (b, -1))
+    )
     over_tokens = any(axis and not any(atom.kind == "feature" for atom in axis) for axis in summed)
-    mixers = [i for i, (axes, tokens) in enumerate(((a, rows), (b, columns))) if axes is None or (over_tokens and tokens)]
+    mixers = [
+        i
+        for i, (axes, tokens) in enumerate(((a, rows), (b, columns)))
+        if axes is None or (over_tokens and tokens)
+    ]
     return {
-        "over_tokens": over_tokens, "token_rows": rows, "token_columns": columns,
+        "over_tokens": over_tokens,
+        "token_rows": rows,
+        "token_columns": columns,
         "mixer": mixers[0] if over_tokens and len(mixers) == 1 else None,
     }
 
 
 def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:
-    """Whether one token position of the input may stand at several of the output: an index or a window along a token axis."""
+    """Whether one token position of the input may stand at several of the output: an index or a
+    window along a token axis."""
     name = name_of(node)
     if not source_axes or name not in REPEATING:
         return False

@@ -1,4 +1,5 @@
-"""The plan of the roll-up walk: from the target's field to the token tensors, and what it refuses."""
+"""The plan of the roll-up walk: from the target's field to the token tensors, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -18,28 +19,47 @@ from relprop.tracer.program import Program, Site, describe
 
 
 def rollup_plan(
-    program: Program, model: nn.Module | None, starts: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...] | None = None,
+    program: Program,
+    model: nn.Module | None,
+    starts: tuple[fx.Node, ...],
+    sites: tuple[Site, ...],
+    read: tuple[Stream, ...] | None = None,
 ) -> tuple[Plan, tuple[Stream, ...]]:
-    """The plan of the roll-up walk from ``starts``, and the streams it reads (all that feed the sites, unless given)."""
+    """The plan of the roll-up walk from ``starts``, and the streams it reads (all that feed the
+    sites, unless given)."""
     flow = flowing(program, PAPER)
     found = streams(program, flow, starts, sites) if read is None else read
     notes = rollup_notes(program, flow, sites)
-    plan = make_plan(program, model, ROLLUP, starts, frozenset(s.node for s in found), notes=notes, regions=False)
+    plan = make_plan(
+        program, model, ROLLUP, starts, frozenset(s.node for s in found), notes=notes, regions=False
+    )
     plan = _with_values(replace(plan, steps=_reached(plan, starts, sites)))
     for step in plan.steps:
-        if step.rule is ROLLUP.generic and any(n and val(o).shape != val(step.node).shape for o, n in zip(step.operands, step.needed, strict=True)):
-            raise RollUpError(message(
-                f"the roll-up cannot pass {step.op}: it is in no list of operations and changes the shape", at=describe(step.node),
-            ))
+        if step.rule is ROLLUP.generic and any(
+            n and val(o).shape != val(step.node).shape
+            for o, n in zip(step.operands, step.needed, strict=True)
+        ):
+            raise RollUpError(
+                message(
+                    (
+                        f"the roll-up cannot pass {step.op}: it is in no list of operations "
+                        "and changes the shape"
+                    ),
+                    at=describe(step.node),
+                )
+            )
     return plan, found
 
 
 def _with_values(plan: Plan) -> Plan:
-    """Pooling by a mask reads that mask, and a product that is no attention site the operands that say how it mixes."""
+    """Pooling by a mask reads that mask, and a product that is no attention site the operands that
+    say how it mixes."""
     steps, keep = [], set(plan.keep)
     for step in plan.steps:
         if "weighed" in step.notes:
-            keep |= {o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"}
+            keep |= {
+                o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"
+            }
             step = replace(step, rule=weighed)
         if step.notes.get("over_tokens") and "transposed" not in step.notes:
             keep |= {o for i, o in enumerate(step.operands) if step.notes["mixer"] in (None, i)}
@@ -48,14 +68,24 @@ def _with_values(plan: Plan) -> Plan:
 
 
 def rollup_plan_through(program: Program, starts: tuple[fx.Node, ...]) -> Plan:
-    """The roll-up of a graph without attention (a target callable's), from ``starts`` to its leaves."""
+    """The roll-up of a graph without attention (a target callable's), from ``starts`` to its
+    leaves."""
     flow = flowing(program, PAPER)
-    plan = make_plan(program, None, ROLLUP, starts, frozenset(program.leaves.values()), notes=rollup_notes(program, flow, ()), regions=False)
+    plan = make_plan(
+        program,
+        None,
+        ROLLUP,
+        starts,
+        frozenset(program.leaves.values()),
+        notes=rollup_notes(program, flow, ()),
+        regions=False,
+    )
     return _with_values(replace(plan, steps=_reached(plan, starts, ())))
 
 
 def _reached(plan: Plan, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Step, ...]:
-    """The steps a field arrives at: queries and keys receive nothing, nor does an operand of weight 0."""
+    """The steps a field arrives at: queries and keys receive nothing, nor does an operand of weight
+    0."""
     values = {s.contraction: s.values for s in sites}
     reached, kept = set(starts), []
     for step in plan.steps:
@@ -63,7 +93,8 @@ def _reached(plan: Plan, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -
             continue
         weights = step.notes.get("carries", (1.0,) * len(step.operands))
         takes = tuple(
-            n and bool(w) and values.get(step.node, o) is o for o, n, w in zip(step.operands, step.needed, weights, strict=True)
+            n and bool(w) and values.get(step.node, o) is o
+            for o, n, w in zip(step.operands, step.needed, weights, strict=True)
         )
         reached |= {o for o, t in zip(step.operands, takes, strict=True) if t}
         kept.append(replace(step, needed=takes))

@@ -15,12 +15,15 @@ from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
 MASKS = ("masked_fill", "where")
-RANDOM = frozenset("multinomial bernoulli rand randn rand_like randn_like randint randperm normal uniform".split())
+RANDOM = frozenset(
+    "multinomial bernoulli rand randn rand_like randn_like randint randperm normal uniform".split()
+)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One input's tokens: ``node`` is the tensor whose positions are scored, ``token_axes`` which of its axes they are."""
+    """One input's tokens: ``node`` is the tensor whose positions are scored, ``token_axes`` which
+    of its axes they are."""
 
     name: str
     leaf: fx.Node
@@ -39,49 +42,86 @@ class Stream:
         return numbers.flatten(2)
 
 
-def streams(program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Stream, ...]:
+def streams(
+    program: Program, flow: Flow, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
+) -> tuple[Stream, ...]:
     """The token tensor of every leaf from which attention sites and the target descend.
 
-    It is the last node through which every path from the leaf to the target and into any attention site passes, and which no other
-    explained input has entered (where text and image tokens are joined to one sequence, each ends before).
+    It is the last node through which every path from the leaf to the target and into any attention
+    site passes, and which no other explained input has entered (where text and image tokens are
+    joined to one sequence, each ends before).
     """
     found = []
     for name, leaf in program.leaves.items():
         ends = [s for s in starts if s in flow.members and flow.reaches(leaf, s)]
-        read = [s for s in sites if flow.reaches(leaf, s.contraction) and any(flow.reaches(s.contraction, e) for e in ends)]
-        below = [n for s in read for n in (s.attention, s.values) if n in flow.members and flow.reaches(leaf, n)]
+        read = [
+            s
+            for s in sites
+            if flow.reaches(leaf, s.contraction)
+            and any(flow.reaches(s.contraction, e) for e in ends)
+        ]
+        below = [
+            n
+            for s in read
+            for n in (s.attention, s.values)
+            if n in flow.members and flow.reaches(leaf, n)
+        ]
         if not below:
             continue
         part = Flow((n for n in flow.nodes if flow.reaches(leaf, n)), {leaf})
         node = part.common_dominator([*ends, *below])
         others = [other for other in program.leaves.values() if other is not leaf]
-        while node is not None and (any(flow.reaches(o, node) for o in others) or not token_axes(program, node) or _shuffled(part, node)):
+        while node is not None and (
+            any(flow.reaches(o, node) for o in others)
+            or not token_axes(program, node)
+            or _shuffled(part, node)
+        ):
             node = part.dominator(node)
         if node is None and name_of(leaf) == "embedding":  # a sequence of one
             found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))
             continue
         if node is None:
-            raise RollUpError(message(
-                f"the roll-up of input {name!r} does not arrive: no tensor all its attention descends from has an axis known to hold tokens", at=describe(leaf),
-                then=["relprop.instrument(model, inputs, target=...).relevance(...) gives relevance at any layer without a roll-up"],
-            ))
+            raise RollUpError(
+                message(
+                    (
+                        f"the roll-up of input {name!r} does not arrive: no tensor all its "
+                        "attention descends from has an axis known to hold tokens"
+                    ),
+                    at=describe(leaf),
+                    then=[
+                        (
+                            "relprop.instrument(model, inputs, target=...).relevance(...) "
+                            "gives relevance at any layer without a roll-up"
+                        )
+                    ],
+                )
+            )
         node = _before_masks(program, part, node)
         found.append(Stream(name, leaf, node, token_axes(program, node)))
     return tuple(found)
 
 
 def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:
-    """The tensor of the same tokens from before any of them was masked out: what stands at a masked position comes from others, and is not its own."""
+    """The tensor of the same tokens from before any of them was masked out: what stands at a masked
+    position comes from others, and is not its own."""
     found, above = node, node
-    while (before := part.dominator(above)) is not None and tokens_of(program, before) == tokens_of(program, node):
+    while (before := part.dominator(above)) is not None and tokens_of(program, before) == tokens_of(
+        program, node
+    ):
         found = before if name_of(above) in MASKS else found
         above = before
     return found
 
 
 def _shuffled(part: Flow, node: fx.Node) -> bool:
-    """Whether positions were picked on the way by indices that depend on the input or on chance: only the tensor before has them in order."""
-    picks = [n for n in part.between(None, node) if name_of(n) in ("index", "index_select", "gather", "take_along_dim") and part.common_dominator([n, node]) is n]
+    """Whether positions were picked on the way by indices that depend on the input or on chance:
+    only the tensor before has them in order."""
+    picks = [
+        n
+        for n in part.between(None, node)
+        if name_of(n) in ("index", "index_select", "gather", "take_along_dim")
+        and part.common_dominator([n, node]) is n
+    ]
     indices = [i for n in picks for i in tensor_inputs(n) if i not in part.members]
     return any(i.meta["batched"] or _by_chance(i) for i in indices)
 

@@ -1,8 +1,10 @@
-"""Relevance rules: what they are told (``Call``), what they return (``Split``), the families, and the presets by name.
+"""Relevance rules: what they are told (``Call``), what they return (``Split``), the families, and
+the presets by name.
 
-Principle: an op whose every output element depends on ONE input element hands relevance on unchanged; an op that *sums many*
-inputs splits it by Eq. 5; an op that *mixes two activations* splits it by Eq. 6 and then normalises by Lemma 2; a value used k
-times receives the sum of k relevances.
+Principle: an op whose every output element depends on ONE input element hands relevance on
+unchanged; an op that *sums many* inputs splits it by Eq. 5; an op that *mixes two activations*
+splits it by Eq. 6 and then normalises by Lemma 2; a value used k times receives the sum of k
+relevances.
 """
 
 from relprop.rules.call import Call, Operand, Split, Total
@@ -32,6 +34,33 @@ from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import RuleSet, register_rule
 
 __all__ = [
-    "ATTNLRP", "ATTNLRP_IDENTITY", "CP_LRP", "EPSILON", "LRP", "PAPER", "PRESETS", "REFERENCE", "REFERENCE_LRP", "STABLE", "Call", "Operand", "Rule",
-    "RuleSet", "Split", "Total", "add", "carry", "conv2d", "generic", "linear", "matmul", "move", "product", "register_rule", "rule", "share", "stop", "subtract",
+    "ATTNLRP",
+    "ATTNLRP_IDENTITY",
+    "CP_LRP",
+    "EPSILON",
+    "LRP",
+    "PAPER",
+    "PRESETS",
+    "REFERENCE",
+    "REFERENCE_LRP",
+    "STABLE",
+    "Call",
+    "Operand",
+    "Rule",
+    "RuleSet",
+    "Split",
+    "Total",
+    "add",
+    "carry",
+    "conv2d",
+    "generic",
+    "linear",
+    "matmul",
+    "move",
+    "product",
+    "register_rule",
+    "rule",
+    "share",
+    "stop",
+    "subtract",
 ]

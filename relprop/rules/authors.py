@@ -1,7 +1,9 @@
-"""What only the authors' published code does, so that ``reference`` and ``reference_lrp`` reproduce its numbers.
+"""What only the authors' published code does, so that ``reference`` and ``reference_lrp`` reproduce
+its numbers.
 
-Facts about that code, written anew: their stabiliser stands on index, cat and fan-out too, pools take the generic z-rule, a
-three-channel convolution is taken to be the image's and gets the z^B rule.
+Facts about that code, written anew: their stabiliser stands on index, cat and fan-out too, pools
+take the generic z-rule, a three-channel convolution is taken to be the image's and gets the z^B
+rule.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
 
 
 def stabilised_move(inverse: Rule, relevance: Tensor, call: Call) -> Split:
-    """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to it."""
+    """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to
+    it."""
     kept = call.output * AuthorsStabiliser()(relevance, call.output)
     return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
 
@@ -47,14 +50,17 @@ def joined(relevance: Tensor, call: Call) -> Split:
 
 @dataclass(frozen=True)
 class ZRule:
-    """x · ∂Z/∂x · R/Z with their stabiliser, for one activation and any op; what does not arrive is booked as generic."""
+    """x · ∂Z/∂x · R/Z with their stabiliser, for one activation and any op; what does not arrive is
+    booked as generic."""
 
     divide: Divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         where = call.activations
         z, pull = split_vjp(call, where)
-        shares = [call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)]
+        shares = [
+            call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)
+        ]
         full: list[Tensor | None] = [None] * len(call.operands)
         for i, share in zip(where, shares, strict=True):
             full[i] = share / len(where)
@@ -64,7 +70,8 @@ class ZRule:
 
 @dataclass(frozen=True)
 class OrigLinear:
-    """Their LRP baseline's linear rule: the positive and the negative half are normalised apart, so that relevance doubles."""
+    """Their LRP baseline's linear rule: the positive and the negative half are normalised apart, so
+    that relevance doubles."""
 
     divide: Divide
     alpha: float = 1.0
@@ -75,19 +82,24 @@ class OrigLinear:
         x, weight = call.inputs[0], call.inputs[1]
         share = self.halves(relevance, x, positive(weight), negative(weight))
         if self.alpha != 1:
-            share = self.alpha * share - (self.alpha - 1) * self.halves(relevance, x, negative(weight), positive(weight))
+            share = self.alpha * share - (self.alpha - 1) * self.halves(
+                relevance, x, negative(weight), positive(weight)
+            )
         return Split(call.only(share), {GENERIC: total(relevance) - total(share)})
 
     def halves(self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
         """x⁺⊙(R/(x⁺w1) w1) + x⁻⊙(R/(x⁻w2) w2)."""
         parts = ((positive(x), w1), (negative(x), w2))
-        first, second = (part * (self.divide(relevance, F.linear(part, w)) @ w) for part, w in parts)
+        first, second = (
+            part * (self.divide(relevance, F.linear(part, w)) @ w) for part, w in parts
+        )
         return first + second
 
 
 @dataclass(frozen=True)
 class InputConv2d:
-    """z^B on a three-channel input, with the sample's own minimum and maximum as bounds; Eq. 5 on every other convolution."""
+    """z^B on a three-channel input, with the sample's own minimum and maximum as bounds; Eq. 5 on
+    every other convolution."""
 
     divide: Divide
 
@@ -95,14 +107,26 @@ class InputConv2d:
         x, weight = call.inputs[0], call.inputs[1]
         if call.activations != (0,) or x.dim() != 4 or x.shape[1] != 3:
             return Conv2d(self.divide)(relevance, call)
-        options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]
+        options = [
+            call.argument(p, n, d)
+            for p, n, d in (
+                (3, "stride", 1),
+                (4, "padding", 0),
+                (5, "dilation", 1),
+                (6, "groups", 1),
+            )
+        ]
         low = torch.zeros_like(x) + x.amin((1, 2, 3), keepdim=True)
         high = torch.zeros_like(x) + x.amax((1, 2, 3), keepdim=True)
         terms = ((x, weight), (-low, positive(weight)), (-high, negative(weight)))
-        z = sum((F.conv2d(v, w, None, *options) for v, w in terms[1:]), F.conv2d(*terms[0], None, *options)) + 1e-9
+        z = (
+            sum(
+                (F.conv2d(v, w, None, *options) for v, w in terms[1:]),
+                F.conv2d(*terms[0], None, *options),
+            )
+            + 1e-9
+        )
         s = relevance / z
         back = [v * conv2d_input(x.shape, w, s, *options) for v, w in terms]
         share = back[0] + back[1] + back[2]
         return Split(call.only(share), {GENERIC: total(relevance) - total(share)})
-
-

@@ -23,14 +23,19 @@ class ZPlus:
 
         def function(x: Tensor) -> Tensor:
             inputs = [positive(v) if v.is_floating_point() else v for v in call.inputs]
-            inputs = [torch.zeros_like(v) if o.argument == "bias" else v for v, o in zip(inputs, call.operands, strict=True)]
+            inputs = [
+                torch.zeros_like(v) if o.argument == "bias" else v
+                for v, o in zip(inputs, call.operands, strict=True)
+            ]
             inputs[x_at] = x
             return call.apply(*inputs)
 
         x = positive(call.inputs[x_at])
         z, pull = torch.func.vjp(function, x)  # type: ignore[misc]
         s = self.divide(relevance, z)
-        return Split(call.only(x * pull(s)[0], x_at), lost_by_division(relevance, s, z, NO_POSITIVE))
+        return Split(
+            call.only(x * pull(s)[0], x_at), lost_by_division(relevance, s, z, NO_POSITIVE)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a rule is told: one operation, with its tensors in place. Never a graph, never a batch: ``R.sum()`` is one sample's sum."""
+"""What a rule is told: one operation, with its tensors in place. Never a graph, never a batch:
+``R.sum()`` is one sample's sum."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ Role = Literal["activation", "parameter", "constant"]
 class Operand:
     """One tensor that enters an operation.
 
-    ``role`` says what it is to relevance: an *activation* (depends on the explained input), a *parameter* (of the model, or
-    computed from parameters only), or a *constant* (masks, indices, positions). ``needed`` is False where nobody reads the
-    relevance of an activation; a rule may then return ``Total(sum)`` in place of the full tensor. ``name`` is how the ledger
-    books what it absorbs; ``argument`` is the operator's own name for it (``weight``, ``bias``).
+    ``role`` says what it is to relevance: an *activation* (depends on the explained input), a
+    *parameter* (of the model, or computed from parameters only), or a *constant* (masks, indices,
+    positions). ``needed`` is False where nobody reads the relevance of an activation; a rule may
+    then return ``Total(sum)`` in place of the full tensor. ``name`` is how the ledger books what it
+    absorbs; ``argument`` is the operator's own name for it (``weight``, ``bias``).
     """
 
     value: Tensor
@@ -43,7 +45,8 @@ class Total:
 
 @dataclass(frozen=True)
 class Split:
-    """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause, as scalar tensors."""
+    """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause,
+    as scalar tensors."""
 
     shares: tuple[Tensor | Total | None, ...]
     lost: Mapping[str, Tensor] = field(default_factory=dict)
@@ -53,9 +56,10 @@ class Split:
 class Call:
     """One operation of the user's model, for one sample.
 
-    ``op`` is an ATen or custom operator, or the module class when a whole module call is one operation. ``operands`` are its
-    tensors in order of appearance; ``template`` rebuilds the arguments from them. ``extra`` is a tensor that a method attached
-    to this call (the roll-up attaches Eq. 13's matrix to an attention site), ``notes`` what the plan worked out about it.
+    ``op`` is an ATen or custom operator, or the module class when a whole module call is one
+    operation. ``operands`` are its tensors in order of appearance; ``template`` rebuilds the
+    arguments from them. ``extra`` is a tensor that a method attached to this call (the roll-up
+    attaches Eq. 13's matrix to an attention site), ``notes`` what the plan worked out about it.
     """
 
     op: Any
@@ -101,14 +105,27 @@ class Call:
         """Shares that give everything to operand ``index`` (default: the first activation)."""
         shares: list[Tensor | None] = [None] * len(self.operands)
         where = self.activations[0] if index is None else index
-        shares[where] = None if share is None else share.sum_to_size(self.operands[where].value.shape)
+        shares[where] = (
+            None if share is None else share.sum_to_size(self.operands[where].value.shape)
+        )
         return tuple(shares)
 
     def widened(self, dtype: torch.dtype) -> Call:
-        """The same call with its floating tensors in ``dtype``: relevance is never computed in half precision."""
+        """The same call with its floating tensors in ``dtype``: relevance is never computed in half
+        precision."""
+
         def wide(x: Any) -> Any:
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype else x
-        tensors = [t for t in (*self.inputs, self.output) if isinstance(t, Tensor) and t.is_floating_point()]
+            return (
+                x.to(dtype)
+                if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype
+                else x
+            )
+
+        tensors = [
+            t
+            for t in (*self.inputs, self.output)
+            if isinstance(t, Tensor) and t.is_floating_point()
+        ]
         if all(t.dtype == dtype for t in tensors):
             return self
         operands = tuple(replace(operand, value=wide(operand.value)) for operand in self.operands)

@@ -1,4 +1,5 @@
-"""Closed forms of the hot ops. Each equals its family in ``families.py`` (a test holds both together) and reuses what the forward pass has."""
+"""Closed forms of the hot ops. Each equals its family in ``families.py`` (a test holds both
+together) and reuses what the forward pass has."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from relprop.rules.families import NO_POSITIVE, ZERO, Halves, Share, lost_by_div
 
 @dataclass(frozen=True)
 class Linear:
-    """Eq. 5 on ``linear(x, W, b)``: Z = x⁺W⁺ᵀ + x⁻W⁻ᵀ, S = R/Z, R_x = x⁺⊙(S W⁺) + x⁻⊙(S W⁻): four matrix products.
+    """Eq. 5 on ``linear(x, W, b)``: Z = x⁺W⁺ᵀ + x⁻W⁻ᵀ, S = R/Z, R_x = x⁺⊙(S W⁺) + x⁻⊙(S W⁻): four
+    matrix products.
 
     ``alpha`` ≠ 1 is the α-β rule, α·f(W⁺, W⁻) − (α−1)·f(W⁻, W⁺).
     """
@@ -33,7 +35,9 @@ class Linear:
             share = self.alpha * share - (self.alpha - 1) * inhibitor
         return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE))
 
-    def half(self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def half(
+        self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """R_x, Z and S for positive inputs through ``w1`` and negative ones through ``w2``."""
         up, down = positive(x), negative(x)
         z = F.linear(up, w1) + F.linear(down, w2)
@@ -48,12 +52,27 @@ class Conv2d:
     divide: Divide = safe_divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if call.activations != (0,) or call.inputs[0].dim() != 4 or isinstance(call.argument(4, "padding", 0), str):
+        if (
+            call.activations != (0,)
+            or call.inputs[0].dim() != 4
+            or isinstance(call.argument(4, "padding", 0), str)
+        ):
             return Share(self.divide)(relevance, call)
         x, weight = call.inputs[0], call.inputs[1]
-        options = [call.argument(p, n, d) for p, n, d in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1), (6, "groups", 1))]
+        options = [
+            call.argument(p, n, d)
+            for p, n, d in (
+                (3, "stride", 1),
+                (4, "padding", 0),
+                (5, "dilation", 1),
+                (6, "groups", 1),
+            )
+        ]
         halves = [(positive(x), positive(weight)), (negative(x), negative(weight))]
-        z = sum((F.conv2d(part, w, None, *options) for part, w in halves[1:]), F.conv2d(*halves[0], None, *options))
+        z = sum(
+            (F.conv2d(part, w, None, *options) for part, w in halves[1:]),
+            F.conv2d(*halves[0], None, *options),
+        )
         s = self.divide(relevance, z)
         back = [part * conv2d_input(x.shape, w, s, *options) for part, w in halves]
         return Split(call.only(back[0] + back[1]), lost_by_division(relevance, s, z, NO_POSITIVE))
@@ -61,7 +80,8 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Matmul:
-    """Eq. 6 with Lemma 2's ½ on ``matmul(u, v)``: Z is the forward's own output, S = R/Z, R^u = ½·u⊙(S vᵀ), R^v = ½·v⊙(uᵀ S).
+    """Eq. 6 with Lemma 2's ½ on ``matmul(u, v)``: Z is the forward's own output, S = R/Z, R^u =
+    ½·u⊙(S vᵀ), R^v = ½·v⊙(uᵀ S).
 
     A share nobody reads is not computed; its sum is ½·Σ S·Z.
     """
@@ -75,8 +95,12 @@ class Matmul:
             return Halves(self.divide, self.half)(relevance, call)
         s = self.divide(relevance, call.output)
         amount = Total(self.half * total(s * call.output))
-        left = self.half * u * (s @ v.mT).sum_to_size(u.shape) if call.operands[0].needed else amount
-        right = self.half * v * (u.mT @ s).sum_to_size(v.shape) if call.operands[1].needed else amount
+        left = (
+            self.half * u * (s @ v.mT).sum_to_size(u.shape) if call.operands[0].needed else amount
+        )
+        right = (
+            self.half * v * (u.mT @ s).sum_to_size(v.shape) if call.operands[1].needed else amount
+        )
         return Split((left, right), lost_by_division(relevance, s, call.output, ZERO))
 
 

@@ -1,9 +1,10 @@
 """The five ways relevance passes an operation, each written once, for any operator.
 
-An op whose every output element depends on ONE input element hands relevance on unchanged (*carry*; *move* if values only
-change place). An op that sums many inputs splits it by Eq. 5 (*share*). An op that mixes two activations splits it by Eq. 6,
-normalised by Lemma 2 (*balance*). A value used k times receives the sum of k relevances. *stop* is where nothing flows.
-Equations are those of Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``closed.py``.
+An op whose every output element depends on ONE input element hands relevance on unchanged (*carry*;
+*move* if values only change place). An op that sums many inputs splits it by Eq. 5 (*share*). An op
+that mixes two activations splits it by Eq. 6, normalised by Lemma 2 (*balance*). A value used k
+times receives the sum of k relevances. *stop* is where nothing flows. Equations are those of
+Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``closed.py``.
 """
 
 from __future__ import annotations
@@ -28,19 +29,30 @@ FILLED = "constant in its place"
 STABILISER = "stabiliser"
 
 
-def split_vjp(call: Call, indices: tuple[int, ...]) -> tuple[Tensor, Callable[..., tuple[Tensor, ...]]]:
-    """The op's output (of several: the floating ones) as a function of the operands ``indices`` alone, and its vector–Jacobian product."""
+def split_vjp(
+    call: Call, indices: tuple[int, ...]
+) -> tuple[Tensor, Callable[..., tuple[Tensor, ...]]]:
+    """The op's output (of several: the floating ones) as a function of the operands ``indices``
+    alone, and its vector–Jacobian product."""
+
     def function(*replaced: Tensor) -> Any:
         inputs = list(call.inputs)
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value
         result = call.apply(*inputs)
-        return result if isinstance(result, Tensor) else tuple(r for r in result if r.is_floating_point())
+        return (
+            result
+            if isinstance(result, Tensor)
+            else tuple(r for r in result if r.is_floating_point())
+        )
+
     output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))  # type: ignore[misc]
     return output, pull
 
 
-def _place(call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+def _place(
+    call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
     """Shares in operand order, ``None`` elsewhere."""
     by_index = dict(zip(indices, shares, strict=True))
     return tuple(by_index.get(i) for i in range(len(call.operands)))
@@ -52,13 +64,15 @@ def _floating(call: Call) -> tuple[int, ...]:
 
 @rule(family="carry", reads="")
 def carry(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-    """R_in = R_out: activations, softmax, norms, scaling by parameters. Broadcast axes are summed."""
+    """R_in = R_out: activations, softmax, norms, scaling by parameters. Broadcast axes are
+    summed."""
     return call.only(relevance)
 
 
 @rule(family="move", reads="")
 def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-    """Relevance goes where the values came from: the op's own vector–Jacobian product, which is 0s and 1s."""
+    """Relevance goes where the values came from: the op's own vector–Jacobian product, which is 0s
+    and 1s."""
     where = _floating(call)
     _, pull = split_vjp(call, where)
     return _place(call, where, pull(relevance))
@@ -72,20 +86,23 @@ def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 
 @rule(family="move", reads="")
 def fill(relevance: Tensor, call: Call) -> Split:
-    """As ``move``, where constants may stand in place of inputs (masked_fill, where, pad): what arrives at those is lost, and measured."""
+    """As ``move``, where constants may stand in place of inputs (masked_fill, where, pad): what
+    arrives at those is lost, and measured."""
     where = _floating(call)
     ones = [torch.ones_like(x) if i in where else x for i, x in enumerate(call.inputs)]
     zeros = [torch.zeros_like(x) if i in where else x for i, x in enumerate(call.inputs)]
     moved = call.apply(*ones) - call.apply(*zeros)
-    return Split(move.function(relevance, call), {FILLED: total(torch.where(moved == 1, 0.0, relevance))})
+    return Split(
+        move.function(relevance, call), {FILLED: total(torch.where(moved == 1, 0.0, relevance))}
+    )
 
 
 @dataclass(frozen=True)
 class Share:
     """Eq. 5 for any op that is linear in its activation: only the terms x_j·w_ji ≥ 0 share R_i.
 
-    The halves x⁺w⁺ + x⁻w⁻ are exact (nothing cancels). The bias takes no part. Ops without a weight (mean, sum, average
-    pooling) have w ≥ 0 throughout.
+    The halves x⁺w⁺ + x⁻w⁻ are exact (nothing cancels). The bias takes no part. Ops without a weight
+    (mean, sum, average pooling) have w ≥ 0 throughout.
     """
 
     divide: Divide = safe_divide
@@ -94,15 +111,22 @@ class Share:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x_at = call.activations[0]
         floating = [i for i in _floating(call) if i != x_at]
-        weight_at = next((i for i in floating if call.operands[i].argument != "bias"), None) if self.weighted else None
+        weight_at = (
+            next((i for i in floating if call.operands[i].argument != "bias"), None)
+            if self.weighted
+            else None
+        )
 
         def half(part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
             def function(x: Tensor) -> Tensor:
-                inputs = [torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)]
+                inputs = [
+                    torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)
+                ]
                 inputs[x_at] = x
                 if weight_at is not None:
                     inputs[weight_at] = part(call.inputs[weight_at])
                 return call.apply(*inputs)
+
             output, pull = torch.func.vjp(function, part(call.inputs[x_at]))  # type: ignore[misc]
             return output, lambda s: part(call.inputs[x_at]) * pull(s)[0]
 
@@ -115,7 +139,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Sample(Share):
-    """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the interpolation's weights; positions receive nothing.
+    """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the
+    interpolation's weights; positions receive nothing.
 
     ``signed``: values of both signs take part, as in LRP-ε (the interpolation is linear in them).
     """
@@ -132,19 +157,27 @@ class Sample(Share):
         x = call.inputs[0] if self.signed else positive(call.inputs[0])
         z, pull = torch.func.vjp(read, x)  # type: ignore[misc]
         s = self.divide(relevance, z)
-        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, ZERO if self.signed else NO_POSITIVE))
+        return Split(
+            call.only(x * pull(s)[0], 0),
+            lost_by_division(relevance, s, z, ZERO if self.signed else NO_POSITIVE),
+        )
 
 
 def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:
-    """What R − (R/z)·z leaves behind, measured element by element: at zero denominators under ``cause``, elsewhere the stabiliser's."""
+    """What R − (R/z)·z leaves behind, measured element by element: at zero denominators under
+    ``cause``, elsewhere the stabiliser's."""
     left = relevance - s * z
     nothing = s == 0
-    return {cause: total(torch.where(nothing, left, 0.0)), STABILISER: total(torch.where(nothing, 0.0, left))}
+    return {
+        cause: total(torch.where(nothing, left, 0.0)),
+        STABILISER: total(torch.where(nothing, 0.0, left)),
+    }
 
 
 @dataclass(frozen=True)
 class Halves:
-    """Eq. 6 both ways for a product of two activations (matmul, einsum, elementwise), R^u = ½·u·∂Z/∂u·R/Z, likewise v.
+    """Eq. 6 both ways for a product of two activations (matmul, einsum, elementwise), R^u =
+    ½·u·∂Z/∂u·R/Z, likewise v.
 
     The ½ is Lemma 2's factor: both sums equal ΣR, exactly. ``half=1`` leaves it out.
     """
@@ -162,10 +195,12 @@ class Halves:
 
 @dataclass(frozen=True)
 class Add:
-    """Eq. 6 for u + v (or u − v), then Lemma 2: each branch times sgn(ΣR^u)·ΣR/(|ΣR^u| + |ΣR^v|), never a product of sums.
+    """Eq. 6 for u + v (or u − v), then Lemma 2: each branch times sgn(ΣR^u)·ΣR/(|ΣR^u| + |ΣR^v|),
+    never a product of sums.
 
-    ``relative`` > 0 stabilises: the denominator becomes z + ε·sgn(z)·(|u| + |v|), before the normalisation, which restores
-    the sum. Where an operand is −inf or a huge negative (a mask), all goes to the other. A parameter's share is absorbed.
+    ``relative`` > 0 stabilises: the denominator becomes z + ε·sgn(z)·(|u| + |v|), before the
+    normalisation, which restores the sum. Where an operand is −inf or a huge negative (a mask), all
+    goes to the other. A parameter's share is absorbed.
     """
 
     divide: Divide | None = None
@@ -181,19 +216,27 @@ class Add:
             return Split(call.only(relevance))
         u, v = self.terms(call)
         parts = self.eq6(relevance, u, v)
-        shares = tuple(part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True))
+        shares = tuple(
+            part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True)
+        )
         if not self.normalise:
             return Split(shares, self.lost(relevance, *parts))
         return lemma2(total(relevance), shares, CANCEL, self.divide or safe_divide)
 
     def lost(self, relevance: Tensor, ru: Tensor, rv: Tensor) -> dict[str, Tensor]:
-        """What un-normalised shares leave behind: all of R where they are both 0; elsewhere what the stabiliser, if there is one, takes."""
+        """What un-normalised shares leave behind: all of R where they are both 0; elsewhere what
+        the stabiliser, if there is one, takes."""
         left, nothing = relevance - ru - rv, (ru == 0) & (rv == 0)
         lost = {CANCEL: total(torch.where(nothing, left, 0.0))}
-        return lost if self.divide is None else {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
+        return (
+            lost
+            if self.divide is None
+            else {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
+        )
 
     def eq6(self, relevance: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """R·u/(u+v) and R·v/(u+v). The ratio comes first: it is at most 2/eps, so nothing overflows."""
+        """R·u/(u+v) and R·v/(u+v). The ratio comes first: it is at most 2/eps, so nothing
+        overflows."""
         limit = torch.finfo(u.dtype).max / 4
         masked_u, masked_v = u < -limit, v < -limit
         u, v = torch.where(masked_u, 0.0, u), torch.where(masked_v, 0.0, v)
@@ -220,10 +263,14 @@ class Subtract(Add):
         return call.inputs[0], -call.inputs[1]
 
 
-def lemma2(arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divide = safe_divide) -> Split:
-    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0, everything is lost to ``cause``.
+def lemma2(
+    arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divide = safe_divide
+) -> Split:
+    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0,
+    everything is lost to ``cause``.
 
-    A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors' stabiliser it becomes 0, as in their code.
+    A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors'
+    stabiliser it becomes 0, as in their code.
     """
     sums = [total(share) for share in shares]
     scale = sum((s.abs() for s in sums[1:]), sums[0].abs())
@@ -232,14 +279,21 @@ def lemma2(arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divi
     even = factor.abs() if divide is safe_divide else torch.zeros_like(factor)
     factors = [torch.where(s == 0, even, s.sign() * factor) for s in sums]
     scaled = tuple(share * f.to(share.dtype) for share, f in zip(shares, factors, strict=True))
-    return Split(scaled, {cause: torch.where(nothing, arrived, 0.0), STABILISER: torch.where(nothing, 0.0, arrived - factor * scale)})
+    return Split(
+        scaled,
+        {
+            cause: torch.where(nothing, arrived, 0.0),
+            STABILISER: torch.where(nothing, 0.0, arrived - factor * scale),
+        },
+    )
 
 
 @dataclass(frozen=True)
 class Generic:
     """Eq. 2 for any differentiable op: R_j = x_j · vjp(R/z)_j.
 
-    With one activation it is not rescaled and the difference is booked as not conserved; with several, Lemma 2 normalises.
+    With one activation it is not rescaled and the difference is booked as not conserved; with
+    several, Lemma 2 normalises.
     """
 
     divide: Divide = safe_divide
@@ -247,13 +301,20 @@ class Generic:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         where = call.activations
         z, pull = split_vjp(call, where)
-        shares = tuple(call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True))
+        shares = tuple(
+            call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)
+        )
         if len(where) == 1:
-            return Split(_place(call, where, shares), {GENERIC: total(relevance) - total(shares[0])})
+            return Split(
+                _place(call, where, shares), {GENERIC: total(relevance) - total(shares[0])}
+            )
         split = lemma2(total(relevance), shares, GENERIC)
-        return Split(_place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost)
+        return Split(
+            _place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost
+        )
 
 
 def either(one: Rule, both: Rule) -> Rule:
-    """``one`` where a single operand is an activation, ``both`` where two are: x·γ carries, u·v is balanced."""
+    """``one`` where a single operand is an activation, ``both`` where two are: x·γ carries, u·v is
+    balanced."""
     return replace(both, lone=one)

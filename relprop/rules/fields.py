@@ -1,9 +1,12 @@
-"""Eq. 13–14 as a rule set: how one number per token position walks from the target to the input tokens.
+"""Eq. 13–14 as a rule set: how one number per token position walks from the target to the input
+tokens.
 
-A *field* has the shape of a value, with channels first: every channel but the last is a sum, the last is the count of what carries
-it; the number at a place is sum/count. *move* ops move both; over feature and head axes the number is Σsum/Σcount (so the mean
-over heads E_h falls out of the value projection); over token axes fields sum; where uses of one value meet, numbers add.
-``call.extra`` is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are tokens and what each operand carries.
+A *field* has the shape of a value, with channels first: every channel but the last is a sum, the
+last is the count of what carries it; the number at a place is sum/count. *move* ops move both; over
+feature and head axes the number is Σsum/Σcount (so the mean over heads E_h falls out of the value
+projection); over token axes fields sum; where uses of one value meet, numbers add. ``call.extra``
+is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are
+tokens and what each operand carries.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ Fields = tuple[Field | None, ...]
 
 
 def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything carries it."""
+    """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything
+    carries it."""
     axes = tuple(d + 1 if d >= 0 else d for d in dims)
     summed = field.sum(axes, keepdim=True) if axes else field
     count = summed[-1:]
     present = count > 0
-    return torch.where(present, summed[:-1] / torch.where(present, count, 1.0), 0.0), present.to(field.dtype)
+    return torch.where(present, summed[:-1] / torch.where(present, count, 1.0), 0.0), present.to(
+        field.dtype
+    )
 
 
 def spread(numbers: Tensor, present: Tensor, shape: tuple[int, ...]) -> Field:
@@ -36,9 +42,14 @@ def spread(numbers: Tensor, present: Tensor, shape: tuple[int, ...]) -> Field:
 
 
 def unbroadcast(field: Field, shape: tuple[int, ...], token_axes: tuple[bool, ...]) -> Field:
-    """The field of an operand that was broadcast to the output: sums over token axes, means over the others."""
+    """The field of an operand that was broadcast to the output: sums over token axes, means over
+    the others."""
     extra = field.dim() - 1 - len(shape)
-    repeated = [i for i in range(field.dim() - 1) if i < extra or (shape[i - extra] == 1 and field.shape[i + 1] != 1)]
+    repeated = [
+        i
+        for i in range(field.dim() - 1)
+        if i < extra or (shape[i - extra] == 1 and field.shape[i + 1] != 1)
+    ]
     for i in repeated:
         field = sum_axis(field, i + 1, len(token_axes) > i and token_axes[i])
     return field.reshape(field.shape[0], *shape)
@@ -49,7 +60,9 @@ def sum_axis(field: Field, axis: int, tokens: bool) -> Field:
     if not tokens:
         return field.sum(axis, keepdim=True)
     numbers, present = field[:-1], field[-1:]
-    numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(axis, keepdim=True)
+    numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(
+        axis, keepdim=True
+    )
     here = (present > 0).any(axis, keepdim=True).to(field.dtype)
     return torch.cat([numbers, here])
 
@@ -65,19 +78,24 @@ def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
     anywhere = torch.zeros_like(fields[0][-1:])
     for field in fields:
         count = field[-1:]
-        numbers = numbers + torch.where(count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0)
+        numbers = numbers + torch.where(
+            count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0
+        )
         anywhere = torch.maximum(anywhere, (count > 0).to(field.dtype))
     return torch.cat([numbers, anywhere])
 
 
 @rule(family="rollup", reads="", name="field: merge")
 def merge(field: Field, call: Call) -> Fields:
-    """add, product, elementwise, norms: each operand that is an activation carries its weight of the field."""
+    """add, product, elementwise, norms: each operand that is an activation carries its weight of
+    the field."""
     weights = call.notes.get("carries", (1.0,) * len(call.operands))
     if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
         field = torch.cat([field[:-1] * call.extra, field[-1:]])
     return tuple(
-        unbroadcast(weighted(field, w), operand_shape(call, i), call.notes.get("token_axes", ())) if call.operands[i].flows and w else None
+        unbroadcast(weighted(field, w), operand_shape(call, i), call.notes.get("token_axes", ()))
+        if call.operands[i].flows and w
+        else None
         for i, w in enumerate(weights)
     )
 
@@ -95,10 +113,19 @@ def moved(field: Field, call: Call) -> Fields:
     if call.notes.get("adds"):  # one token of the input is several of the output: their numbers add
         numbers, present = number(field, ())
         field = torch.cat([numbers * present, present])
-    shares = iter(_by_channel(lambda channel: [s for s in inverse.function(channel, call) if s is not None], field))
+    shares = iter(
+        _by_channel(
+            lambda channel: [s for s in inverse.function(channel, call) if s is not None], field
+        )
+    )
     shares = map(_once, shares) if call.notes.get("adds") else shares
-    placed = [next(shares) if call.inputs[i].is_floating_point() else None for i in range(len(call.operands))]
-    return tuple(None if s is None or not w else weighted(s, w) for s, w in zip(placed, weights, strict=True))
+    placed = [
+        next(shares) if call.inputs[i].is_floating_point() else None
+        for i in range(len(call.operands))
+    ]
+    return tuple(
+        None if s is None or not w else weighted(s, w) for s, w in zip(placed, weights, strict=True)
+    )
 
 
 def _once(field: Field) -> Field:
@@ -115,15 +142,22 @@ def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> lis
 @rule(family="rollup", reads="", name="field: expand")
 def expanded(field: Field, call: Call) -> Fields:
     """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
-    return (unbroadcast(field, operand_shape(call, 0), call.notes.get("token_axes", ())), *(None for _ in call.operands[1:]))
+    return (
+        unbroadcast(field, operand_shape(call, 0), call.notes.get("token_axes", ())),
+        *(None for _ in call.operands[1:]),
+    )
 
 
 @rule(family="rollup", reads="", name="field: mean over features")
 def projected(field: Field, call: Call) -> Fields:
-    """linear: the number of a position is the mean over the features that carry one; k tokens folded into the input get 1/k each."""
+    """linear: the number of a position is the mean over the features that carry one; k tokens
+    folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
     folded = call.notes.get("folded", 1)
-    return (spread(numbers / folded, present, operand_shape(call, 0)), *(None for _ in call.operands[1:]))
+    return (
+        spread(numbers / folded, present, operand_shape(call, 0)),
+        *(None for _ in call.operands[1:]),
+    )
 
 
 @rule(family="rollup", reads="", name="field: mean over what is pooled")
@@ -139,34 +173,49 @@ def pooled(field: Field, call: Call) -> Fields:
 
 @rule(family="rollup", reads="", name="field: attention site")
 def attended(field: Field, call: Call) -> Fields:
-    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive nothing. No matrix: nothing passes.
+    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive
+    nothing. No matrix: nothing passes.
 
-    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the identity).
+    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the
+    identity).
 
-    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small score is not lost beside
-    the identity in float32: scores take from both.
+    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small
+    score is not lost beside the identity in float32: scores take from both.
     """
+
     def through(numbers: Tensor, matrix: Tensor) -> Tensor:
         if matrix.dim() == numbers.dim() and len(matrix) > 1:
             numbers = numbers.sum(0, keepdim=True)
         return numbers @ matrix.mT if call.notes["transposed"] else matrix.mT @ numbers
+
     return _to_values(field, call, through)
 
 
 def attended_once(first: int) -> Rule:
-    """The same for one site alone: what its matrices (a channel each) make of the identity goes into the channels from ``first`` on; no other gets anything."""
+    """The same for one site alone: what its matrices (a channel each) make of the identity goes
+    into the channels from ``first`` on; no other gets anything."""
+
     def function(field: Field, call: Call) -> Fields:
         def through(numbers: Tensor, matrices: Tensor) -> Tensor:
             identity = numbers[-1:]
             made = identity @ matrices.mT if call.notes["transposed"] else matrices.mT @ identity
             none = torch.zeros_like(made[:1])
-            return torch.cat([none.expand(first, *made.shape[1:]), made, none.expand(len(numbers) - first - len(made), *made.shape[1:])])
+            return torch.cat(
+                [
+                    none.expand(first, *made.shape[1:]),
+                    made,
+                    none.expand(len(numbers) - first - len(made), *made.shape[1:]),
+                ]
+            )
+
         return _to_values(field, call, through)
+
     return Rule(function, "field: one attention site", "rollup", frozenset())
 
 
 def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:
-    """The field of V: ``through`` (of each query's number and the matrix), per head, spread over V's features."""
+    """The field of V: ``through`` (of each query's number and the matrix), per head, spread over
+    V's features."""
     right = call.notes["transposed"]
     v_at = 0 if right else 1
     shape = operand_shape(call, v_at)
@@ -176,7 +225,9 @@ def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Ten
     keys_shape[query] = shape[query]
     there = present.amax(query, keepdim=True).expand(1, *keys_shape)
     if call.extra is None:
-        received = torch.zeros(numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device)
+        received = torch.zeros(
+            numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device
+        )
     else:
         received = through(numbers, call.extra)
     wide = list(keys_shape)

@@ -1,4 +1,5 @@
-"""The roll-up where tokens meet other than in attention: pooling, convolutions, products of two activations, constant matrices.
+"""The roll-up where tokens meet other than in attention: pooling, convolutions, products of two
+activations, constant matrices.
 
 Each share is positive and those of one output sum to 1, so that nothing is lost or gained.
 """
@@ -10,32 +11,56 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relprop.rules.call import Call
-from relprop.rules.fields import Field, Fields, number, operand_shape, spread, sum_axis, unbroadcast, weighted
+from relprop.rules.fields import (
+    Field,
+    Fields,
+    number,
+    operand_shape,
+    spread,
+    sum_axis,
+    unbroadcast,
+    weighted,
+)
 from relprop.rules.rule import rule
 
 
 @rule(family="rollup", reads="", name="field: weighted pooling")
 def weighed(field: Field, call: Call) -> Fields:
-    """A product with a mask, or a fill by one, that is then summed over tokens: each token gets its share of the weights, a masked one nothing."""
+    """A product with a mask, or a fill by one, that is then summed over tokens: each token gets its
+    share of the weights, a masked one nothing."""
     at = call.activations[0]
-    ones, zeros = (call.apply(*(f(x) if i == at else x for i, x in enumerate(call.inputs))) for f in (torch.ones_like, torch.zeros_like))
+    ones, zeros = (
+        call.apply(*(f(x) if i == at else x for i, x in enumerate(call.inputs)))
+        for f in (torch.ones_like, torch.zeros_like)
+    )
     weights = (ones - zeros).abs().to(field.dtype)
     mean = weights.mean(call.notes["weighed"], keepdim=True)
     share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
     field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
-    return tuple(unbroadcast(field, operand_shape(call, i), call.notes["token_axes"]) if i == at else None for i in range(len(call.operands)))
+    return tuple(
+        unbroadcast(field, operand_shape(call, i), call.notes["token_axes"]) if i == at else None
+        for i in range(len(call.operands))
+    )
 
 
 @rule(family="rollup", reads="", name="field: even shares")
 def spread_evenly(field: Field, call: Call) -> Fields:
-    """Pooling, resampling, running sums, sums by index: what goes into an output position in even shares (1/k each of k)."""
+    """Pooling, resampling, running sums, sums by index: what goes into an output position in even
+    shares (1/k each of k)."""
     at = call.activations[0]
 
     def operation(x: Tensor) -> Tensor:
-        return call.apply(*(x if i == at else v.to(field.dtype) if v.is_floating_point() else v for i, v in enumerate(call.inputs)))  # type: ignore[no-any-return]
+        return call.apply(
+            *(
+                x if i == at else v.to(field.dtype) if v.is_floating_point() else v
+                for i, v in enumerate(call.inputs)
+            )
+        )  # type: ignore[no-any-return]
 
     numbers, present = number(field, ())
-    covered, pull = torch.func.vjp(operation, torch.ones(operand_shape(call, at), dtype=field.dtype, device=field.device))  # type: ignore[misc]
+    covered, pull = torch.func.vjp(
+        operation, torch.ones(operand_shape(call, at), dtype=field.dtype, device=field.device)
+    )  # type: ignore[misc]
     share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
     back = torch.stack([pull(channel * share)[0] for channel in (*(numbers * present), present[0])])
     placed = torch.cat([back[:-1], (back[-1:] > 0).to(field.dtype)])
@@ -44,7 +69,8 @@ def spread_evenly(field: Field, call: Call) -> Fields:
 
 @rule(family="rollup", reads="inputs", name="field: sampled")
 def sampled(field: Field, call: Call) -> Fields:
-    """Values read between positions: by the interpolation's weights; the positions read receive nothing."""
+    """Values read between positions: by the interpolation's weights; the positions read receive
+    nothing."""
     if not call.operands[0].flows:
         return (None,) * len(call.operands)
     return spread_evenly.function(field, call)  # type: ignore[return-value]
@@ -52,26 +78,40 @@ def sampled(field: Field, call: Call) -> Fields:
 
 @rule(family="rollup", reads="", name="field: receptive field")
 def convolved(field: Field, call: Call) -> Fields:
-    """A convolution (1 to 3 axes, also transposed): the positions under a window in even shares; channels by their mean unless it is depthwise,
-    k tokens folded into them 1/k each."""
+    """A convolution (1 to 3 axes, also transposed): the positions under a window in even shares;
+    channels by their mean unless it is depthwise, k tokens folded into them 1/k each."""
     shape = operand_shape(call, 0)
     channels = call.notes["depthwise"]
     numbers, present = number(field, () if channels > 1 else (1,))
-    kernel = torch.ones(channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device)
+    kernel = torch.ones(
+        channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
+    )
     options = {**call.notes["options"], "groups": channels}
     operation = getattr(F, call.notes["convolution"])
-    covered, pull = torch.func.vjp(lambda x: operation(x, kernel, None, **options), torch.ones(shape[0], channels, *shape[2:], dtype=field.dtype, device=field.device))  # type: ignore[misc]
+    covered, pull = torch.func.vjp(
+        lambda x: operation(x, kernel, None, **options),
+        torch.ones(shape[0], channels, *shape[2:], dtype=field.dtype, device=field.device),
+    )  # type: ignore[misc]
     share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
-    back = torch.stack([pull(channel * share)[0] for channel in (*(numbers / call.notes["folded"] * present), present[0])])
+    back = torch.stack(
+        [
+            pull(channel * share)[0]
+            for channel in (*(numbers / call.notes["folded"] * present), present[0])
+        ]
+    )
     there = (back[-1:] > 0).to(field.dtype)
     return (torch.cat([back[:-1], there]).expand(-1, *shape), *(None for _ in call.operands[1:]))
 
 
 @rule(family="rollup", reads="", name="field: product")
 def contracted(field: Field, call: Call) -> Fields:
-    """A matrix product that is no attention site: over features each operand's row or column carries its weight of the field; over
-    tokens, a mixing matrix (constant or not) hands token k its |m_qk|/Σ_k|m_qk|, and two operands |a_ik·b_kj|/Σ_k|a_ik·b_kj|."""
-    notes, (a, b) = call.notes, (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs))
+    """A matrix product that is no attention site: over features each operand's row or column
+    carries its weight of the field; over tokens, a mixing matrix (constant or not) hands token k
+    its |m_qk|/Σ_k|m_qk|, and two operands |a_ik·b_kj|/Σ_k|a_ik·b_kj|."""
+    notes, (a, b) = (
+        call.notes,
+        (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs)),
+    )
     weights = notes.get("carries") or tuple(float(o.flows) for o in call.operands)
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     field = field.reshape(field.shape[0], *shape)
@@ -81,10 +121,15 @@ def contracted(field: Field, call: Call) -> Fields:
         shares = _summed(field, a.abs().to(field.dtype), b.abs().to(field.dtype))
     else:
         rows, columns = notes["token_rows"], notes["token_columns"]
-        shares = [_line(field, -1, columns).expand(-1, *shape[:-1], a.shape[-1]), _line(field, -2, rows).expand(-1, *shape[:-2], b.shape[-2], shape[-1])]
+        shares = [
+            _line(field, -1, columns).expand(-1, *shape[:-1], a.shape[-1]),
+            _line(field, -2, rows).expand(-1, *shape[:-2], b.shape[-2], shape[-1]),
+        ]
     token_axes = notes["token_axes"]
     return tuple(
-        unbroadcast(weighted(s, w), operand_shape(call, i), (*token_axes[:-2], False, False)) if s is not None and w and call.operands[i].flows else None
+        unbroadcast(weighted(s, w), operand_shape(call, i), (*token_axes[:-2], False, False))
+        if s is not None and w and call.operands[i].flows
+        else None
         for i, (s, w) in enumerate(zip(shares, weights, strict=True))
     )
 
@@ -104,18 +149,25 @@ def _mixed(field: Field, a: Tensor, b: Tensor, mixer: int) -> list[Field | None]
     share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
     received = share.mT @ (numbers * present) if mixer == 0 else (numbers * present) @ share.mT
     there = ((share.mT @ present if mixer == 0 else present @ share.mT) > 0).to(field.dtype)
-    wide = (*received.shape[1:-1], b.shape[-1]) if mixer == 0 else (*received.shape[1:-2], a.shape[-2], received.shape[-1])
+    wide = (
+        (*received.shape[1:-1], b.shape[-1])
+        if mixer == 0
+        else (*received.shape[1:-2], a.shape[-2], received.shape[-1])
+    )
     spread_out = spread(received, there, wide)
     return [None, spread_out] if mixer == 0 else [spread_out, None]
 
 
 def _summed(field: Field, a: Tensor, b: Tensor) -> list[Field | None]:
-    """Both operands hold the tokens that are summed: shares by the size of the terms, so that a token whose terms are 0 receives nothing."""
+    """Both operands hold the tokens that are summed: shares by the size of the terms, so that a
+    token whose terms are 0 receives nothing."""
     numbers, present = number(field, (-2, -1))
     total = a @ b
     inverse = torch.where(total > 0, 1 / torch.where(total > 0, total, 1.0), 0.0)
     counted = (total > 0).sum((-2, -1), keepdim=True).clamp(min=1)
-    terms = (a * (inverse @ b.mT)).sum(-2).unsqueeze(-2) / counted  # Σ_ij |a_ik b_kj| / Σ_k|a_ik b_kj|, a mean over i and j
+    terms = (a * (inverse @ b.mT)).sum(-2).unsqueeze(
+        -2
+    ) / counted  # Σ_ij |a_ik b_kj| / Σ_k|a_ik b_kj|, a mean over i and j
     there = (present * (terms > 0)).to(field.dtype)
     received = numbers * terms
     left = spread(received, there, (*received.shape[1:-2], a.shape[-2], a.shape[-1]))

@@ -1,4 +1,5 @@
-"""Closed inverses of the commonest moves; each equals ``families.move`` (a test holds both together), without its overhead."""
+"""Closed inverses of the commonest moves; each equals ``families.move`` (a test holds both
+together), without its overhead."""
 
 from __future__ import annotations
 
@@ -39,7 +40,12 @@ def expand(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 @rule(family="move", reads="")
 def select(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """select: zeros but for the chosen slice."""
-    return _single(aten.select_backward(relevance, call.inputs[0].shape, call.argument(1, "dim", 0), call.argument(2, "index")), call)
+    return _single(
+        aten.select_backward(
+            relevance, call.inputs[0].shape, call.argument(1, "dim", 0), call.argument(2, "index")
+        ),
+        call,
+    )
 
 
 @rule(family="move", reads="")
@@ -47,16 +53,22 @@ def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """slice: zeros outside it."""
     shape = call.inputs[0].shape
     dim = call.argument(1, "dim", 0)
-    start, end, step = slice(call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)).indices(shape[dim])
+    start, end, step = slice(
+        call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)
+    ).indices(shape[dim])
     return _single(aten.slice_backward(relevance, shape, dim, start, end, step), call)
 
 
 @rule(family="move", reads="")
 def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-    """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors of any shape."""
+    """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors
+    of any shape."""
     dim = call.argument(1, "dim", 0)
     lengths = [x.shape[dim] if x.dim() == relevance.dim() else 0 for x in call.inputs]
-    return tuple(part.reshape(x.shape) for part, x in zip(relevance.split(lengths, dim), call.inputs, strict=True))
+    return tuple(
+        part.reshape(x.shape)
+        for part, x in zip(relevance.split(lengths, dim), call.inputs, strict=True)
+    )
 
 
 def _single(share: Tensor, call: Call) -> tuple[Tensor | None, ...]:

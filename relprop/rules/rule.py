@@ -15,17 +15,20 @@ Shares = Tensor | tuple[Tensor | Total | None, ...] | list[Tensor | Total | None
 
 
 class RuleFunction(Protocol):
-    """``(relevance, call) -> shares``: relevance has the output's shape, each share its operand's."""
+    """``(relevance, call) -> shares``: relevance has the output's shape, each share its
+    operand's."""
 
     def __call__(self, relevance: Tensor, call: Call, /) -> Shares: ...
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule function with its name, its family, and which values it reads (what it does not read is not kept in memory).
+    """A rule function with its name, its family, and which values it reads (what it does not read
+    is not kept in memory).
 
     ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance.
-    A rule function returns one tensor (for the only activation), one share per operand, or a ``Split``.
+    A rule function returns one tensor (for the only activation), one share per operand, or a
+    ``Split``.
     """
 
     function: Callable[[Any, Call], Any]
@@ -35,7 +38,8 @@ class Rule:
     lone: Rule | None = None
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        """The split of ``relevance``, checked: one share per operand, each of its operand's shape."""
+        """The split of ``relevance``, checked: one share per operand, each of its operand's
+        shape."""
         if self.lone is not None and len(call.activations) == 1:
             return self.lone(relevance, call)
         result = self.function(relevance, call)
@@ -43,10 +47,18 @@ class Rule:
             result = call.only(result)
         split = result if isinstance(result, Split) else Split(tuple(result))
         if len(split.shares) != len(call.operands):
-            raise RuleError(f"rule {self.name!r} returned {len(split.shares)} shares for {len(call.operands)} operands of {call.op}")
-        for i, (share, x) in enumerate(zip(split.shares, call.inputs, strict=True) if self.family != "rollup" else ()):
+            raise RuleError(
+                f"rule {self.name!r} returned {len(split.shares)} shares for "
+                f"{len(call.operands)} operands of {call.op}"
+            )
+        for i, (share, x) in enumerate(
+            zip(split.shares, call.inputs, strict=True) if self.family != "rollup" else ()
+        ):
             if isinstance(share, Tensor) and isinstance(x, Tensor) and share.shape != x.shape:
-                raise RuleError(f"rule {self.name!r} returned a share of shape {list(share.shape)} for operand {i} of {call.op}, which has shape {list(x.shape)}")
+                raise RuleError(
+                    f"rule {self.name!r} returned a share of shape {list(share.shape)} "
+                    f"for operand {i} of {call.op}, which has shape {list(x.shape)}"
+                )
         return split
 
     @staticmethod
@@ -55,12 +67,18 @@ class Rule:
         if isinstance(rule, Rule):
             return rule
         if not callable(rule):
-            raise RuleError(f"a rule is a function (relevance, call) -> shares, not {type(rule).__name__}")
+            raise RuleError(
+                f"a rule is a function (relevance, call) -> shares, not {type(rule).__name__}"
+            )
         return Rule(rule, getattr(rule, "__name__", type(rule).__name__))
 
 
-def rule(*, family: str, reads: str = "inputs output", name: str = "") -> Callable[[Callable[..., Any]], Rule]:
+def rule(
+    *, family: str, reads: str = "inputs output", name: str = ""
+) -> Callable[[Callable[..., Any]], Rule]:
     """Decorate a rule function: ``@rule(family="carry", reads="")``."""
+
     def wrap(function: Callable[..., Any]) -> Rule:
         return Rule(function, name or function.__name__, family, frozenset(reads.split()))
+
     return wrap

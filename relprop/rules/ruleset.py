@@ -1,4 +1,5 @@
-"""RuleSet: an immutable, ordered, first-match table from *operator*, *module class* or *module path* to a Rule."""
+"""RuleSet: an immutable, ordered, first-match table from *operator*, *module class* or *module
+path* to a Rule."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ FanOut = Callable[[Tensor, tuple[Tensor, ...]], Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table. ``key``: an operator (overload or packet), a module class, or a module-path pattern."""
+    """One line of the table. ``key``: an operator (overload or packet), a module class, or a
+    module-path pattern."""
 
     key: Key
     rule: Rule
@@ -35,10 +37,14 @@ class Entry:
 
     def matches_op(self, op: Any) -> bool:
         """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
-        return bool(self.kind == "op" and (self.key is op or self.key is getattr(op, "overloadpacket", None)))
+        return bool(
+            self.kind == "op"
+            and (self.key is op or self.key is getattr(op, "overloadpacket", None))
+        )
 
     def matches_module(self, module: nn.Module | None, paths: Iterable[str]) -> bool:
-        """Whether this entry is about a call of ``module``, known under any of ``paths`` (aliases, and ``path@1`` for a second call)."""
+        """Whether this entry is about a call of ``module``, known under any of ``paths`` (aliases,
+        and ``path@1`` for a second call)."""
         if self.kind == "class":
             return isinstance(module, self.key)
         return self.kind == "path" and any(fnmatch.fnmatchcase(path, self.key) for path in paths)
@@ -49,19 +55,29 @@ def make_entry(key: Key, rule: Rule | Callable[..., Any]) -> Entry:
     operator = isinstance(key, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     module = isinstance(key, type) and issubclass(key, nn.Module)
     if not (operator or module or (isinstance(key, str) and key)):
-        raise RuleError(message(
-            f"{key!r} is no key of a rule",
-            then=["give an operator (torch.ops.aten.gelu.default or torch.ops.aten.gelu), an nn.Module class, or a module-path pattern ('blocks.*.norm1')"],
-        ))
+        raise RuleError(
+            message(
+                f"{key!r} is no key of a rule",
+                then=[
+                    (
+                        "give an operator (torch.ops.aten.gelu.default or "
+                        "torch.ops.aten.gelu), an nn.Module class, or a module-path "
+                        "pattern ('blocks.*.norm1')"
+                    )
+                ],
+            )
+        )
     return Entry(key, Rule.ensure(rule))
 
 
 @dataclass(frozen=True)
 class RuleSet:
-    """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of a value used several times.
+    """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of
+    a value used several times.
 
-    ``fixed``: registered rules do not enter, and an op in no list takes ``generic`` without a word (the roll-up is such a set).
-    ``norm``: the rule on a norm written out in Python that is linear once its statistics are held constant; ``None``: relevance passes it unchanged.
+    ``fixed``: registered rules do not enter, and an op in no list takes ``generic`` without a word
+    (the roll-up is such a set). ``norm``: the rule on a norm written out in Python that is linear
+    once its statistics are held constant; ``None``: relevance passes it unchanged.
     """
 
     name: str
@@ -80,7 +96,11 @@ class RuleSet:
         'paper+1'
         """
         base, _, count = self.name.partition("+")
-        return replace(self, name=f"{base}+{int(count or 0) + 1}", entries=(make_entry(key, rule), *self.entries))
+        return replace(
+            self,
+            name=f"{base}+{int(count or 0) + 1}",
+            entries=(make_entry(key, rule), *self.entries),
+        )
 
     @property
     def consulted(self) -> tuple[Entry, ...]:
@@ -106,7 +126,8 @@ def registered() -> tuple[Entry, ...]:
 
 
 class Registration:
-    """What ``register_rule`` leaves behind: call ``.remove()``, or use it as a context manager, to undo it."""
+    """What ``register_rule`` leaves behind: call ``.remove()``, or use it as a context manager, to
+    undo it."""
 
     def __init__(self, key: Key, rule: Rule | Callable[..., Any]) -> None:
         self.number = next(_numbers)
@@ -123,7 +144,12 @@ class Registration:
     def __enter__(self) -> Registration:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.remove()
 
 
@@ -136,8 +162,10 @@ def register_rule(key: Key) -> Callable[[Rule | Callable[..., Any]], Registratio
     ...     return relevance
     >>> cumsum.remove()
     """
+
     def wrap(rule: Rule | Callable[..., Any]) -> Registration:
         return Registration(key, rule)
+
     return wrap
 
 

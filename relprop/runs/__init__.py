@@ -1,8 +1,18 @@
-"""Work over whole data sets: in batches, in shards on disk, resumed after any interruption, by one process or many."""
+"""Work over whole data sets: in batches, in shards on disk, resumed after any interruption, by one
+process or many."""
 
 from relprop.runs.base import Record, Work
 from relprop.runs.explaining import ExplainWork, explanation_of
 from relprop.runs.reading import RunResults, read_run
 from relprop.runs.running import Summary, run
 
-__all__ = ["ExplainWork", "Record", "RunResults", "Summary", "Work", "explanation_of", "read_run", "run"]
+__all__ = [
+    "ExplainWork",
+    "Record",
+    "RunResults",
+    "Summary",
+    "Work",
+    "explanation_of",
+    "read_run",
+    "run",
+]

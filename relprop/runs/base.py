@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What came of one sample: rows of the table, each a mapping of the work's ``columns``, and tensors by name."""
+    """What came of one sample: rows of the table, each a mapping of the work's ``columns``, and
+    tensors by name."""
 
     index: int
     key: str
@@ -20,16 +21,20 @@ class Record:
 
 
 class Work(Protocol):
-    """Something to do for each sample of a data set. One that also has ``key(index)`` is asked for the key of a sample that fails."""
+    """Something to do for each sample of a data set. One that also has ``key(index)`` is asked for
+    the key of a sample that fails."""
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """The table's columns beside ``index`` and ``key``, each with its type: ``"string"``, ``"int64"``, ``"float64"``, ``"list<float64>"``."""
+        """The table's columns beside ``index`` and ``key``, each with its type: ``"string"``,
+        ``"int64"``, ``"float64"``, ``"list<float64>"``."""
 
     def identity(self) -> dict[str, Any]:
-        """Everything the numbers depend on, as plain JSON (model's weights by hash, data, methods, options): a run folder belongs to one identity."""
+        """Everything the numbers depend on, as plain JSON (model's weights by hash, data, methods,
+        options): a run folder belongs to one identity."""
 
     def __len__(self) -> int: ...
 
     def __call__(self, indices: Sequence[int]) -> list[Record]:
-        """The records of these samples, in this order. The numbers must not depend on which others are done with them."""
+        """The records of these samples, in this order. The numbers must not depend on which others
+        are done with them."""

@@ -25,23 +25,41 @@ SCENES = 500  # shipped samples are drawn, so their number must be said: this ma
 
 @dataclass(frozen=True)
 class Opened:
-    """A model by name, on the device it runs on, and its tokenizer or image processor, if one came with it."""
+    """A model by name, on the device it runs on, and its tokenizer or image processor, if one came
+    with it."""
 
     model: nn.Module
     processor: Any = None
 
 
 def explain_data(
-    *, model: str, data: str, out: Path, methods: Sequence[str] = (), target: str = "predicted", data_options: Sequence[str] = (), batch_size: int | None = None,
-    limit: int | None = None, resume: bool = False, on_error: str = "stop", precision: str | None = None, max_length: int | None = None,
-    trust_remote_code: bool = False, progress: bool = True,
+    *,
+    model: str,
+    data: str,
+    out: Path,
+    methods: Sequence[str] = (),
+    target: str = "predicted",
+    data_options: Sequence[str] = (),
+    batch_size: int | None = None,
+    limit: int | None = None,
+    resume: bool = False,
+    on_error: str = "stop",
+    precision: str | None = None,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
 ) -> Summary:
-    """Explain every sample of a data set into the run folder ``out``; in every process of an ``accelerate launch``.
+    """Explain every sample of a data set into the run folder ``out``; in every process of an
+    ``accelerate launch``.
 
     Args:
-        model: ``demo:digits``, ``demo:reviews``; ``timm:...``; an id or a folder for ``transformers``.
-        data: ``demo:digits``, ``demo:reviews``; or a folder or file that ``relprop.data.open_data`` opens, with ``data_options`` (``name=value``).
-        methods: each a name, or a name with options: ``rollout``, ``transformer_attribution:rules=stable,normalize_rows=true``. Values are JSON or plain words.
+        model: ``demo:digits``, ``demo:reviews``; ``timm:...``; an id or a folder for
+            ``transformers``.
+        data: ``demo:digits``, ``demo:reviews``; or a folder or file that ``relprop.data.open_data``
+            opens, with ``data_options`` (``name=value``).
+        methods: each a name, or a name with options: ``rollout``,
+            ``transformer_attribution:rules=stable,normalize_rows=true``. Values are JSON or plain
+            words.
         precision: ``"float32"`` or ``"float64"``. Others as for ``run`` and ``ExplainWork``.
 
     Raises:
@@ -53,10 +71,19 @@ def explain_data(
     opened = open_named_model(model, here.device, trust_remote_code=trust_remote_code)
     source, normalize = prepared(source, opened)
     work = ExplainWork(
-        opened.model, source, methods=chosen, target=target, normalize=normalize, processor=opened.processor if source.kind == "text" else None,
-        max_length=max_length, limit=limit, precision=precision,
+        opened.model,
+        source,
+        methods=chosen,
+        target=target,
+        normalize=normalize,
+        processor=opened.processor if source.kind == "text" else None,
+        max_length=max_length,
+        limit=limit,
+        precision=precision,
     )
-    return run(work, out, batch_size=batch_size, resume=resume, on_error=on_error, progress=progress)
+    return run(
+        work, out, batch_size=batch_size, resume=resume, on_error=on_error, progress=progress
+    )
 
 
 def parse_method(text: str) -> MethodChoice:
@@ -84,7 +111,8 @@ def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def open_source(data: str, limit: int | None = None, **options: Any) -> Source:
-    """The data set of a name: shipped ones (``limit`` samples, or 500), or what ``relprop.data.open_data`` makes of a path."""
+    """The data set of a name: shipped ones (``limit`` samples, or 500), or what
+    ``relprop.data.open_data`` makes of a path."""
     shipped: Any
     if data == DIGITS:
         from relprop.demo.scene_source import DigitScenes as shipped
@@ -114,21 +142,32 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
 
 
 def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
-    """The data set with images as large as the model takes them, and what normalises them; texts as they are.
+    """The data set with images as large as the model takes them, and what normalises them; texts as
+    they are.
 
-    Image files are resized and cropped as the model's own configuration has it, if there is one; images that are tensors already are taken as they are.
+    Image files are resized and cropped as the model's own configuration has it, if there is one;
+    images that are tensors already are taken as they are.
     """
     if source.kind == "text":
-        if not hasattr(getattr(opened.processor, "tokenizer", opened.processor), "convert_ids_to_tokens"):
-            raise InputError(message(
-                "the data set is of texts, and no tokenizer came with the model", then=["save it into the model's folder: tokenizer.save_pretrained(folder)"],
-            ))
+        if not hasattr(
+            getattr(opened.processor, "tokenizer", opened.processor), "convert_ids_to_tokens"
+        ):
+            raise InputError(
+                message(
+                    "the data set is of texts, and no tokenizer came with the model",
+                    then=["save it into the model's folder: tokenizer.save_pretrained(folder)"],
+                )
+            )
         return source, None
     configured = opened.processor if opened.processor is not None else opened.model
     if opened.processor is None and not getattr(opened.model, "pretrained_cfg", None):
         return source, None
     transform, normalize = image_transform(configured)
     reader: Any = source
-    if "transform" in getattr(reader, "__dataclass_fields__", ()) and reader.transform is None and getattr(reader, "size", None) is None:
+    if (
+        "transform" in getattr(reader, "__dataclass_fields__", ())
+        and reader.transform is None
+        and getattr(reader, "size", None) is None
+    ):
         source = dataclasses.replace(reader, transform=transform)
     return source, normalize

@@ -1,7 +1,8 @@
 """Files that are there whole or not at all, and what killed processes leave behind.
 
-A file is written under a temporary name beside its own, flushed to the disk, and renamed. Temporary names, and names of shards, carry the process that
-made them, so that what a killed process left can be told from what a living one is writing.
+A file is written under a temporary name beside its own, flushed to the disk, and renamed. Temporary
+names, and names of shards, carry the process that made them, so that what a killed process left can
+be told from what a living one is writing.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FOREIGN = 24 * 3600.0  # seconds after which an unfinished file of another machine counts as left behind
+FOREIGN = (
+    24 * 3600.0
+)  # seconds after which an unfinished file of another machine counts as left behind
 _token = {"pid": 0, "text": ""}
 
 
 def owner() -> str:
-    """This process, as a part of a file's name: machine, process id, and a random part, since process ids are used again."""
+    """This process, as a part of a file's name: machine, process id, and a random part, since
+    process ids are used again."""
     if _token["pid"] != os.getpid():  # also after a fork
         _token.update(pid=os.getpid(), text=secrets.token_hex(3))
     return f"{_machine()}-{os.getpid()}-{_token['text']}"
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """``write(temporary)``, then to the disk, then under its own name; a kill at any moment leaves the file as it was before, or as it is now."""
+    """``write(temporary)``, then to the disk, then under its own name; a kill at any moment leaves
+    the file as it was before, or as it is now."""
     temporary = path.with_name(f".{owner()}.{path.name}.tmp")
     try:
         write(temporary)
@@ -43,11 +48,17 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """A JSON file, atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8"))
+    write_atomically(
+        path,
+        lambda temporary: temporary.write_text(
+            json.dumps(value, indent=1) + "\n", encoding="utf-8"
+        ),
+    )
 
 
 def remove_leftovers(folder: Path, committed: Callable[[Path], bool]) -> int:
-    """Remove what killed processes left in ``folder``: temporary files, and files that ``committed`` says do not count. Returns how many."""
+    """Remove what killed processes left in ``folder``: temporary files, and files that
+    ``committed`` says do not count. Returns how many."""
     removed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name.endswith(".tmp"):

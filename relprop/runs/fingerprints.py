@@ -1,4 +1,5 @@
-"""What tells one model, tokenizer, transform or option from another, as plain JSON: the parts of a run's identity."""
+"""What tells one model, tokenizer, transform or option from another, as plain JSON: the parts of a
+run's identity."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
-    """Its class, the SHA-256 of its state dict, and that of its settings (the modules as they print themselves, a config if it has one).
+    """Its class, the SHA-256 of its state dict, and that of its settings (the modules as they print
+    themselves, a config if it has one).
 
     Raises ``InputError`` for weights that are not there (on the meta device, offloaded).
     """
@@ -31,45 +33,86 @@ def of_model(model: nn.Module) -> dict[str, Any]:
     settings = [ADDRESS.sub("", repr(model))]
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
-        known = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version", "dtype")}
+        known = {
+            k: v
+            for k, v in config.to_dict().items()
+            if k not in ("_name_or_path", "transformers_version", "dtype")
+        }
         settings.append(json.dumps(known, sort_keys=True, default=str))
-    return {"class": _name(type(model)), "weights": digest.hexdigest(), "settings": _sha("\n".join(settings))}
+    return {
+        "class": _name(type(model)),
+        "weights": digest.hexdigest(),
+        "settings": _sha("\n".join(settings)),
+    }
 
 
 def of_callable(thing: Any) -> str | None:
-    """A transform by what it prints; a plain function by its name and its source. Raises ``OptionError`` for an object that prints only its address."""
+    """A transform by what it prints; a plain function by its name and its source. Raises
+    ``OptionError`` for an object that prints only its address."""
     if thing is None:
         return None
     if inspect.isfunction(thing) or inspect.ismethod(thing):
-        if inspect.ismethod(thing) or thing.__closure__:  # what it does depends on more than its source
-            raise OptionError(message(
-                f"{_name(thing)} holds values that do not show in its source, so that a run cannot tell whether it is the same when it goes on",
-                then=["give a plain function", "or an object whose __repr__ tells all of its settings, as torchvision's transforms have it"],
-            ))
+        if (
+            inspect.ismethod(thing) or thing.__closure__
+        ):  # what it does depends on more than its source
+            raise OptionError(
+                message(
+                    (
+                        f"{_name(thing)} holds values that do not show in its source, so "
+                        "that a run cannot tell whether it is the same when it goes on"
+                    ),
+                    then=[
+                        "give a plain function",
+                        (
+                            "or an object whose __repr__ tells all of its settings, as "
+                            "torchvision's transforms have it"
+                        ),
+                    ],
+                )
+            )
         try:
             source = inspect.getsource(thing)
         except (OSError, TypeError):
             source = thing.__code__.co_code.hex() + repr(thing.__code__.co_names)
         return f"{_name(thing)} {_sha(source)}"
     if ADDRESS.search(text := repr(thing)) and type(thing).__repr__ is object.__repr__:
-        raise OptionError(message(
-            f"an object of {_name(type(thing))} prints only its address, so that a run cannot tell whether it is the same when it goes on",
-            then=["give its class a __repr__ that tells all of its settings"],
-        ))
+        raise OptionError(
+            message(
+                (
+                    f"an object of {_name(type(thing))} prints only its address, so that a "
+                    "run cannot tell whether it is the same when it goes on"
+                ),
+                then=["give its class a __repr__ that tells all of its settings"],
+            )
+        )
     return ADDRESS.sub("", text)
 
 
 def of_tokenizer(tokenizer: Any) -> dict[str, Any]:
-    """Its class, and the SHA-256 of its vocabulary and, of a fast one, of everything it does to a text."""
-    facts: list[Any] = [sorted(tokenizer.get_vocab().items()), {k: str(v) for k, v in sorted(tokenizer.special_tokens_map.items())}]
+    """Its class, and the SHA-256 of its vocabulary and, of a fast one, of everything it does to a
+    text."""
+    facts: list[Any] = [
+        sorted(tokenizer.get_vocab().items()),
+        {k: str(v) for k, v in sorted(tokenizer.special_tokens_map.items())},
+    ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        facts.append({k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")})  # these two change from call to call
-    return {"class": _name(type(tokenizer)), "sha256": _sha(json.dumps(facts, sort_keys=True, default=str))}
+        facts.append(
+            {
+                k: v
+                for k, v in json.loads(backend.to_str()).items()
+                if k not in ("truncation", "padding")
+            }
+        )  # these two change from call to call
+    return {
+        "class": _name(type(tokenizer)),
+        "sha256": _sha(json.dumps(facts, sort_keys=True, default=str)),
+    }
 
 
 def of_value(value: Any) -> Any:
-    """An option's value as plain JSON: tensors and rule sets by their hash, functions as ``of_callable`` has them."""
+    """An option's value as plain JSON: tensors and rule sets by their hash, functions as
+    ``of_callable`` has them."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, Mapping):
@@ -81,7 +124,11 @@ def of_value(value: Any) -> Any:
         _hash(digest, value, "an option")
         return f"tensor {tuple(value.shape)} {digest.hexdigest()}"
     if isinstance(value, RuleSet):
-        return value.name if PRESETS.get(value.name) == value else f"{value.name} {_sha(ADDRESS.sub('', repr(value)))}"
+        return (
+            value.name
+            if PRESETS.get(value.name) == value
+            else f"{value.name} {_sha(ADDRESS.sub('', repr(value)))}"
+        )
     return of_callable(value) if callable(value) else ADDRESS.sub("", repr(value))
 
 
@@ -95,7 +142,12 @@ def _hash(digest: Any, value: Any, name: str) -> None:
         digest.update(ADDRESS.sub("", repr(value)).encode())
         return
     if value.is_meta:
-        raise InputError(message(f"the weight {name!r} is on the meta device: it is not loaded, or offloaded", then=["load the model whole"]))
+        raise InputError(
+            message(
+                f"the weight {name!r} is on the meta device: it is not loaded, or offloaded",
+                then=["load the model whole"],
+            )
+        )
     digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
     if hasattr(value, "__tensor_flatten__"):  # a quantised weight, made of others
         for inner in value.__tensor_flatten__()[0]:

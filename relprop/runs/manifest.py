@@ -1,4 +1,5 @@
-"""``run.json``: what a run folder is of. And ``failed*.jsonl``: the samples that could not be done."""
+"""``run.json``: what a run folder is of. And ``failed*.jsonl``: the samples that could not be
+done."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NAME = "run.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run folder is of: the work's identity and columns, its number of samples, the versions it was begun with, the batch size it uses."""
+    """What a run folder is of: the work's identity and columns, its number of samples, the versions
+    it was begun with, the batch size it uses."""
 
     identity: Mapping[str, Any]
     samples: int
@@ -31,14 +33,20 @@ class Manifest:
 
     @classmethod
     def of(cls, work: Work) -> Manifest:
-        """The manifest of a work that begins now. Raises ``OptionError`` if its identity is not plain JSON."""
+        """The manifest of a work that begins now. Raises ``OptionError`` if its identity is not
+        plain JSON."""
         from relprop import __version__
 
         try:
             identity = json.loads(json.dumps(work.identity(), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise OptionError(f"the work's identity is not plain JSON: {error}") from None
-        return cls(identity, len(work), dict(work.columns), {"relprop": __version__, "torch": str(torch.__version__)})
+        return cls(
+            identity,
+            len(work),
+            dict(work.columns),
+            {"relprop": __version__, "torch": str(torch.__version__)},
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -49,7 +57,12 @@ class Manifest:
                 raise ValueError(f"its format is not {FORMAT!r}")
             return cls(**written)
         except FileNotFoundError:
-            raise InputError(message(f"{folder.name!r} is no run folder: it has no {NAME}", then=["give the folder that a run wrote, or an empty one"])) from None
+            raise InputError(
+                message(
+                    f"{folder.name!r} is no run folder: it has no {NAME}",
+                    then=["give the folder that a run wrote, or an empty one"],
+                )
+            ) from None
         except (ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{NAME} in {folder.name!r} cannot be read: {error}") from error
 
@@ -58,18 +71,33 @@ class Manifest:
         write_json(folder / NAME, {"format": FORMAT, **asdict(self)})
 
     def check_same(self, now: Manifest, folder: Path) -> None:
-        """Raises ``InputError`` naming what differs if ``now`` is of another work; warns of other versions."""
-        mine, theirs = ({"identity": m.identity, "samples": m.samples, "columns": m.columns} for m in (self, now))
+        """Raises ``InputError`` naming what differs if ``now`` is of another work; warns of other
+        versions."""
+        mine, theirs = (
+            {"identity": m.identity, "samples": m.samples, "columns": m.columns}
+            for m in (self, now)
+        )
         found = list(differences(mine, theirs))
         if found:
-            shown = [f"{path}: {_short(a)} in the folder, {_short(b)} now" for path, a, b in found[:8]]
-            raise InputError(message(
-                f"{folder.name!r} holds a run of something else; {len(found)} difference{'s' * (len(found) > 1)}", at="\n        ".join(shown),
-                then=["go on with what the folder was begun with, or give another folder"],
-            ))
+            shown = [
+                f"{path}: {_short(a)} in the folder, {_short(b)} now" for path, a, b in found[:8]
+            ]
+            raise InputError(
+                message(
+                    (
+                        f"{folder.name!r} holds a run of something else; {len(found)} "
+                        f"difference{'s' * (len(found) > 1)}"
+                    ),
+                    at="\n        ".join(shown),
+                    then=["go on with what the folder was begun with, or give another folder"],
+                )
+            )
         for name, version in now.versions.items():
             if self.versions.get(name) != version:
-                warn(f"this run was begun with {name} {self.versions.get(name)} and goes on with {version}")
+                warn(
+                    f"this run was begun with {name} {self.versions.get(name)} and goes "
+                    f"on with {version}"
+                )
 
     def with_batch_size(self, size: int) -> Manifest:
         """The same with another batch size."""
@@ -77,7 +105,8 @@ class Manifest:
 
 
 def remember_batch_size(folder: Path, size: int) -> None:
-    """Note in ``run.json`` what fits into memory. Of several processes that do so at once the last one counts, which costs the others one retry."""
+    """Note in ``run.json`` what fits into memory. Of several processes that do so at once the last
+    one counts, which costs the others one retry."""
     Manifest.read(folder).with_batch_size(size).write(folder)
 
 
@@ -113,7 +142,8 @@ def failed_file(folder: Path, process: int) -> Path:
 
 
 def add_failure(path: Path, failure: Failure) -> None:
-    """Append one line, on the disk when this returns. A line that a kill cut short is ended first, and does not count."""
+    """Append one line, on the disk when this returns. A line that a kill cut short is ended first,
+    and does not count."""
     line = (json.dumps(asdict(failure)) + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:

@@ -1,4 +1,5 @@
-"""Samples as a model's inputs: images of one shape together, texts padded to one length, and which positions are padding."""
+"""Samples as a model's inputs: images of one shape together, texts padded to one length, and which
+positions are padding."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ STEP = 32  # texts are padded to multiples of this: one captured graph for each 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Samples that go through the model together: their ``places`` in the batch, the model's ``inputs``, and for each text how many tokens are not padding."""
+    """Samples that go through the model together: their ``places`` in the batch, the model's
+    ``inputs``, and for each text how many tokens are not padding."""
 
     places: tuple[int, ...]
     inputs: Any
@@ -29,7 +31,8 @@ class Group:
 
 
 class Preparation(Protocol):
-    """How samples become inputs. ``processor``: what explains the inputs' positions to relprop, if anything does."""
+    """How samples become inputs. ``processor``: what explains the inputs' positions to relprop, if
+    anything does."""
 
     processor: Any
 
@@ -59,33 +62,52 @@ class Images:
         shapes = [(tuple(i.shape), i.dtype) for i in images]
         for shape in dict.fromkeys(shapes):
             places = tuple(i for i, s in enumerate(shapes) if s == shape)
-            yield Group(places, torch.stack([images[i] for i in places]).to(like.device, like.dtype))
+            yield Group(
+                places, torch.stack([images[i] for i in places]).to(like.device, like.dtype)
+            )
 
     def image(self, sample: Sample) -> Tensor:
         """One image as the model takes it. Raises ``InputError`` with the sample's key."""
         if not isinstance(sample.inputs, Tensor) or sample.inputs.dim() != 3:
-            what = tuple(sample.inputs.shape) if isinstance(sample.inputs, Tensor) else type(sample.inputs).__name__
+            what = (
+                tuple(sample.inputs.shape)
+                if isinstance(sample.inputs, Tensor)
+                else type(sample.inputs).__name__
+            )
             raise InputError(f"sample {sample.key!r} is no image (C, H, W): {what}")
         if self.normalize is None:
             return sample.inputs
         try:
             made = self.normalize(sample.inputs)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"normalize does not take sample {sample.key!r}, {tuple(sample.inputs.shape)}: {error}") from error
+            raise InputError(
+                f"normalize does not take sample {sample.key!r}, "
+                f"{tuple(sample.inputs.shape)}: {error}"
+            ) from error
         if not isinstance(made, Tensor) or made.dim() != 3:
-            raise InputError(f"normalize gave {type(made).__name__} {tuple(getattr(made, 'shape', ()))} for sample {sample.key!r}, not an image (C, H, W)")
+            raise InputError(
+                f"normalize gave {type(made).__name__} "
+                f"{tuple(getattr(made, 'shape', ()))} for sample {sample.key!r}, not "
+                "an image (C, H, W)"
+            )
         return made
 
 
 class Texts:
-    """Texts and pairs of texts through a tokenizer, padded on the right; without a padding token, those of one length are one group.
+    """Texts and pairs of texts through a tokenizer, padded on the right; without a padding token,
+    those of one length are one group.
 
     ``max_length``: longer texts are cut; ``None``: at what the tokenizer says its model takes.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None) -> None:
         if tokenizer is None:
-            raise OptionError(message("texts need what turns them into tokens", then=["ExplainWork(model, source, processor=tokenizer)"]))
+            raise OptionError(
+                message(
+                    "texts need what turns them into tokens",
+                    then=["ExplainWork(model, source, processor=tokenizer)"],
+                )
+            )
         self.processor = tokenizer
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
@@ -95,13 +117,19 @@ class Texts:
 
     def identity(self) -> dict[str, Any]:
         """The tokenizer by its vocabulary and what it does; where texts are cut."""
-        return {"tokenizer": fingerprints.of_tokenizer(self.tokenizer), "max_length": self.max_length}
+        return {
+            "tokenizer": fingerprints.of_tokenizer(self.tokenizer),
+            "max_length": self.max_length,
+        }
 
     def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
         """All together, or by length."""
         texts = [_texts(s) for s in samples]
         if len({len(t) for t in texts}) > 1:
-            raise InputError(f"some samples are one text and others are pairs: {samples[0].key!r} and others of its batch")
+            raise InputError(
+                f"some samples are one text and others are pairs: {samples[0].key!r} and "
+                "others of its batch"
+            )
         whole = [len(ids) for ids in self.tokenize(texts, truncation=False)["input_ids"]]
         lengths = [n if self.max_length is None else min(n, self.max_length) for n in whole]
         pads = self.tokenizer.pad_token is not None
@@ -109,31 +137,59 @@ class Texts:
             places = tuple(i for i, n in enumerate(lengths) if pads or n == length)
             padding: dict[str, Any] = {}
             if pads:
-                padding = {"padding": "max_length", "max_length": self.padded(length, model), "padding_side": "right"}
+                padding = {
+                    "padding": "max_length",
+                    "max_length": self.padded(length, model),
+                    "padding_side": "right",
+                }
             elif self.max_length is not None:
                 padding = {"max_length": self.max_length}
-            made = self.tokenize([texts[i] for i in places], return_tensors="pt", truncation=self.max_length is not None, **padding)
-            yield Group(places, _accepted(made, model), tuple(lengths[i] for i in places), tuple(whole[i] > lengths[i] for i in places))
+            made = self.tokenize(
+                [texts[i] for i in places],
+                return_tensors="pt",
+                truncation=self.max_length is not None,
+                **padding,
+            )
+            yield Group(
+                places,
+                _accepted(made, model),
+                tuple(lengths[i] for i in places),
+                tuple(whole[i] > lengths[i] for i in places),
+            )
 
     def padded(self, length: int, model: nn.Module) -> int:
-        """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not at all if that is not known."""
-        most = self.max_length or getattr(getattr(speaker(model), "config", None), "max_position_embeddings", None)
-        return length if not isinstance(most, int) else max(length, min(-(-length // STEP) * STEP, most))
+        """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not
+        at all if that is not known."""
+        most = self.max_length or getattr(
+            getattr(speaker(model), "config", None), "max_position_embeddings", None
+        )
+        return (
+            length
+            if not isinstance(most, int)
+            else max(length, min(-(-length // STEP) * STEP, most))
+        )
 
     def tokenize(self, texts: Sequence[tuple[str, ...]], **options: Any) -> Any:
         """The tokenizer's encoding of texts, or of pairs."""
-        return self.tokenizer(*[list(column) for column in zip(*texts, strict=True)], verbose=False, **options)
+        return self.tokenizer(
+            *[list(column) for column in zip(*texts, strict=True)], verbose=False, **options
+        )
 
 
 def _texts(sample: Sample) -> tuple[str, ...]:
     texts = (sample.inputs,) if isinstance(sample.inputs, str) else sample.inputs
-    if not isinstance(texts, tuple) or len(texts) not in (1, 2) or not all(isinstance(t, str) for t in texts):
+    if (
+        not isinstance(texts, tuple)
+        or len(texts) not in (1, 2)
+        or not all(isinstance(t, str) for t in texts)
+    ):
         raise InputError(f"sample {sample.key!r} is neither a text nor a pair of texts")
     return texts
 
 
 def _accepted(made: Any, model: nn.Module) -> Any:
-    """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since it knows the words."""
+    """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since
+    it knows the words."""
     takes = inspect.signature(speaker(model).forward).parameters
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for name in [n for n in made if n not in takes]:

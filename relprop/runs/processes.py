@@ -1,8 +1,10 @@
-"""Several processes on one run, as Hugging Face Accelerate launches them: ``accelerate launch ... -m relprop explain ...``.
+"""Several processes on one run, as Hugging Face Accelerate launches them: ``accelerate launch ...
+-m relprop explain ...``.
 
-Before the work the processes agree once on what is missing, and each takes its share. After that none waits for another in a collective call: each
-writes its own shards, the first one watches the folder until it is complete, and what a killed process has not done, the next launch does.
-One process alone needs no Accelerate.
+Before the work the processes agree once on what is missing, and each takes its share. After that
+none waits for another in a collective call: each writes its own shards, the first one watches the
+folder until it is complete, and what a killed process has not done, the next launch does. One
+process alone needs no Accelerate.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ import torch
 from relprop.errors import OptionError, RelpropError
 
 T = TypeVar("T")
-COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # set by torch.distributed's launcher, and by those of MPI
+COUNTS = (
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # set by torch.distributed's launcher, and by those of MPI
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of a launch: ``number`` of ``count``, and the ``device`` its model should be on."""
+    """This process among those of a launch: ``number`` of ``count``, and the ``device`` its model
+    should be on."""
 
     number: int = 0
     count: int = 1
@@ -35,7 +43,8 @@ class Processes:
         return self.number == 0
 
     def agree(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives in the first process, in all of them; its error, too. All processes call this, once, before the work."""
+        """What ``make`` gives in the first process, in all of them; its error, too. All processes
+        call this, once, before the work."""
         if self.count == 1:
             return make()
         from accelerate.utils import broadcast_object_list
@@ -56,23 +65,35 @@ class Processes:
         return value  # type: ignore[no-any-return]
 
     def share(self, missing: np.ndarray, size: int) -> np.ndarray:
-        """This process's part of ``missing``: neighbouring blocks of ``size``, cut at multiples of it, so that batches are the same for any ``count``."""
+        """This process's part of ``missing``: neighbouring blocks of ``size``, cut at multiples of
+        it, so that batches are the same for any ``count``."""
         blocks = np.unique(missing // size)
         mine = np.array_split(blocks, self.count)[self.number]
-        return missing[:0] if len(mine) == 0 else missing[(missing // size >= mine[0]) & (missing // size <= mine[-1])]
+        return (
+            missing[:0]
+            if len(mine) == 0
+            else missing[(missing // size >= mine[0]) & (missing // size <= mine[-1])]
+        )
 
 
 def current() -> Processes:
-    """The processes of this launch; one alone unless a launcher started several. Raises ``OptionError`` if Accelerate is needed and not installed."""
+    """The processes of this launch; one alone unless a launcher started several. Raises
+    ``OptionError`` if Accelerate is needed and not installed."""
     count = max(int(os.environ.get(name) or 1) for name in COUNTS)
     if count == 1:
         return Processes(device=_best_device())
     try:
         from accelerate import PartialState
     except ImportError:
-        raise OptionError('several processes need accelerate: pip install "relprop[runs]"') from None
+        raise OptionError(
+            'several processes need accelerate: pip install "relprop[runs]"'
+        ) from None
     state = PartialState(cpu=_asked_for_cpu() or not torch.accelerator.is_available())
-    return Processes(state.process_index, state.num_processes, torch.device(state.device.type) if state.device.type == "cpu" else state.device)
+    return Processes(
+        state.process_index,
+        state.num_processes,
+        torch.device(state.device.type) if state.device.type == "cpu" else state.device,
+    )
 
 
 def leave() -> None:
@@ -86,5 +107,7 @@ def _asked_for_cpu() -> bool:
 
 
 def _best_device() -> torch.device:
-    found = None if _asked_for_cpu() else torch.accelerator.current_accelerator(check_available=True)
+    found = (
+        None if _asked_for_cpu() else torch.accelerator.current_accelerator(check_available=True)
+    )
     return torch.device("cpu") if found is None else found

@@ -1,4 +1,5 @@
-"""Progress of a long run: a bar with the remaining time on a terminal, a line now and then anywhere else."""
+"""Progress of a long run: a bar with the remaining time on a terminal, a line now and then anywhere
+else."""
 
 from __future__ import annotations
 
@@ -10,9 +11,18 @@ EVERY = 10.0  # seconds between lines
 
 
 class Progress:
-    """How far ``total`` samples are. Used in a ``with``; without ``wanted`` it prints only what it is told to ``say``."""
+    """How far ``total`` samples are. Used in a ``with``; without ``wanted`` it prints only what it
+    is told to ``say``."""
 
-    def __init__(self, total: int, what: str, *, wanted: bool = True, stream: TextIO | None = None, every: float = EVERY) -> None:
+    def __init__(
+        self,
+        total: int,
+        what: str,
+        *,
+        wanted: bool = True,
+        stream: TextIO | None = None,
+        every: float = EVERY,
+    ) -> None:
         self.total, self.what, self.wanted, self.every = total, what, wanted, every
         self.stream = sys.stderr if stream is None else stream
         self.done = self.shown = 0
@@ -51,7 +61,14 @@ class Progress:
         self.told, self.shown = time.monotonic(), self.done
         rate = self.done / max(self.told - self.began, 1e-9)
         left = (self.total - self.done) / rate if rate else float("inf")
-        print(f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, {duration(left)} left", file=self.stream, flush=True)
+        print(
+            (
+                f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, "
+                f"{duration(left)} left"
+            ),
+            file=self.stream,
+            flush=True,
+        )
 
 
 def duration(seconds: float) -> str:
@@ -69,10 +86,22 @@ def duration(seconds: float) -> str:
 
 def _bar(stream: TextIO) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bar
 
     return Bar(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        console=Console(file=stream), speed_estimate_period=3600,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        speed_estimate_period=3600,
     )

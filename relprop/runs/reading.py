@@ -1,4 +1,5 @@
-"""Reading a run folder: the table, rows and tensors in the samples' order, and what is missing. A run may be read while it is going on."""
+"""Reading a run folder: the table, rows and tensors in the samples' order, and what is missing. A
+run may be read while it is going on."""
 
 from __future__ import annotations
 
@@ -21,20 +22,27 @@ OPEN = 16  # shards whose rows are in memory at once, at most
 
 
 def read_run(folder: str | Path) -> RunResults:
-    """The results in a run folder as they are now. Needs ``relprop[runs]``; raises ``InputError`` for any other folder."""
+    """The results in a run folder as they are now. Needs ``relprop[runs]``; raises ``InputError``
+    for any other folder."""
     return RunResults(Path(folder))
 
 
 class RunResults:
-    """What a run folder holds. ``identity`` and ``columns``: the work's. ``samples``: how many there are in all. ``failed``: those that could not be done, by index."""
+    """What a run folder holds. ``identity`` and ``columns``: the work's. ``samples``: how many
+    there are in all. ``failed``: those that could not be done, by index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
         self._catalogue = Catalogue(folder / "shards", self.manifest.samples)
-        self.failed: Mapping[int, Failure] = {i: f for i, f in read_failures(folder).items() if self._catalogue.of(i) is None}
+        self.failed: Mapping[int, Failure] = {
+            i: f for i, f in read_failures(folder).items() if self._catalogue.of(i) is None
+        }
         if self._catalogue.twice:
-            warn(f"{self._catalogue.twice} samples of {folder.name!r} are in two shards: the first one counts")
+            warn(
+                f"{self._catalogue.twice} samples of {folder.name!r} are in two shards: "
+                "the first one counts"
+            )
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -68,10 +76,16 @@ class RunResults:
         return len(self.missing) == 0
 
     def table(self) -> pa.Table:
-        """All rows as one Arrow table, by ascending ``index``; the rows of one sample in the work's order."""
+        """All rows as one Arrow table, by ascending ``index``; the rows of one sample in the work's
+        order."""
         pa = arrow()
-        parts = [_counted(pa, shard, self._catalogue, number) for number, shard in enumerate(self._catalogue.shards)]
-        return pa.concat_tables([schema(self.columns).empty_table(), *parts]).sort_by("index")  # a stable sort
+        parts = [
+            _counted(pa, shard, self._catalogue, number)
+            for number, shard in enumerate(self._catalogue.shards)
+        ]
+        return pa.concat_tables([schema(self.columns).empty_table(), *parts]).sort_by(
+            "index"
+        )  # a stable sort
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of ``table``, one after another, with a few shards in memory at a time."""
@@ -95,12 +109,24 @@ class RunResults:
             raise OptionError(f"tensors({index}): there are samples 0 to {self.samples - 1}")
         shard = self._catalogue.of(index)
         if shard is None:
-            why = f"it failed: {self.failed[index].error.splitlines()[0]}" if index in self.failed else "it is not done yet"
-            raise OptionError(message(f"tensors({index}): {why}", then=["resume the run", "run.missing and run.failed list such samples"]))
+            why = (
+                f"it failed: {self.failed[index].error.splitlines()[0]}"
+                if index in self.failed
+                else "it is not done yet"
+            )
+            raise OptionError(
+                message(
+                    f"tensors({index}): {why}",
+                    then=["resume the run", "run.missing and run.failed list such samples"],
+                )
+            )
         return shard.tensors(index)
 
     def __repr__(self) -> str:
-        return f"RunResults({self.folder.name!r}, {self.done} of {self.samples} samples{f', {len(self.failed)} failed' if self.failed else ''})"
+        return (
+            f"RunResults({self.folder.name!r}, {self.done} of {self.samples} "
+            f"samples{f', {len(self.failed)} failed' if self.failed else ''})"
+        )
 
 
 def _counted(pa: Any, shard: Shard, catalogue: Catalogue, number: int) -> pa.Table:

@@ -1,7 +1,9 @@
 """``run``: a work done for every sample of its data set, batch by batch into a run folder.
 
-A batch is finished when its shard is on the disk; a kill at any moment costs the batch that was being done, and ``resume=True`` goes on with what is
-missing. Batches are cut at multiples of the batch size, so that they are the same however often a run was interrupted and however many processes do it.
+A batch is finished when its shard is on the disk; a kill at any moment costs the batch that was
+being done, and ``resume=True`` goes on with what is missing. Batches are cut at multiples of the
+batch size, so that they are the same however often a run was interrupted and however many processes
+do it.
 """
 
 from __future__ import annotations
@@ -21,18 +23,27 @@ from relprop import errors
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.runs.base import Record, Work
 from relprop.runs.disk import remove_leftovers
-from relprop.runs.manifest import Failure, Manifest, add_failure, failed_file, read_failures, remember_batch_size
+from relprop.runs.manifest import (
+    Failure,
+    Manifest,
+    add_failure,
+    failed_file,
+    read_failures,
+    remember_batch_size,
+)
 from relprop.runs.processes import Processes, current
 from relprop.runs.progress import Progress, duration
 from relprop.runs.shards import Catalogue, arrow, remove_unfinished, schema, write_shard
 
 START = 64  # samples in a batch, where nothing else is known
-PATIENCE = 1800.0  # seconds without any new shard after which the first process no longer waits for the others
+# seconds without any new shard after which the first process no longer waits for the others
+PATIENCE = 1800.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a call of ``run`` did. ``done``: samples by this process, now; ``missing``, ``failed``: in the whole folder, when it ended."""
+    """What a call of ``run`` did. ``done``: samples by this process, now; ``missing``, ``failed``:
+    in the whole folder, when it ended."""
 
     folder: Path
     samples: int
@@ -54,35 +65,54 @@ class Summary:
         rate = f", {self.done / self.seconds:.3g} samples/s" if self.seconds and self.done else ""
         failed = f"; {self.failed} failed, listed in failed*.jsonl" if self.failed else ""
         left = f"; {self.missing} missing" if self.missing else ""
-        return f"{self.done} of {self.samples} samples{who} in {duration(self.seconds)}{rate}, batch size {self.batch_size}{failed}{left}: {self.folder.name}"
+        return (
+            f"{self.done} of {self.samples} samples{who} in "
+            f"{duration(self.seconds)}{rate}, batch size "
+            f"{self.batch_size}{failed}{left}: {self.folder.name}"
+        )
 
 
 def run(
-    work: Work, out: str | Path, *, batch_size: int | None = None, resume: bool = False, on_error: str = "stop", progress: bool = True, patience: float = PATIENCE,
+    work: Work,
+    out: str | Path,
+    *,
+    batch_size: int | None = None,
+    resume: bool = False,
+    on_error: str = "stop",
+    progress: bool = True,
+    patience: float = PATIENCE,
 ) -> Summary:
-    """Do ``work`` for every sample, in batches, into the folder ``out``; see docs/whole-data-sets.md.
+    """Do ``work`` for every sample, in batches, into the folder ``out``; see
+    docs/whole-data-sets.md.
 
     Args:
         work: what to do (``relprop.runs.Work``): ``ExplainWork``, or your own.
         out: the run folder. It may not exist yet; one that is not empty needs ``resume``.
-        batch_size: samples at a time; ``None``: what this folder used last, or 64 at first. It is halved, and remembered, when memory runs out.
+        batch_size: samples at a time; ``None``: what this folder used last, or 64 at first. It is
+            halved, and remembered, when memory runs out.
         resume: go on with a folder that was begun with the same work; an empty one is begun.
-        on_error: ``"stop"`` raises at a sample that cannot be done, whose key the message has; ``"skip"`` writes it to ``failed.jsonl`` and goes on.
-            A sample that failed once is not tried again while it is in that file.
+        on_error: ``"stop"`` raises at a sample that cannot be done, whose key the message has;
+            ``"skip"`` writes it to ``failed.jsonl`` and goes on. A sample that failed once is not
+            tried again while it is in that file.
         progress: show how far it is, and the remaining time.
-        patience: among several processes, seconds without a new shard after which the first one gives up waiting for the others.
+        patience: among several processes, seconds without a new shard after which the first one
+            gives up waiting for the others.
 
     Returns:
-        A summary. Of several processes the first returns when all are done, the others when their share is.
+        A summary. Of several processes the first returns when all are done, the others when their
+        share is.
 
     Raises:
-        InputError: the folder holds a run of something else, or is none, or a sample does not fit into memory alone.
+        InputError: the folder holds a run of something else, or is none, or a sample does not fit
+            into memory alone.
         OptionError: a wrong option, or a folder that is not empty without ``resume``.
         RelpropError: what the work raised at a sample, with the sample's key.
     """
     if on_error not in ("stop", "skip"):
         raise OptionError(f"on_error={on_error!r}: 'stop' or 'skip'")
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+    if batch_size is not None and (
+        not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
+    ):
         raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
     arrow()
     processes, folder = current(), Path(out)
@@ -95,17 +125,33 @@ def run(
     began = time.monotonic()
     with bar:
         if opening.removed and progress and processes.first:
-            bar.say(f"removed {opening.removed} unfinished file{'s' * (opening.removed > 1)} of a killed run")
+            bar.say(
+                f"removed {opening.removed} unfinished file{'s' * (opening.removed > 1)} "
+                "of a killed run"
+            )
         doing = _Doing(work, folder, processes, opening.batch_size, on_error, bar)
         try:
             doing.all(todo)
             seconds = time.monotonic() - began
             left = _wait(folder, len(work), processes, bar, patience)
         except KeyboardInterrupt:
-            bar.say(f"interrupted after {doing.done} samples, which are in {folder.name!r}; resume=True, or --resume on the command line, goes on with the rest")
+            bar.say(
+                f"interrupted after {doing.done} samples, which are in {folder.name!r}; "
+                "resume=True, or --resume on the command line, goes on with the rest"
+            )
             raise
     failed = read_failures(folder)
-    return Summary(folder, len(work), doing.done, left, len(failed), seconds, doing.size, processes.number, processes.count)
+    return Summary(
+        folder,
+        len(work),
+        doing.done,
+        left,
+        len(failed),
+        seconds,
+        doing.size,
+        processes.number,
+        processes.count,
+    )
 
 
 @dataclass(frozen=True)
@@ -123,10 +169,20 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"out={folder.name!r} is a file: give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if not [p for p in folder.iterdir() if not (p.name.startswith(".") and p.name.endswith(".tmp"))]:
+    if not [
+        p for p in folder.iterdir() if not (p.name.startswith(".") and p.name.endswith(".tmp"))
+    ]:
         manifest = mine.with_batch_size(batch_size or START)
     elif not resume:
-        raise OptionError(message(f"the folder {folder.name!r} is not empty", then=["resume=True, or --resume, goes on with the run in it", "or give another folder"]))
+        raise OptionError(
+            message(
+                f"the folder {folder.name!r} is not empty",
+                then=[
+                    "resume=True, or --resume, goes on with the run in it",
+                    "or give another folder",
+                ],
+            )
+        )
     else:
         manifest = Manifest.read(folder)
         manifest.check_same(mine, folder)
@@ -136,7 +192,9 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     shards.mkdir(exist_ok=True)
     removed = remove_unfinished(shards) + remove_leftovers(folder, lambda path: True)
     assert manifest.batch_size is not None
-    return _Opening(manifest, _missing(folder, Catalogue(shards, mine.samples)), manifest.batch_size, removed)
+    return _Opening(
+        manifest, _missing(folder, Catalogue(shards, mine.samples)), manifest.batch_size, removed
+    )
 
 
 def _missing(folder: Path, catalogue: Catalogue) -> np.ndarray:
@@ -149,7 +207,8 @@ def _title(processes: Processes) -> str:
 
 
 def _wait(folder: Path, samples: int, processes: Processes, bar: Progress, patience: float) -> int:
-    """How many samples are missing; the first of several processes watches the folder until none is."""
+    """How many samples are missing; the first of several processes watches the folder until none
+    is."""
     if processes.count == 1:  # all that was missing is done or failed
         return 0
     catalogue = Catalogue(folder / "shards", samples)
@@ -166,19 +225,42 @@ def _wait(folder: Path, samples: int, processes: Processes, bar: Progress, patie
         if now < left:
             left, changed = now, time.monotonic()
         elif time.monotonic() - changed > patience:
-            raise RelpropError(message(f"{left} samples are missing, and no other process has finished any for {duration(patience)}", then=["launch it again with resume"]))
+            raise RelpropError(
+                message(
+                    (
+                        f"{left} samples are missing, and no other process has finished any "
+                        f"for {duration(patience)}"
+                    ),
+                    then=["launch it again with resume"],
+                )
+            )
     return left
 
 
 class _OutOfMemory(RelpropError):
-    """Stands for an error that says memory ran out, without the tensors that its traceback holds."""
+    """Stands for an error that says memory ran out, without the tensors that its traceback
+    holds."""
 
 
 class _Doing:
     """One process's share, batch by batch."""
 
-    def __init__(self, work: Work, folder: Path, processes: Processes, size: int, on_error: str, bar: Progress) -> None:
-        self.work, self.folder, self.size, self.on_error, self.bar = work, folder, size, on_error, bar
+    def __init__(
+        self,
+        work: Work,
+        folder: Path,
+        processes: Processes,
+        size: int,
+        on_error: str,
+        bar: Progress,
+    ) -> None:
+        self.work, self.folder, self.size, self.on_error, self.bar = (
+            work,
+            folder,
+            size,
+            on_error,
+            bar,
+        )
         self.failed_file = failed_file(folder, processes.number)
         self.done = 0
 
@@ -191,7 +273,8 @@ class _Doing:
             at = end
 
     def batch(self, indices: list[int]) -> None:
-        """One batch: in smaller pieces where memory runs out, or to find the sample that cannot be done."""
+        """One batch: in smaller pieces where memory runs out, or to find the sample that cannot be
+        done."""
         pieces, size = deque([indices]), self.size
         while pieces:
             piece = pieces.popleft()
@@ -210,9 +293,16 @@ class _Doing:
                     smaller //= 2
                 self.use(smaller)
                 blocks = np.array(piece) // smaller
-                pieces.extendleft(reversed([[i for i, b in zip(piece, blocks, strict=True) if b == block] for block in np.unique(blocks)]))
+                pieces.extendleft(
+                    reversed(
+                        [
+                            [i for i, b in zip(piece, blocks, strict=True) if b == block]
+                            for block in np.unique(blocks)
+                        ]
+                    )
+                )
             else:
-                pieces.extendleft([piece[len(piece) // 2:], piece[:len(piece) // 2]])
+                pieces.extendleft([piece[len(piece) // 2 :], piece[: len(piece) // 2]])
 
     def use(self, size: int) -> None:
         """Another batch size from now on, and in later runs."""
@@ -229,12 +319,18 @@ class _Doing:
             records = self.work(indices)
         except Exception as error:
             if not isinstance(error, RelpropError) and not out_of_memory(error):
-                error.add_note(f"while samples {indices[0]} to {indices[-1]} of the data set were worked on")
+                error.add_note(
+                    f"while samples {indices[0]} to {indices[-1]} of the data set were worked on"
+                )
                 raise
-            found: RelpropError = _OutOfMemory(str(error)) if out_of_memory(error) else error.with_traceback(None)  # type: ignore[assignment]
+            found: RelpropError = (
+                _OutOfMemory(str(error)) if out_of_memory(error) else error.with_traceback(None)  # type: ignore[assignment]
+            )
         else:
             return _checked(records, indices)
-        if isinstance(found, _OutOfMemory):  # outside the except: nothing refers to the traceback, and its tensors, any more
+        if isinstance(
+            found, _OutOfMemory
+        ):  # outside the except: nothing refers to the traceback, and its tensors, any more
             gc.collect()
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()
@@ -248,15 +344,26 @@ class _Doing:
             self.bar.say(f"sample {key!r} failed: {str(error).splitlines()[0]}")
             self.bar.advance(1)
             return
-        then = "on_error='skip', or --on-error skip, writes such samples to failed.jsonl and goes on"
+        then = (
+            "on_error='skip', or --on-error skip, writes such samples to failed.jsonl and goes on"
+        )
         if isinstance(error, _OutOfMemory):
-            raise InputError(message(f"sample {key!r} (number {index}) does not fit into memory, even alone: {error}", then=[then]))
+            raise InputError(
+                message(
+                    (
+                        f"sample {key!r} (number {index}) does not fit into memory, even "
+                        f"alone: {error}"
+                    ),
+                    then=[then],
+                )
+            )
         kind = type(error) if type(error).__module__ == errors.__name__ else RelpropError
         raise kind(f"sample {key!r} (number {index}): {error}\n  {then}") from error
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that memory ran out, on the CPU or on an accelerator."""
+    """Whether an error, or one that it was raised from, says that memory ran out, on the CPU or on
+    an accelerator."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
@@ -272,5 +379,8 @@ SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_f
 def _checked(records: Sequence[Any], indices: list[int]) -> list[Record]:
     """The records, if they are those that were asked for."""
     if [r.index for r in records] != indices:
-        raise TypeError(f"the work was asked for samples {indices} and gave records of {[r.index for r in records]}")
+        raise TypeError(
+            f"the work was asked for samples {indices} and gave records of "
+            f"{[r.index for r in records]}"
+        )
     return list(records)

@@ -1,8 +1,9 @@
 """Shards: what came of one batch, as two files beside each other in ``shards/``.
 
-``<first>-<last>-<process>.safetensors`` holds the tensors under ``<index>.<name>``, ``<first>-<last>-<process>.parquet`` the rows. The Parquet file is
-renamed to its name last, when everything else is on the disk: it is what makes the shard count. Its metadata lists the samples, so that one without rows
-or tensors is done, too. Needs ``relprop[runs]``.
+``<first>-<last>-<process>.safetensors`` holds the tensors under ``<index>.<name>``,
+``<first>-<last>-<process>.parquet`` the rows. The Parquet file is renamed to its name last, when
+everything else is on the disk: it is what makes the shard count. Its metadata lists the samples, so
+that one without rows or tensors is done, too. Needs ``relprop[runs]``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def arrow() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A finished batch on the disk: ``path`` of its Parquet file, its samples' ``indices`` in order, and whether it has tensors."""
+    """A finished batch on the disk: ``path`` of its Parquet file, its samples' ``indices`` in
+    order, and whether it has tensors."""
 
     path: Path
     indices: np.ndarray
@@ -63,24 +65,37 @@ class Shard:
         path = self.path.with_suffix(".safetensors")
         try:
             with safe_open(str(path), framework="pt") as file:
-                return {name.removeprefix(start): file.get_tensor(name) for name in list(file.keys()) if name.startswith(start)}
+                return {
+                    name.removeprefix(start): file.get_tensor(name)
+                    for name in list(file.keys())
+                    if name.startswith(start)
+                }
         except Exception as error:  # safetensors raises a type of its own
             raise _damaged(path, error) from error
 
 
 def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, str]) -> Path:
-    """Commit the records of one batch: after this, and not before, its samples are done. Returns the Parquet file's path.
+    """Commit the records of one batch: after this, and not before, its samples are done. Returns
+    the Parquet file's path.
 
     Raises ``RelpropError`` if rows and columns do not fit, which is the work's fault.
     """
     pa = arrow()
     table = pa.Table.from_pydict(_by_column(records, columns), schema=schema(columns))
-    tensors = {f"{r.index}.{name}": t.detach().cpu().contiguous().clone() for r in records for name, t in r.tensors.items()}
+    tensors = {
+        f"{r.index}.{name}": t.detach().cpu().contiguous().clone()
+        for r in records
+        for name, t in r.tensors.items()
+    }
     indices = [r.index for r in records]
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
     if tensors:
-        write_atomically(path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary))
-    table = table.replace_schema_metadata({META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()})
+        write_atomically(
+            path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary)
+        )
+    table = table.replace_schema_metadata(
+        {META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()}
+    )
     write_atomically(path, lambda temporary: pa.parquet.write_table(table, temporary))
     return path
 
@@ -88,26 +103,47 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
 def schema(columns: Mapping[str, str]) -> pa.Schema:
     """The table's schema: ``index``, ``key``, and the work's columns."""
     pa = arrow()
-    kinds = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "list<float64>": pa.list_(pa.float64())}
+    kinds = {
+        "string": pa.string(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "list<float64>": pa.list_(pa.float64()),
+    }
     for name, kind in columns.items():
         if kind not in kinds or name in ("index", "key"):
-            raise RelpropError(message(f"column {name!r} of type {kind!r}", then=[f"the types are {', '.join(TYPES)}; index and key are there already"]))
-    return pa.schema([("index", pa.int64()), ("key", pa.string()), *((name, kinds[kind]) for name, kind in columns.items())])
+            raise RelpropError(
+                message(
+                    f"column {name!r} of type {kind!r}",
+                    then=[f"the types are {', '.join(TYPES)}; index and key are there already"],
+                )
+            )
+    return pa.schema(
+        [
+            ("index", pa.int64()),
+            ("key", pa.string()),
+            *((name, kinds[kind]) for name, kind in columns.items()),
+        ]
+    )
 
 
 def _by_column(records: Sequence[Record], columns: Mapping[str, str]) -> dict[str, list[Any]]:
     rows = [{"index": r.index, "key": r.key, **row} for r in records for row in r.rows]
     for row in rows:
         if wrong := set(row) ^ {"index", "key", *columns}:
-            raise RelpropError(f"a row of sample {row['key']!r} and the work's columns differ in {', '.join(sorted(wrong))}")
+            raise RelpropError(
+                f"a row of sample {row['key']!r} and the work's columns differ in "
+                f"{', '.join(sorted(wrong))}"
+            )
     return {name: [row[name] for row in rows] for name in ("index", "key", *columns)}
 
 
 class Catalogue:
-    """Which shard has which sample. ``refresh`` looks for shards that have come since, and reads no other again.
+    """Which shard has which sample. ``refresh`` looks for shards that have come since, and reads no
+    other again.
 
-    ``number`` (samples,), int32: the shard of each sample, −1 for none: all that is held of a data set, 4 bytes a sample. ``twice``: how many samples
-    are in a second shard, too; the first in the order of names counts.
+    ``number`` (samples,), int32: the shard of each sample, −1 for none: all that is held of a data
+    set, 4 bytes a sample. ``twice``: how many samples are in a second shard, too; the first in the
+    order of names counts.
     """
 
     def __init__(self, folder: Path, samples: int) -> None:
@@ -121,7 +157,9 @@ class Catalogue:
     def refresh(self) -> Catalogue:
         """Take in what was committed since. Raises ``InputError`` for a damaged shard."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        for name in sorted(n for n in names - self._seen if n.endswith(".parquet") and not n.startswith(".")):
+        for name in sorted(
+            n for n in names - self._seen if n.endswith(".parquet") and not n.startswith(".")
+        ):
             shard = _read(self.folder / name, self.samples)
             if shard.has_tensors and name.removesuffix("parquet") + "safetensors" not in names:
                 raise _damaged(shard.path, "its .safetensors file is gone")
@@ -149,8 +187,11 @@ class Catalogue:
 
 
 def remove_unfinished(folder: Path) -> int:
-    """Remove what killed processes left of shards that do not count; returns how many files that were."""
-    return remove_leftovers(folder, lambda path: path.suffix == ".parquet" or path.with_suffix(".parquet").exists())
+    """Remove what killed processes left of shards that do not count; returns how many files that
+    were."""
+    return remove_leftovers(
+        folder, lambda path: path.suffix == ".parquet" or path.with_suffix(".parquet").exists()
+    )
 
 
 def _read(path: Path, samples: int) -> Shard:
@@ -167,7 +208,14 @@ def _read(path: Path, samples: int) -> Shard:
 
 
 def _damaged(path: Path, error: Any) -> InputError:
-    return InputError(message(
-        f"the shard {path.name} cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-        then=["delete its .parquet and .safetensors files and resume: its samples are done again"],
-    ))
+    return InputError(
+        message(
+            (
+                f"the shard {path.name} cannot be read: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            ),
+            then=[
+                "delete its .parquet and .safetensors files and resume: its samples are done again"
+            ],
+        )
+    )

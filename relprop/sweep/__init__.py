@@ -1,6 +1,8 @@
-"""The sweep: what relprop makes of every model of timm and Hugging Face, built from configs with seeded random weights. Nothing is downloaded.
+"""The sweep: what relprop makes of every model of timm and Hugging Face, built from configs with
+seeded random weights. Nothing is downloaded.
 
-It knows which models there are and how to make them small. It knows nothing of how they are explained: that is ``relprop.explain``.
+It knows which models there are and how to make them small. It knows nothing of how they are
+explained: that is ``relprop.explain``.
 """
 
 from relprop.sweep.subject import Built, CannotBuild, Subject

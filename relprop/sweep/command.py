@@ -15,14 +15,25 @@ from relprop.sweep.subjects import SOURCES, subjects
 
 def chosen_subjects(source: str, pattern: str) -> tuple[Subject, ...]:
     """The subjects of a source, or of ``all``, whose name fits the pattern."""
-    return tuple(s for name in (SOURCES if source == "all" else (source,)) for s in subjects(name, pattern))
+    return tuple(
+        s for name in (SOURCES if source == "all" else (source,)) for s in subjects(name, pattern)
+    )
 
 
 def sweep(
-    source: str, *, pattern: str = "", jobs: int = 1, out: Path, timeout: float = 300, check: Path | None = None, exclusions: Path | None = None,
-    fresh: bool = False, tell: Callable[[str], None] = print,
+    source: str,
+    *,
+    pattern: str = "",
+    jobs: int = 1,
+    out: Path,
+    timeout: float = 300,
+    check: Path | None = None,
+    exclusions: Path | None = None,
+    fresh: bool = False,
+    tell: Callable[[str], None] = print,
 ) -> bool:
-    """Examine the chosen subjects, write the report into ``out``; whether nothing of the report ``check`` got worse.
+    """Examine the chosen subjects, write the report into ``out``; whether nothing of the report
+    ``check`` got worse.
 
     An interrupted sweep goes on where it stopped, unless ``fresh``.
     """
@@ -33,7 +44,9 @@ def sweep(
     results = out / f"sweep-{source}.jsonl"
     if fresh:
         results.unlink(missing_ok=True)
-    records = run([s for s in wanted if s.name not in skipped], results, jobs=jobs, timeout=timeout, tell=tell)
+    records = run(
+        [s for s in wanted if s.name not in skipped], results, jobs=jobs, timeout=timeout, tell=tell
+    )
     written = write_report(records, skipped, out)
     results.unlink(missing_ok=True)  # only an interrupted sweep leaves results to go on from
     tell(summary(records, len(skipped)))
@@ -45,12 +58,18 @@ def sweep(
 
 
 def excluded(subject: Subject, exclusions: dict[str, str]) -> str:
-    """The reason for which a subject is left out, by its whole name, its family (``timm/vgg``) or not at all (``""``)."""
-    return exclusions.get(subject.name) or exclusions.get(f"{subject.source}/{subject.family}") or ""
+    """The reason for which a subject is left out, by its whole name, its family (``timm/vgg``) or
+    not at all (``""``)."""
+    return (
+        exclusions.get(subject.name) or exclusions.get(f"{subject.source}/{subject.family}") or ""
+    )
 
 
 def summary(records: list[Record], skipped: int) -> str:
     """One line of counts."""
     good = sum(r.status == EXPLAINED for r in records)
     none = sum(r.status == NO_ATTENTION for r in records)
-    return f"{len(records)} models: {good} explained, {none} without token attention, {len(records) - good - none} failed, {skipped} left out"
+    return (
+        f"{len(records)} models: {good} explained, {none} without token attention, "
+        f"{len(records) - good - none} failed, {skipped} left out"
+    )

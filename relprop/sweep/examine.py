@@ -1,4 +1,5 @@
-"""Everything the sweep wants to know about one subject. Columns are worked out one by one, so that one failure hides no other."""
+"""Everything the sweep wants to know about one subject. Columns are worked out one by one, so that
+one failure hides no other."""
 
 from __future__ import annotations
 
@@ -29,13 +30,24 @@ from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import difference
 
-GRAPH, LEDGER, BATCH = 1e-4, 1e-5, 1e-6  # relative errors that count as equal: float32 outputs, balanced books, float64 scores
+GRAPH, LEDGER, BATCH = (
+    1e-4,
+    1e-5,
+    1e-6,
+)  # relative errors that count as equal: float32 outputs, balanced books, float64 scores
 Streams = dict[str, Explanation]
 
 
 def examine(subject: Subject) -> Record:
     """The subject's record. It never raises for what a model does."""
-    record = Record(subject.name, subject.source, subject.family, subject.entry, list(subject.tasks), subject.named)
+    record = Record(
+        subject.name,
+        subject.source,
+        subject.family,
+        subject.entry,
+        list(subject.tasks),
+        subject.named,
+    )
     began = time.perf_counter()
     try:
         built = build(subject)
@@ -80,7 +92,9 @@ def _stage(record: Record, stage: str) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = next((line for line in lines[1:] if line.startswith("at ")), "")
-    return f"{type(error).__name__}: {lines[0] if lines else ''}{f'  {where}' if where else ''}"[:600]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}{f'  {where}' if where else ''}"[
+        :600
+    ]
 
 
 def _named(inputs: Any) -> dict[str, Tensor]:
@@ -93,19 +107,30 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def _alone(inputs: Any, i: int) -> Any:
-    return {k: v[i:i + 1] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[i:i + 1]
+    return (
+        {k: v[i : i + 1] for k, v in inputs.items()}
+        if isinstance(inputs, dict)
+        else inputs[i : i + 1]
+    )
 
 
 def _explain(built: Built, record: Record, **options: Any) -> Any:
-    """The explanation for the default target, or, where the model has nothing that is one, for an element of its output; the target is kept."""
+    """The explanation for the default target, or, where the model has nothing that is one, for an
+    element of its output; the target is kept."""
     try:
         explanation = relprop.explain(built.model, built.inputs, built.target, **options)
     except TargetError:
         if built.target is not None:
             raise
-        built.target = element(_call(built.model, _alone(built.inputs, 0)), next(iter(built.pads.values()), None))
+        built.target = element(
+            _call(built.model, _alone(built.inputs, 0)), next(iter(built.pads.values()), None)
+        )
         explanation = relprop.explain(built.model, built.inputs, built.target, **options)
-    record.target = "the default" if built.target is None else str(getattr(built.target, "__name__", built.target))
+    record.target = (
+        "the default"
+        if built.target is None
+        else str(getattr(built.target, "__name__", built.target))
+    )
     return explanation
 
 
@@ -114,7 +139,8 @@ def _batch(inputs: Any) -> int:
 
 
 def _captured(built: Built, record: Record) -> Program | None:
-    """The program, with the columns that are read off it; each sample's own where the graph holds for one input only."""
+    """The program, with the columns that are read off it; each sample's own where the graph holds
+    for one input only."""
     program: Program | None = None
     with _stage(record, "capture"):
         began = time.perf_counter()
@@ -123,7 +149,9 @@ def _captured(built: Built, record: Record) -> Program | None:
         record.front_end, record.decisions = program.front_end, len(program.decisions)
         seen = dict.fromkeys(s.softmax for s in program.sites)
         record.sites, record.softmaxes = len(program.sites), len(seen) + len(program.no_sites)
-        record.softmaxes_without_site = [f"{place(n).call or 'top level'}: {why}" for n, why in program.no_sites]
+        record.softmaxes_without_site = [
+            f"{place(n).call or 'top level'}: {why}" for n, why in program.no_sites
+        ]
     if program is None:
         return None
     with _stage(record, "graph equals model"):
@@ -133,10 +161,18 @@ def _captured(built: Built, record: Record) -> Program | None:
         other = _alone(built.another, 1)
         again = relprop.trace(built.model, other) if program.input_specialised else program
         record.graph_error_another = _graph_error(again, built.model, other)
-        if record.graph_error_another > GRAPH:  # rounding may decide between near ties: what is picked by value is compared in double
-            record.graph_error_another = _graph_error(replace(again, dtype=torch.float64), copy.deepcopy(built.model).double(), _double(other))
+        if (
+            record.graph_error_another > GRAPH
+        ):  # rounding may decide between near ties: what is picked by value is compared in double
+            record.graph_error_another = _graph_error(
+                replace(again, dtype=torch.float64),
+                copy.deepcopy(built.model).double(),
+                _double(other),
+            )
             record.another_in_double = True
-        _need(record.graph_error_another, GRAPH, "the graph differs from the model on another input")
+        _need(
+            record.graph_error_another, GRAPH, "the graph differs from the model on another input"
+        )
     return program
 
 
@@ -146,14 +182,18 @@ def _graph_error(program: Program, model: nn.Module, inputs: Any) -> float:
         bound = bind(inputs)
         values = execute(program, model, bound, keep=set(program.output_nodes))
     worst = 0.0
-    for node, eager in zip(program.output_nodes, flatten_output(_call(model, inputs))[0], strict=True):
+    for node, eager in zip(
+        program.output_nodes, flatten_output(_call(model, inputs))[0], strict=True
+    ):
         error, scale = difference(values[node][0] if node.meta["batched"] else values[node], eager)
         worst = max(worst, error / scale if scale else error)
     return worst
 
 
 def _double(inputs: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
+    return torch.utils._pytree.tree_map_only(
+        Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs
+    )
 
 
 def _need(value: float, limit: float, fact: str) -> None:
@@ -162,7 +202,8 @@ def _need(value: float, limit: float, fact: str) -> None:
 
 
 def _explained(built: Built, record: Record, program: Program) -> Streams | None:
-    """The explanation in the model's own precision, and the columns of its scores; ``None`` where there is none."""
+    """The explanation in the model's own precision, and the columns of its scores; ``None`` where
+    there is none."""
     if not program.sites:
         _without_attention(built, record)
         return None
@@ -177,9 +218,15 @@ def _explained(built: Built, record: Record, program: Program) -> Streams | None
     if streams is None:
         return None
     with _stage(record, "roll-up"):
-        missing = [name for name, leaf in program.leaves.items() if name not in streams and _feeds_attention(program, leaf)]
+        missing = [
+            name
+            for name, leaf in program.leaves.items()
+            if name not in streams and _feeds_attention(program, leaf)
+        ]
         if missing:
-            raise AssertionError(f"no scores for {', '.join(missing)}; there are {', '.join(streams)}")
+            raise AssertionError(
+                f"no scores for {', '.join(missing)}; there are {', '.join(streams)}"
+            )
     with _stage(record, "ledger"):
         if record.ledger_error is None:
             raise AssertionError("the explanation has no ledger")
@@ -190,7 +237,8 @@ def _explained(built: Built, record: Record, program: Program) -> Streams | None
 
 
 def _feeds_attention(program: Program, leaf: fx.Node) -> bool:
-    """Whether the values of some attention site come from an input: a convolutional tower beside a transformer has no token scores."""
+    """Whether the values of some attention site come from an input: a convolutional tower beside a
+    transformer has no token scores."""
     below = {leaf}
     for node in program.graph.nodes:
         if any(i in below for i in node.all_input_nodes):
@@ -207,7 +255,11 @@ def _scores(streams: Streams, output: Tensor, built: Built, record: Record) -> N
     pads = built.pads
     record.finite = all(bool(torch.isfinite(s.scores).all()) for s in streams.values())
     record.largest_score = max(float(s.scores.abs().max()) for s in streams.values())
-    padded = {n: s.scores[pads[n]] for n, s in streams.items() if n in pads and pads[n].shape == s.scores.shape}
+    padded = {
+        n: s.scores[pads[n]]
+        for n, s in streams.items()
+        if n in pads and pads[n].shape == s.scores.shape
+    }
     record.pads_zero = all(bool((p == 0).all()) for p in padded.values()) if padded else None
     if not record.finite:
         raise AssertionError("scores are not finite")
@@ -218,26 +270,38 @@ def _scores(streams: Streams, output: Tensor, built: Built, record: Record) -> N
         record.pads_zero, record.reads_padding = None, True
     if record.pads_zero is False:
         worst = max(float(p.abs().max()) for p in padded.values() if p.numel())
-        raise AssertionError(f"padding has scores, up to {worst:.1e} where the largest is {record.largest_score:.1e}")
+        raise AssertionError(
+            f"padding has scores, up to {worst:.1e} where the largest is {record.largest_score:.1e}"
+        )
 
 
 def _reads_padding(built: Built, output: Tensor) -> bool:
-    """Whether what is explained depends on the tokens that the mask hides: some models convolve or pool over them. Asked of the model, not of the explanation."""
+    """Whether what is explained depends on the tokens that the mask hides: some models convolve or
+    pool over them. Asked of the model, not of the explanation."""
     inputs = dict(_named(built.inputs))
     for name, hidden in built.pads.items():
         given = inputs[name]
-        other = torch.ones_like(given) if given.is_floating_point() else given[torch.arange(len(hidden)), (~hidden).long().argmax(1)].unsqueeze(1)  # the first real token
+        other = (
+            torch.ones_like(given)
+            if given.is_floating_point()
+            else given[torch.arange(len(hidden)), (~hidden).long().argmax(1)].unsqueeze(1)
+        )  # the first real token
         inputs[name] = torch.where(along(hidden, given), other, given)
     error, scale = difference(relprop.explain(built.model, inputs, built.target).output, output)
     return error > 1e-4 * scale
 
 
 def _batch_error(built: Built, record: Record) -> float:
-    """The largest difference between a sample explained with others and alone, in float64, relative to the largest score."""
-    together = _streams(relprop.explain(built.model, built.inputs, built.target, precision="float64"))
+    """The largest difference between a sample explained with others and alone, in float64, relative
+    to the largest score."""
+    together = _streams(
+        relprop.explain(built.model, built.inputs, built.target, precision="float64")
+    )
     worst = 0.0
     for i in range(_batch(built.inputs)):
-        one = _streams(relprop.explain(built.model, _alone(built.inputs, i), built.target, precision="float64"))
+        one = _streams(
+            relprop.explain(built.model, _alone(built.inputs, i), built.target, precision="float64")
+        )
         for name, stream in one.items():
             error, scale = difference(together[name].scores[i], stream.scores[0])
             worst = max(worst, error / scale if scale else error)
@@ -246,7 +310,8 @@ def _batch_error(built: Built, record: Record) -> float:
 
 
 def _without_attention(built: Built, record: Record) -> None:
-    """A model without token attention: the default method says so, and relevance at the input is tried instead."""
+    """A model without token attention: the default method says so, and relevance at the input is
+    tried instead."""
     with _stage(record, "default method says what to use"):
         try:
             _explain(built, record)
@@ -264,10 +329,13 @@ def _without_attention(built: Built, record: Record) -> None:
 
 
 def _conclude(record: Record, subject: Subject) -> None:
-    """The status: from the first failure, and from softmaxes that end in no site unless a person looked at them."""
+    """The status: from the first failure, and from softmaxes that end in no site unless a person
+    looked at them."""
     unexplained = [s for s in record.softmaxes_without_site if not is_reviewed(subject, s)]
     if unexplained and not any(f[0] == "capture" for f in record.failures):
-        record.failures.append(["softmax without site", f"{len(unexplained)} of {record.softmaxes}: {unexplained[0]}"])
+        record.failures.append(
+            ["softmax without site", f"{len(unexplained)} of {record.softmaxes}: {unexplained[0]}"]
+        )
     if record.failures:
         record.status, record.cause = FAILED, ": ".join(record.failures[0])
     else:

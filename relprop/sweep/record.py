@@ -6,12 +6,18 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-EXPLAINED, NO_ATTENTION, FAILED, NOT_BUILT = "explained", "no token attention", "failed", "cannot be built"
+EXPLAINED, NO_ATTENTION, FAILED, NOT_BUILT = (
+    "explained",
+    "no token attention",
+    "failed",
+    "cannot be built",
+)
 
 
 @dataclass
 class Record:
-    """One subject's columns. A column that was not reached is ``None`` or empty; ``failures`` are ``[stage, reason]``, the first cause first."""
+    """One subject's columns. A column that was not reached is ``None`` or empty; ``failures`` are
+    ``[stage, reason]``, the first cause first."""
 
     name: str
     source: str

@@ -1,4 +1,5 @@
-"""The sweep's result as two files: ``supported-models.json``, and ``supported-models.md`` made from it and from nothing else."""
+"""The sweep's result as two files: ``supported-models.json``, and ``supported-models.md`` made from
+it and from nothing else."""
 
 from __future__ import annotations
 
@@ -16,10 +17,17 @@ SOURCES = {"timm": "timm", "hf": "Hugging Face"}
 LIBRARIES = ("torch", "timm", "transformers")
 
 
-def write_report(records: Iterable[Record], excluded: Mapping[str, str], folder: Path) -> tuple[Path, Path]:
+def write_report(
+    records: Iterable[Record], excluded: Mapping[str, str], folder: Path
+) -> tuple[Path, Path]:
     """Write both files into ``folder``. ``excluded``: names that were left out, and why."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
-    result = {"command": COMMAND, "versions": versions, "excluded": dict(sorted(excluded.items())), "records": [r.as_dict() for r in sorted(records, key=_order)]}
+    result = {
+        "command": COMMAND,
+        "versions": versions,
+        "excluded": dict(sorted(excluded.items())),
+        "records": [r.as_dict() for r in sorted(records, key=_order)],
+    }
     folder.mkdir(parents=True, exist_ok=True)
     as_json, as_text = folder / "supported-models.json", folder / "supported-models.md"
     as_json.write_text(_lines(result))
@@ -34,9 +42,18 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def regressions(records: Iterable[Record], before: Mapping[str, Any]) -> list[str]:
-    """What was good in an earlier report and is not now, among the subjects that were run: a line each."""
-    good = {r["name"]: r["status"] for r in before["records"] if r["status"] in (EXPLAINED, NO_ATTENTION)}
-    return [f"{r.name}: was {good[r.name]!r}, is {r.status!r}: {r.cause}" for r in records if r.name in good and r.status not in (EXPLAINED, good[r.name])]
+    """What was good in an earlier report and is not now, among the subjects that were run: a line
+    each."""
+    good = {
+        r["name"]: r["status"]
+        for r in before["records"]
+        if r["status"] in (EXPLAINED, NO_ATTENTION)
+    }
+    return [
+        f"{r.name}: was {good[r.name]!r}, is {r.status!r}: {r.cause}"
+        for r in records
+        if r.name in good and r.status not in (EXPLAINED, good[r.name])
+    ]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -47,13 +64,21 @@ def markdown(result: Mapping[str, Any]) -> str:
         if some := [r for r in records if r.source == source]:
             parts.append(_table(f"{title}: {len(some)} models", some))
     if result["excluded"]:
-        parts.append("## Left out\n\n| model | reason |\n|---|---|\n" + "\n".join(f"| {name} | {reason} |" for name, reason in result["excluded"].items()))
+        parts.append(
+            "## Left out\n\n| model | reason |\n|---|---|\n"
+            + "\n".join(f"| {name} | {reason} |" for name, reason in result["excluded"].items())
+        )
     return "\n\n".join(parts) + "\n"
 
 
 def with_attention(record: Record) -> bool:
-    """Whether the model counts as one with softmax attention over tokens. What could not be built or captured does, so that no failure leaves the count."""
-    return record.status != NO_ATTENTION and not (record.front_end and record.sites == 0 and not any(stage == "softmax without site" for stage, _ in record.failures))
+    """Whether the model counts as one with softmax attention over tokens. What could not be built
+    or captured does, so that no failure leaves the count."""
+    return record.status != NO_ATTENTION and not (
+        record.front_end
+        and record.sites == 0
+        and not any(stage == "softmax without site" for stage, _ in record.failures)
+    )
 
 
 def _head(result: Mapping[str, Any]) -> str:
@@ -67,21 +92,31 @@ Every model below was built from its config with seeded random weights, at a sma
 rounding decides between near ties, in double);
 every softmax ends in an attention site or was looked at by a person and is none; the ledger balances to 1e-5·Σ|R|; three samples with different
 padding give in one call what they give one by one (to 1e-6 in float64); every explained input has finite scores that are not all 0, and padding has exactly 0; model and process
-are left bit for bit as they were. A failure names its first cause."""
+are left bit for bit as they were. A failure names its first cause."""  # noqa: E501
 
 
 def _counts(records: list[Record]) -> str:
-    lines = ["| | attention over tokens | explained | | no token attention | `method=\"lrp\"` works |", "|---|---|---|---|---|---|"]
+    lines = [
+        '| | attention over tokens | explained | | no token attention | `method="lrp"` works |',
+        "|---|---|---|---|---|---|",
+    ]
     for source, title in (*SOURCES.items(), ("", "all")):
         some = [r for r in records if source in ("", r.source)]
         attention = [r for r in some if with_attention(r)]
         explained = sum(r.status == EXPLAINED for r in attention)
         other = [r for r in some if not with_attention(r)]
         share = f"{100 * explained / len(attention):.1f} %" if attention else ""
-        lines.append(f"| {title} | {len(attention)} | {explained} | {share} | {len(other)} | {sum(r.status == NO_ATTENTION for r in other)} |")
+        lines.append(
+            f"| {title} | {len(attention)} | {explained} | {share} | {len(other)} | "
+            f"{sum(r.status == NO_ATTENTION for r in other)} |"
+        )
     named = [r for r in records if r.named]
     good = sum(r.status in (EXPLAINED, NO_ATTENTION) for r in named)
-    return "## Counts\n\n" + "\n".join(lines) + f"\n\nOf the models promised by name, {good} of {len(named)} are good."
+    return (
+        "## Counts\n\n"
+        + "\n".join(lines)
+        + f"\n\nOf the models promised by name, {good} of {len(named)} are good."
+    )
 
 
 def _failures(records: list[Record]) -> str:
@@ -91,17 +126,30 @@ def _failures(records: list[Record]) -> str:
     stages = Counter(r.cause.split(":")[0] if r.status == FAILED else NOT_BUILT for r in bad)
     summary = ", ".join(f"{stage} {n}" for stage, n in stages.most_common())
     rows = "\n".join(f"| {r.name} | {r.status} | {_cell(r.cause)} |" for r in bad)
-    return f"## Failures\n\n{len(bad)}: {summary}.\n\n| model | status | first cause |\n|---|---|---|\n{rows}"
+    return (
+        f"## Failures\n\n{len(bad)}: {summary}.\n\n| model | status | first cause "
+        f"|\n|---|---|---|\n{rows}"
+    )
 
 
 def _table(title: str, records: list[Record]) -> str:
-    head = "| model | status | captured by, s | sites / softmaxes | graph error, another input | generic rule | ledger | batch | scores for | s |\n|---|---|---|---|---|---|---|---|---|---|"
+    head = (
+        "| model | status | captured by, s | sites / softmaxes | graph error, another "
+        "input | generic rule | ledger | batch | scores for | s "
+        "|\n|---|---|---|---|---|---|---|---|---|---|"
+    )
     rows = []
     for r in records:
-        streams = ", ".join(f"{name} {'×'.join(map(str, shape[1:]))}" for name, shape in r.streams.items())
+        streams = ", ".join(
+            f"{name} {'×'.join(map(str, shape[1:]))}" for name, shape in r.streams.items()
+        )
         rows.append(
-            f"| {r.name.partition('/')[2]} | {r.status} | {r.front_end} {_number(r.capture_seconds, '.1f')} | {r.sites} / {r.softmaxes} | "
-            f"{_number(r.graph_error)}, {_number(r.graph_error_another)}{' (double)' if r.another_in_double else ''} | {', '.join(r.generic)} | {_number(r.ledger_error)} | {_number(r.batch_error)} | {streams} | {r.seconds:.1f} |"
+            f"| {r.name.partition('/')[2]} | {r.status} | {r.front_end} "
+            f"{_number(r.capture_seconds, '.1f')} | {r.sites} / {r.softmaxes} | "
+            f"{_number(r.graph_error)}, "
+            f"{_number(r.graph_error_another)}{' (double)' if r.another_in_double else ''} "
+            f"| {', '.join(r.generic)} | {_number(r.ledger_error)} | "
+            f"{_number(r.batch_error)} | {streams} | {r.seconds:.1f} |"
         )
     return f"## {title}\n\n{head}\n" + "\n".join(rows)
 

@@ -1,4 +1,5 @@
-"""Running the sweep: subjects in worker processes, which may crash or hang without harm; results appended to a file as they come."""
+"""Running the sweep: subjects in worker processes, which may crash or hang without harm; results
+appended to a file as they come."""
 
 from __future__ import annotations
 
@@ -20,8 +21,16 @@ RECYCLE = 40  # subjects per worker process: libraries keep caches
 MEMORY = 12 << 30  # bytes of address space for data per worker
 
 
-def run(subjects: Iterable[Subject], results: Path, *, jobs: int = 1, timeout: float = 300, tell: Callable[[str], None] = print) -> list[Record]:
-    """Examine ``subjects``, skipping those that ``results`` (JSON lines) has already; returns the records of all, in the subjects' order."""
+def run(
+    subjects: Iterable[Subject],
+    results: Path,
+    *,
+    jobs: int = 1,
+    timeout: float = 300,
+    tell: Callable[[str], None] = print,
+) -> list[Record]:
+    """Examine ``subjects``, skipping those that ``results`` (JSON lines) has already; returns the
+    records of all, in the subjects' order."""
     wanted = list(subjects)
     done = read_records(results)
     todo = [s for s in wanted if s.name not in done]
@@ -37,7 +46,10 @@ def run(subjects: Iterable[Subject], results: Path, *, jobs: int = 1, timeout: f
             finished += 1
             left = (time.monotonic() - began) / finished * (len(todo) - finished)
             verdict = record.status if record.status != FAILED else f"FAILED: {record.cause[:120]}"
-            tell(f"[{finished}/{len(todo)}, {left / 60:.0f} min left] {record.name}  {record.seconds:.1f} s  {verdict}")
+            tell(
+                f"[{finished}/{len(todo)}, {left / 60:.0f} min left] {record.name}  "
+                f"{record.seconds:.1f} s  {verdict}"
+            )
     return [done[s.name] for s in wanted]
 
 
@@ -45,7 +57,9 @@ def read_records(path: Path) -> dict[str, Record]:
     """The records of a JSON-lines file by name; the last one counts."""
     if not path.exists():
         return {}
-    records = (Record.of(json.loads(line)) for line in path.read_text().splitlines() if line.strip())
+    records = (
+        Record.of(json.loads(line)) for line in path.read_text().splitlines() if line.strip()
+    )
     return {r.name: r for r in records}
 
 
@@ -65,7 +79,11 @@ class _Worker:
         """Start on a subject, in a fresh process when there is none."""
         if self.process is None or not self.process.is_alive():
             self.start()
-        self.subject, self.deadline, self.served = subject, time.monotonic() + self.timeout, self.served + 1
+        self.subject, self.deadline, self.served = (
+            subject,
+            time.monotonic() + self.timeout,
+            self.served + 1,
+        )
         self.pipe.send(subject)
 
     def start(self) -> None:
@@ -86,7 +104,8 @@ class _Worker:
         self.process = None
 
     def collect(self) -> Record | None:
-        """The record, if there is one by now; a dead or overdue process is ended and recorded as such."""
+        """The record, if there is one by now; a dead or overdue process is ended and recorded as
+        such."""
         assert self.subject is not None
         record: Record | None = None
         try:
@@ -94,7 +113,9 @@ class _Worker:
                 record = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(5)
-            record = self._lost(f"the process ended with exit code {self.process.exitcode}: {self._last_words()}")
+            record = self._lost(
+                f"the process ended with exit code {self.process.exitcode}: {self._last_words()}"
+            )
         if record is None and time.monotonic() > self.deadline:
             record = self._lost(f"not done after {self.timeout:.0f} s")
         if record is not None:
@@ -108,10 +129,23 @@ class _Worker:
         assert self.subject is not None
         s = self.subject
         seconds = round(self.timeout - (self.deadline - time.monotonic()), 2)
-        return Record(s.name, s.source, s.family, s.entry, list(s.tasks), s.named, FAILED, f"process: {cause}", failures=[["process", cause]], seconds=seconds)
+        return Record(
+            s.name,
+            s.source,
+            s.family,
+            s.entry,
+            list(s.tasks),
+            s.named,
+            FAILED,
+            f"process: {cause}",
+            failures=[["process", cause]],
+            seconds=seconds,
+        )
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        lines = (
+            self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        )
         return lines[-1][:200] if lines else "it said nothing"
 
 
@@ -119,7 +153,9 @@ def _examined(todo: list[Subject], jobs: int, timeout: float) -> Iterator[Record
     """Records as they come, from ``jobs`` workers."""
     waiting = list(reversed(todo))
     with tempfile.TemporaryDirectory() as folder:
-        workers = [_Worker(Path(folder) / f"{i}.log", timeout) for i in range(max(1, min(jobs, len(todo))))]
+        workers = [
+            _Worker(Path(folder) / f"{i}.log", timeout) for i in range(max(1, min(jobs, len(todo))))
+        ]
         try:
             while waiting or any(w.subject for w in workers):
                 for worker in workers:
@@ -135,7 +171,8 @@ def _examined(todo: list[Subject], jobs: int, timeout: float) -> Iterator[Record
 
 
 def _serve(pipe: Connection, log: str) -> None:
-    """A worker's life: one thread, its own limits, its output in a file; a subject in, a record out."""
+    """A worker's life: one thread, its own limits, its output in a file; a subject in, a record
+    out."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -157,7 +194,17 @@ def _serve(pipe: Connection, log: str) -> None:
         except Exception as error:  # a defect of the sweep itself, or no memory: the others go on
             cause = f"{type(error).__name__}: {error}"[:400]
             s = subject
-            record = Record(s.name, s.source, s.family, s.entry, list(s.tasks), s.named, FAILED, f"sweep: {cause}", failures=[["sweep", cause]])
+            record = Record(
+                s.name,
+                s.source,
+                s.family,
+                s.entry,
+                list(s.tasks),
+                s.named,
+                FAILED,
+                f"sweep: {cause}",
+                failures=[["sweep", cause]],
+            )
         pipe.send(record)
 
 

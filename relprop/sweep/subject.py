@@ -1,4 +1,5 @@
-"""A subject of the sweep: one model, named by what its library calls it; and what building it gives."""
+"""A subject of the sweep: one model, named by what its library calls it; and what building it
+gives."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Subject:
-    """One model of the sweep. ``entry`` is timm's model name or transformers' class name, ``settings`` are keyword arguments beyond it.
+    """One model of the sweep. ``entry`` is timm's model name or transformers' class name,
+    ``settings`` are keyword arguments beyond it.
 
     ``named`` says that the project promises this one by name.
     """
@@ -26,13 +28,17 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What reports and ``--filter`` call it: ``timm/swin_transformer/swin_tiny…``, ``hf/bert/BertForMaskedLM``."""
-        return "/".join((self.source, self.family, self.entry)) + (f" ({self.variant})" if self.variant else "")
+        """What reports and ``--filter`` call it: ``timm/swin_transformer/swin_tiny…``,
+        ``hf/bert/BertForMaskedLM``."""
+        return "/".join((self.source, self.family, self.entry)) + (
+            f" ({self.variant})" if self.variant else ""
+        )
 
 
 @dataclass
 class Built:
-    """A built subject: the model, two calls of the same shapes, which positions are padding (by input name), and the target to explain."""
+    """A built subject: the model, two calls of the same shapes, which positions are padding (by
+    input name), and the target to explain."""
 
     model: nn.Module
     inputs: dict[str, Tensor] | Tensor

@@ -13,11 +13,16 @@ SOURCES = {"timm": (timm_subjects, build_timm), "hf": (huggingface_subjects, bui
 
 
 def subjects(source: str, pattern: str = "") -> tuple[Subject, ...]:
-    """The subjects of ``"timm"`` or ``"hf"`` whose name holds ``pattern`` (or fits it, where it has a ``*``), in order of their names."""
+    """The subjects of ``"timm"`` or ``"hf"`` whose name holds ``pattern`` (or fits it, where it has
+    a ``*``), in order of their names."""
     if source not in SOURCES:
         raise OptionError(f"source {source!r}: there are {', '.join(SOURCES)}")
     found = SOURCES[source][0]()
-    return tuple(s for s in found if not pattern or (fnmatch(s.name, pattern) if "*" in pattern else pattern in s.name))
+    return tuple(
+        s
+        for s in found
+        if not pattern or (fnmatch(s.name, pattern) if "*" in pattern else pattern in s.name)
+    )
 
 
 def build(subject: Subject, batch: int = 3) -> Built:

@@ -1,4 +1,5 @@
-"""Random weights that make a model's attention and its output depend on the input: libraries initialise many parts to 0 or 1."""
+"""Random weights that make a model's attention and its output depend on the input: libraries
+initialise many parts to 0 or 1."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from torch import nn
 
 
 def enliven(model: nn.Module, seed: int = 0) -> None:
-    """Give constant parameters a little noise, and tiny matrices the size that keeps the variance of what passes through them.
+    """Give constant parameters a little noise, and tiny matrices the size that keeps the variance
+    of what passes through them.
 
-    A head that starts at zero, a layer scale of 1e-5 or matrices drawn at 0.02 would leave nothing to explain.
+    A head that starts at zero, a layer scale of 1e-5 or matrices drawn at 0.02 would leave nothing
+    to explain.
     """
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,7 +1,8 @@
-"""What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts at it.
+"""What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts
+at it.
 
-The public part are the functions that name a target of a real head: ``output``, ``query``, ``region``, ``similarity``, ``span`` and
-``token`` (docs/targets.md).
+The public part are the functions that name a target of a real head: ``output``, ``query``,
+``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
 """
 
 from relprop.targets.index import class_output
@@ -10,5 +11,17 @@ from relprop.targets.start import Context, Start, Target, Term
 from relprop.targets.vocabulary import output, query, region, similarity, span, token
 
 __all__ = [
-    "Context", "Start", "Target", "Term", "class_output", "output", "possible_starts", "query", "region", "resolve", "similarity", "span", "token",
+    "Context",
+    "Start",
+    "Target",
+    "Term",
+    "class_output",
+    "output",
+    "possible_starts",
+    "query",
+    "region",
+    "resolve",
+    "similarity",
+    "span",
+    "token",
 ]

@@ -1,4 +1,5 @@
-"""The targets of real heads, as values: a span, a token, a detector's query, a region. What each is in a sample is worked out here."""
+"""The targets of real heads, as values: a span, a token, a detector's query, a region. What each is
+in a sample is worked out here."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
-from relprop.targets.index import Output, class_output, element_choice, elements, label_index, named_output, own_rows
+from relprop.targets.index import (
+    Output,
+    class_output,
+    element_choice,
+    elements,
+    label_index,
+    named_output,
+    own_rows,
+)
 from relprop.targets.start import Choice, Context, Part, Target
 from relprop.tracer.program import Program
 
@@ -34,14 +43,24 @@ class Span(Target):
         """Two parts, the start's logit and the end's."""
         nodes = self.outputs(context.program)
         if self.start is None or self.end is None:
-            found = _best_spans(*(context.values(node, samples) for node in nodes), real=_real(context, samples))
+            found = _best_spans(
+                *(context.values(node, samples) for node in nodes), real=_real(context, samples)
+            )
         else:
-            both = [elements([(k,)], self, name, node, context, samples[:1])[0] for k, name, node in zip((self.start, self.end), SPAN, nodes, strict=True)]
+            both = [
+                elements([(k,)], self, name, node, context, samples[:1])[0]
+                for k, name, node in zip((self.start, self.end), SPAN, nodes, strict=True)
+            ]
             found = [(both[0][0], both[1][0])] * len(samples)
         for start, end in found:
             if end < start:
-                raise TargetError(f"target {self}: the span ends at {end}, before its start at {start}")
-        return [Choice(str(Span(start, end)), (Part(nodes[0], (start,)), Part(nodes[1], (end,)))) for start, end in found]
+                raise TargetError(
+                    f"target {self}: the span ends at {end}, before its start at {start}"
+                )
+        return [
+            Choice(str(Span(start, end)), (Part(nodes[0], (start,)), Part(nodes[1], (end,))))
+            for start, end in found
+        ]
 
 
 def _best_spans(starts: Tensor, ends: Tensor, *, real: Tensor | None) -> list[tuple[int, int]]:
@@ -56,8 +75,14 @@ def _best_spans(starts: Tensor, ends: Tensor, *, real: Tensor | None) -> list[tu
 
 def _real(context: Context, samples: Sequence[int]) -> Tensor | None:
     """The positions that are no padding, (samples, positions), as the mask says."""
-    mask = dict(zip(context.inputs.names, context.inputs.tensors, strict=True)).get("attention_mask")
-    return mask[list(samples)] != 0 if mask is not None and mask.dim() == 2 and len(mask) == context.inputs.batch else None
+    mask = dict(zip(context.inputs.names, context.inputs.tensors, strict=True)).get(
+        "attention_mask"
+    )
+    return (
+        mask[list(samples)] != 0
+        if mask is not None and mask.dim() == 2 and len(mask) == context.inputs.batch
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -70,36 +95,68 @@ class Token(Target):
     text: str = ""
 
     def __str__(self) -> str:
-        return f"token({self.text or self.id!r}{'' if self.position is None else f', position={self.position}'})"
+        return f"token({self.text or self.id!r}{'' if self.position is None else f', position={self.position}'})"  # noqa: E501
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The class output."""
         return (class_output(program)[1],)
 
     def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
-        """One element: the position given, the sample's one mask token, or a language model's last; the token given, or the likeliest."""
+        """One element: the position given, the sample's one mask token, or a language model's last;
+        the token given, or the likeliest."""
         name, node = class_output(context.program)
-        positions = [self.position] * len(samples) if self.position is not None else self._masked_positions(context, samples)
+        positions = (
+            [self.position] * len(samples)
+            if self.position is not None
+            else self._masked_positions(context, samples)
+        )
         if positions is None and self.id is None:
             return Output().choose(context, samples)
-        given = [(self.id or 0,)] * len(samples) if positions is None else [(p, self.id or 0) for p in positions]
+        given = (
+            [(self.id or 0,)] * len(samples)
+            if positions is None
+            else [(p, self.id or 0) for p in positions]
+        )
         found = elements(given, self, name, node, context, samples)
         if self.id is None:
-            best = context.values(node, samples)[range(len(samples)), [p for p, _ in found]].argmax(1).tolist()
+            best = (
+                context.values(node, samples)[range(len(samples)), [p for p, _ in found]]
+                .argmax(1)
+                .tolist()
+            )
             found = [(p, k) for (p, _), k in zip(found, best, strict=True)]
         return [element_choice(index, name, node, named=False) for index in found]
 
     def _masked_positions(self, context: Context, samples: Sequence[int]) -> list[int] | None:
-        """Where each sample's mask token is; ``None`` for a language model, or if no mask token is known."""
+        """Where each sample's mask token is; ``None`` for a language model, or if no mask token is
+        known."""
         if self.mask_id is None or context.adapter.is_causal(context.model):
             return None
-        ids = next((t for t, b in zip(context.inputs.tensors, context.inputs.batched, strict=True) if b and t.dim() == 2 and not t.is_floating_point()), None)
-        masked = (ids[list(samples)] == self.mask_id).tolist() if ids is not None else [[] for _ in samples]
+        ids = next(
+            (
+                t
+                for t, b in zip(context.inputs.tensors, context.inputs.batched, strict=True)
+                if b and t.dim() == 2 and not t.is_floating_point()
+            ),
+            None,
+        )
+        masked = (
+            (ids[list(samples)] == self.mask_id).tolist()
+            if ids is not None
+            else [[] for _ in samples]
+        )
         found = [[p for p, is_mask in enumerate(row) if is_mask] for row in masked]
         for sample, places in zip(samples, found, strict=True):
             if len(places) != 1:
-                where = f"{len(places)} mask tokens, at {', '.join(map(str, places))}" if places else "no mask token"
-                raise TargetError(f"target {self}: sample {sample} has {where}; say which position: relprop.targets.token(..., position=...)")
+                where = (
+                    f"{len(places)} mask tokens, at {', '.join(map(str, places))}"
+                    if places
+                    else "no mask token"
+                )
+                raise TargetError(
+                    f"target {self}: sample {sample} has {where}; say which position: "
+                    "relprop.targets.token(..., position=...)"
+                )
         return [places[0] for places in found]
 
 
@@ -123,7 +180,10 @@ class Query(Target):
         name, node = _output(self.output, context.program)
         size = own_rows(name, node)
         if len(size) != 2:
-            raise TargetError(f"target {self} needs an output (queries, classes) per sample; {name!r} is {list(size)}")
+            raise TargetError(
+                f"target {self} needs an output (queries, classes) per sample; {name!r} "
+                f"is {list(size)}"
+            )
         scores, nothing = context.values(node, samples), self._nothing(size[1], context)
         if nothing is not None:
             scores = scores.softmax(-1)
@@ -136,12 +196,18 @@ class Query(Target):
         return [element_choice(index, name, node, named=self.output is not None) for index in found]
 
     def _nothing(self, classes: int, context: Context) -> int | None:
-        """The class that means "no object": it makes classes compete, so that confidence is a softmax."""
+        """The class that means "no object": it makes classes compete, so that confidence is a
+        softmax."""
         if self.nothing is None:
-            return classes - 1 if classes == len(context.adapter.labels(context.model)) + 1 else None
+            return (
+                classes - 1 if classes == len(context.adapter.labels(context.model)) + 1 else None
+            )
         if isinstance(self.nothing, bool) or not -classes <= self.nothing < classes:
             if self.nothing is not False:
-                raise TargetError(f"target {self}: nothing={self.nothing!r} is none of {classes} classes; give an index, False for none, or leave it out")
+                raise TargetError(
+                    f"target {self}: nothing={self.nothing!r} is none of {classes} "
+                    "classes; give an index, False for none, or leave it out"
+                )
             return None
         return self.nothing % classes
 
@@ -150,7 +216,8 @@ class Query(Target):
 class Region(Target):
     """The mean logit of one class over a mask; what ``relprop.targets.region`` makes.
 
-    ``label`` is ``None`` for an output without a class axis. ``mask``: its size and its 0s and 1s, in order.
+    ``label`` is ``None`` for an output without a class axis. ``mask``: its size and its 0s and 1s,
+    in order.
     """
 
     label: int | str | None
@@ -158,7 +225,9 @@ class Region(Target):
     output: str | int | None = None
 
     def __str__(self) -> str:
-        parts = ([] if self.label is None else [repr(self.label)]) + ([] if self.mask is None else [f"{sum(self.mask[1])} places"])
+        parts = ([] if self.label is None else [repr(self.label)]) + (
+            [] if self.mask is None else [f"{sum(self.mask[1])} places"]
+        )
         return f"region({', '.join(parts)})"
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
@@ -170,42 +239,75 @@ class Region(Target):
         name, node = _output(self.output, context.program)
         size = own_rows(name, node)
         if len(size) < 2:
-            raise TargetError(f"target {self} needs an output (classes, height, width) or (height, width) per sample; {name!r} is {list(size)}")
+            raise TargetError(
+                f"target {self} needs an output (classes, height, width) or (height, "
+                f"width) per sample; {name!r} is {list(size)}"
+            )
         label = self._label(name, size, context)
         if self.mask is not None:
-            inside = [self._given(size[len(label):])] * len(samples)
+            inside = [self._given(size[len(label) :])] * len(samples)
         else:
             inside = list(_where_predicted(label, context.values(node, samples)).cpu())
         shown = f"{name}[{label[0]}]" if label else name
         choices = []
         for sample, places in zip(samples, (mask.nonzero() for mask in inside), strict=True):
             if not len(places):
-                raise TargetError(message(f"target {self}: {shown} is predicted nowhere in sample {sample}", then=["give a mask: relprop.targets.region(class, mask)"]))
-            where = torch.cat([torch.tensor([label], dtype=torch.long).expand(len(places), len(label)), places], 1)
-            choices.append(Choice(f"mean of {shown} over {len(places)} places", (Part(node, where, 1 / len(places)),)))
+                raise TargetError(
+                    message(
+                        f"target {self}: {shown} is predicted nowhere in sample {sample}",
+                        then=["give a mask: relprop.targets.region(class, mask)"],
+                    )
+                )
+            where = torch.cat(
+                [torch.tensor([label], dtype=torch.long).expand(len(places), len(label)), places], 1
+            )
+            choices.append(
+                Choice(
+                    f"mean of {shown} over {len(places)} places",
+                    (Part(node, where, 1 / len(places)),),
+                )
+            )
         return choices
 
     def _label(self, name: str, size: tuple[int, ...], context: Context) -> tuple[int, ...]:
-        """The class's index, as the beginning of an element's; nothing for an output without a class axis."""
+        """The class's index, as the beginning of an element's; nothing for an output without a
+        class axis."""
         if self.label is None:
             return ()
-        label = label_index(self.label, size[0], context) if isinstance(self.label, str) else self.label
+        label = (
+            label_index(self.label, size[0], context) if isinstance(self.label, str) else self.label
+        )
         if not -size[0] <= label < size[0]:
-            raise TargetError(f"target {self}: class {label} is out of range, output {name!r} has {size[0]} classes")
+            raise TargetError(
+                f"target {self}: class {label} is out of range, output {name!r} has "
+                f"{size[0]} classes"
+            )
         return (label % size[0],)
 
     def _given(self, size: tuple[int, ...]) -> Tensor:
         assert self.mask is not None
         if self.mask[0] != size:
-            raise TargetError(message(
-                f"target {self}: the mask is {list(self.mask[0])}, the output has {list(size)} places{'' if self.label is None else ' per class'}",
-                then=[f"resize it: torch.nn.functional.interpolate(mask[None, None].float(), size={size})[0, 0] > 0.5", "one per sample: [region(class, m) for m in masks]"],
-            ))
+            raise TargetError(
+                message(
+                    (
+                        f"target {self}: the mask is {list(self.mask[0])}, the output has "
+                        f"{list(size)} places{'' if self.label is None else ' per class'}"
+                    ),
+                    then=[
+                        (
+                            "resize it: torch.nn.functional.interpolate(mask[None, "
+                            f"None].float(), size={size})[0, 0] > 0.5"
+                        ),
+                        "one per sample: [region(class, m) for m in masks]",
+                    ],
+                )
+            )
         return torch.frombuffer(bytearray(self.mask[1]), dtype=torch.bool).view(size)
 
 
 def _where_predicted(label: tuple[int, ...], value: Tensor) -> Tensor:
-    """(samples, height, width), bool: where the class has the largest logit; where the only logit is positive."""
+    """(samples, height, width), bool: where the class has the largest logit; where the only logit
+    is positive."""
     if not label:
         return value > 0
     return value.argmax(1) == label[0] if value.shape[1] > 1 else value[:, 0] > 0
@@ -213,7 +315,8 @@ def _where_predicted(label: tuple[int, ...], value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Nothing(Target):
-    """No element of the class output, for a sample of a batch in which there is nothing left to explain: it scores 0."""
+    """No element of the class output, for a sample of a batch in which there is nothing left to
+    explain: it scores 0."""
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The class output."""

@@ -15,10 +15,15 @@ from relprop.tracer.program import Program, is_floating, shape
 
 
 def resolve(target: Any, context: Context) -> Start:
-    """The start of one target: a callable's is traced, any other is chosen sample by sample. Raises ``TargetError``."""
+    """The start of one target: a callable's is traced, any other is chosen sample by sample. Raises
+    ``TargetError``."""
     if _is_callable(target):
         return resolve_callable(target, context)
-    chosen = [default(context.program)] * context.inputs.batch if target is None else listed_targets(target, context.inputs.batch)
+    chosen = (
+        [default(context.program)] * context.inputs.batch
+        if target is None
+        else listed_targets(target, context.inputs.batch)
+    )
     if any(isinstance(t, Output) and t.name is None for t in chosen):
         warn_if_probability(context.program)
     return start_of(_choices(chosen, context), context)
@@ -29,12 +34,17 @@ def _choices(targets: list[Target], context: Context) -> list[Choice]:
     samples: dict[Target, list[int]] = {}
     for i, target in enumerate(targets):
         samples.setdefault(target, []).append(i)
-    found = {i: choice for target, some in samples.items() for i, choice in zip(some, target.choose(context, some), strict=True)}
+    found = {
+        i: choice
+        for target, some in samples.items()
+        for i, choice in zip(some, target.choose(context, some), strict=True)
+    }
     return [found[i] for i in range(len(targets))]
 
 
 def possible_starts(program: Program, targets: list[Any]) -> tuple[fx.Node, ...]:
-    """The outputs that ``targets`` may read, before the model has run. A callable may read any floating one. Raises ``TargetError``."""
+    """The outputs that ``targets`` may read, before the model has run. A callable may read any
+    floating one. Raises ``TargetError``."""
     found: dict[fx.Node, None] = {}
     for target in targets:
         if _is_callable(target):
@@ -46,7 +56,8 @@ def possible_starts(program: Program, targets: list[Any]) -> tuple[fx.Node, ...]
 
 
 def default(program: Program) -> Target:
-    """What ``None`` means: the class output's prediction, else the predicted span, else the similarity of a pair."""
+    """What ``None`` means: the class output's prediction, else the predicted span, else the
+    similarity of a pair."""
     names = program.outputs.names
     if CLASSES not in names:
         if all(name in names for name in SPAN):
@@ -58,7 +69,9 @@ def default(program: Program) -> Target:
 
 
 def _nodes(targets: list[Target], program: Program) -> list[fx.Node]:
-    return list(dict.fromkeys(node for target in dict.fromkeys(targets) for node in target.outputs(program)))
+    return list(
+        dict.fromkeys(node for target in dict.fromkeys(targets) for node in target.outputs(program))
+    )
 
 
 def _is_callable(target: Any) -> bool:

@@ -1,7 +1,9 @@
-"""The targets of real heads, by name: an element of any output, a span, a token, a detector's query, a region, a similarity.
+"""The targets of real heads, by name: an element of any output, a span, a token, a detector's
+query, a region, a similarity.
 
-Each is immutable, hashable and picklable, and names no model: what it is in a sample is worked out when the model has run. A list
-gives one per sample. Where a position or class is left out, the model's own prediction takes its place.
+Each is immutable, hashable and picklable, and names no model: what it is in a sample is worked out
+when the model has run. A list gives one per sample. Where a position or class is left out, the
+model's own prediction takes its place.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ SIMILARITY = "logits_per_image"
 
 
 def output(name: str | int) -> Output:
-    """An output by its name, or by its place in a tuple: alone its prediction, indexed one element. Labels may stand for classes.
+    """An output by its name, or by its place in a tuple: alone its prediction, indexed one element.
+    Labels may stand for classes.
 
     >>> from relprop.targets import output
     >>> str(output("pred_boxes")[0, 2])
@@ -30,22 +33,29 @@ def output(name: str | int) -> Output:
 
 
 def span(start: int | None = None, end: int | None = None) -> Span:
-    """The span from ``start`` to ``end``, both included: the sum of the two logits. Without both, the predicted span.
+    """The span from ``start`` to ``end``, both included: the sum of the two logits. Without both,
+    the predicted span.
 
     >>> from relprop.targets import span
     >>> str(span(3, 5))
     'span(3, 5)'
     """
     if (start is None) != (end is None):
-        raise TargetError("span(start, end): give both, or none for the predicted span; one alone is relprop.targets.output('start_logits')[position]")
+        raise TargetError(
+            "span(start, end): give both, or none for the predicted span; one alone is "
+            "relprop.targets.output('start_logits')[position]"
+        )
     return Span(*(None if k is None else _integer(k, "span") for k in (start, end)))
 
 
-def token(token: int | str | None = None, tokenizer: Any = None, *, position: int | None = None) -> Token:
-    """A token where the model predicts one: at ``position``, else at the sample's one mask token, else at a language model's last position.
+def token(
+    token: int | str | None = None, tokenizer: Any = None, *, position: int | None = None
+) -> Token:
+    """A token where the model predicts one: at ``position``, else at the sample's one mask token,
+    else at a language model's last position.
 
-    ``token``: an id, a piece or text of one token of ``tokenizer``'s vocabulary, or ``None``: the likeliest. Raises ``TargetError``
-    where text is no single token.
+    ``token``: an id, a piece or text of one token of ``tokenizer``'s vocabulary, or ``None``: the
+    likeliest. Raises ``TargetError`` where text is no single token.
 
     >>> from relprop.targets import token
     >>> str(token(17, position=4))
@@ -56,27 +66,41 @@ def token(token: int | str | None = None, tokenizer: Any = None, *, position: in
     if not isinstance(token, str):
         return Token(None if token is None else _integer(token, "token"), place, mask)
     if tokenizer is None:
-        raise TargetError(f"token({token!r}): text needs the tokenizer: token({token!r}, tokenizer)")
+        raise TargetError(
+            f"token({token!r}): text needs the tokenizer: token({token!r}, tokenizer)"
+        )
     return Token(_id_of(token, tokenizer), place, mask, token)
 
 
 def _id_of(text: str, tokenizer: Any) -> int:
     """The id of a piece of the vocabulary, or of text that is one piece."""
     found = tokenizer.convert_tokens_to_ids(text)
-    if found is not None and (found != getattr(tokenizer, "unk_token_id", None) or text == getattr(tokenizer, "unk_token", None)):
+    if found is not None and (
+        found != getattr(tokenizer, "unk_token_id", None)
+        or text == getattr(tokenizer, "unk_token", None)
+    ):
         return int(found)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1 or ids[0] == getattr(tokenizer, "unk_token_id", None):
         pieces = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
-        raise TargetError(f"token({text!r}): not one token of this tokenizer but {pieces or 'none'}")
+        raise TargetError(
+            f"token({text!r}): not one token of this tokenizer but {pieces or 'none'}"
+        )
     return int(ids[0])
 
 
-def query(label: int | str | None = None, *, output: str | int | None = None, nothing: int | bool | None = None) -> Query:
-    """A detector's (query, class): the query most confident of ``label``, or the most confident of any class.
+def query(
+    label: int | str | None = None,
+    *,
+    output: str | int | None = None,
+    nothing: int | bool | None = None,
+) -> Query:
+    """A detector's (query, class): the query most confident of ``label``, or the most confident of
+    any class.
 
-    ``output``: the queries' class logits, if not the class output. ``nothing``: the class that means "no object", ``False`` if there
-    is none; by default the last if there is one class more than labels.
+    ``output``: the queries' class logits, if not the class output. ``nothing``: the class that
+    means "no object", ``False`` if there is none; by default the last if there is one class more
+    than labels.
 
     >>> from relprop.targets import query
     >>> str(query("cat"))
@@ -85,10 +109,14 @@ def query(label: int | str | None = None, *, output: str | int | None = None, no
     return Query(_class(label, "query"), output, nothing)
 
 
-def region(label: int | str | None = None, mask: Any = None, *, output: str | int | None = None) -> Region:
-    """The mean logit of class ``label`` over ``mask`` (height, width), bool, or over where the model predicts it.
+def region(
+    label: int | str | None = None, mask: Any = None, *, output: str | int | None = None
+) -> Region:
+    """The mean logit of class ``label`` over ``mask`` (height, width), bool, or over where the
+    model predicts it.
 
-    Without a label: of an output that is one map, (height, width). ``output``: the maps, if not the class output.
+    Without a label: of an output that is one map, (height, width). ``output``: the maps, if not the
+    class output.
 
     >>> import torch
     >>> from relprop.targets import region
@@ -98,15 +126,26 @@ def region(label: int | str | None = None, mask: Any = None, *, output: str | in
     if mask is None:
         return Region(_class(label, "region"), None, output)
     given = torch.as_tensor(mask).cpu()
-    if given.is_floating_point() or not bool(((given == 0) | (given == 1)).all()) or given.dim() == 0:
-        raise TargetError(f"region(label, mask): the mask is a {str(given.dtype).removeprefix('torch.')} tensor {list(given.shape)}; it is bool, (height, width)")
+    if (
+        given.is_floating_point()
+        or not bool(((given == 0) | (given == 1)).all())
+        or given.dim() == 0
+    ):
+        raise TargetError(
+            "region(label, mask): the mask is a "
+            f"{str(given.dtype).removeprefix('torch.')} tensor {list(given.shape)}; "
+            "it is bool, (height, width)"
+        )
     if not bool(given.any()):
         raise TargetError(f"region(label, mask): no place of the mask {list(given.shape)} is set")
-    return Region(_class(label, "region"), (tuple(given.shape), bytes(given.flatten().tolist())), output)
+    return Region(
+        _class(label, "region"), (tuple(given.shape), bytes(given.flatten().tolist())), output
+    )
 
 
 def similarity() -> Output:
-    """The similarity of a pair of image and text, one pair per sample, as CLIP-like models return it.
+    """The similarity of a pair of image and text, one pair per sample, as CLIP-like models return
+    it.
 
     >>> from relprop.targets import similarity
     >>> str(similarity())
@@ -121,5 +160,8 @@ def _class(label: Any, what: str) -> int | str | None:
 
 def _integer(value: Any, what: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TargetError(f"{what}(...): {value!r} is {type(value).__name__}, not an integer; a list of targets gives one per sample")
+        raise TargetError(
+            f"{what}(...): {value!r} is {type(value).__name__}, not an integer; a list "
+            "of targets gives one per sample"
+        )
     return value.__index__()

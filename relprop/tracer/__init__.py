@@ -1,4 +1,5 @@
-"""From a model and its inputs to a ``Program``: capture, canonicalise, find the leaves and the attention sites. Knows no rule."""
+"""From a model and its inputs to a ``Program``: capture, canonicalise, find the leaves and the
+attention sites. Knows no rule."""
 
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import Program, Site

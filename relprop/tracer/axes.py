@@ -1,8 +1,10 @@
-"""What each axis of each tensor is made of: tokens or features. Worked out forward from the leaves, never from names.
+"""What each axis of each tensor is made of: tokens or features. Worked out forward from the leaves,
+never from names.
 
-An axis is a tuple of *atoms*; ``reshape`` splits and joins them, linear layers and channels make new ones that are *features*.
-Atoms that come from one another (a slice, a concatenation, a strided convolution) are of one *group*, so that when an
-attention site shows that its keys are tokens, the patches they come from are known to be tokens, too.
+An axis is a tuple of *atoms*; ``reshape`` splits and joins them, linear layers and channels make
+new ones that are *features*. Atoms that come from one another (a slice, a concatenation, a strided
+convolution) are of one *group*, so that when an attention site shows that its keys are tokens, the
+patches they come from are known to be tokens, too.
 """
 
 from __future__ import annotations
@@ -81,19 +83,27 @@ def follow(graph: fx.Graph, leaves: dict[str, fx.Node]) -> dict[fx.Node, Axes]:
             known[node] = _leaf(node)
         elif node.op == "call_function" and any(n in known for n in tensor_inputs(node)):
             axes = _step(node, known)
-            known[node] = axes if axes is not None and _fits(axes, value.shape) else tuple(_fresh(s) for s in value.shape)
+            known[node] = (
+                axes
+                if axes is not None and _fits(axes, value.shape)
+                else tuple(_fresh(s) for s in value.shape)
+            )
     return known
 
 
 def _fits(axes: Axes, shape: torch.Size) -> bool:
-    return len(axes) == len(shape) and all(math.prod(a.size for a in axis) == s for axis, s in zip(axes, shape, strict=True))
+    return len(axes) == len(shape) and all(
+        math.prod(a.size for a in axis) == s for axis, s in zip(axes, shape, strict=True)
+    )
 
 
 def _fresh(size: int, kind: Kind = "unknown", like: Axis = ()) -> Axis:
     if size == 1:
         return ()
     atom = Atom(size, Group(kind))
-    for other in [a for a in like if a.kind != "feature"] or like:  # of tokens × features (routed to experts, shifted positions): tokens
+    for other in [
+        a for a in like if a.kind != "feature"
+    ] or like:  # of tokens × features (routed to experts, shifted positions): tokens
         other.group.join(atom.group)
     return (atom,)
 
@@ -108,13 +118,16 @@ def _step(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes | None:
     name, x = name_of(node), node.args[0] if node.args else None
     axes = known.get(x) if isinstance(x, fx.Node) else None
     handler = _HANDLERS.get(name)
-    if handler is not None and (axes is not None or name in ("cat", "stack", "matmul", "bmm", "linear")):
+    if handler is not None and (
+        axes is not None or name in ("cat", "stack", "matmul", "bmm", "linear")
+    ):
         return handler(node, axes, known)
     return _broadcast(node, known)
 
 
 def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
-    """Elementwise: each output axis is made of what the operands that span it are made of; they are of one group."""
+    """Elementwise: each output axis is made of what the operands that span it are made of; they are
+    of one group."""
     shape = val(node).shape
     result: list[Axis] = []
     for i, size in enumerate(shape):
@@ -126,15 +139,18 @@ def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
                 continue
             if found is None:
                 found = axes[at]
-            elif len(found) == len(axes[at]) and [a.size for a in found] == [a.size for a in axes[at]]:
+            elif len(found) == len(axes[at]) and [a.size for a in found] == [
+                a.size for a in axes[at]
+            ]:
                 _relate(found, axes[at])
         result.append(found if found is not None else _fresh(size))
     return tuple(result)
 
 
 def _relate(one: Axis, other: Axis) -> None:
-    """Axes that line up are of one group, unless one is known to be features and the other is not known: relative positions
-    (a projection's output cut to one number per key) say nothing of the keys they are added to."""
+    """Axes that line up are of one group, unless one is known to be features and the other is not
+    known: relative positions (a projection's output cut to one number per key) say nothing of the
+    keys they are added to."""
     for a, b in zip(one, other, strict=True):
         if {a.kind, b.kind} != {"unknown", "feature"}:
             a.group.join(b.group)
@@ -145,7 +161,8 @@ def _reshape(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | No
 
 
 def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
-    """The atoms of ``axes`` in row-major order, dealt out to axes of ``shape``, split where needed; ``None`` if they do not divide."""
+    """The atoms of ``axes`` in row-major order, dealt out to axes of ``shape``, split where needed;
+    ``None`` if they do not divide."""
     queue = [atom for axis in axes for atom in axis]
     result: list[Axis] = []
     if 0 in shape:
@@ -171,8 +188,6 @@ def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
     return tuple(result)
 
 
-
-
 def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
     return Atom(outer, atom.group), Atom(atom.size // outer, atom.group)
 
@@ -191,46 +206,71 @@ def _transpose(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     padded = ((),) * (len(shape) - len(axes)) + axes
-    return tuple(axis if axis or size == 1 else _fresh(size) for axis, size in zip(padded, shape, strict=True))
+    return tuple(
+        axis if axis or size == 1 else _fresh(size)
+        for axis, size in zip(padded, shape, strict=True)
+    )
 
 
 def _select(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     dim = argument(node, 1, "dim", 0) % len(axes)
-    return axes[:dim] + axes[dim + 1:]
+    return axes[:dim] + axes[dim + 1 :]
 
 
 def _moved(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
-    """Any other move of one tensor: each output axis is like the input atoms whose coordinates change along it."""
+    """Any other move of one tensor: each output axis is like the input atoms whose coordinates
+    change along it."""
     source, shape = tensor_inputs(node)[0], tuple(val(node).shape)
     atoms = tuple((atom,) for axis in axes for atom in axis)
     sizes = tuple(atom.size for (atom,) in atoms)
-    labels = [Labels().push(node, {source: along(sizes, i).reshape(val(source).shape)}) for i in range(len(atoms))]
+    labels = [
+        Labels().push(node, {source: along(sizes, i).reshape(val(source).shape)})
+        for i in range(len(atoms))
+    ]
     if any(pushed is None for pushed in labels):
         return _indexed(node, axes) if name_of(node) == "index" else _same_rank(node, axes, known)
     return tuple(_made_of(o, size, atoms, labels) for o, size in enumerate(shape))
 
 
 def _indexed(node: fx.Node, axes: Axes) -> Axes:
-    """``x[i, j]`` with indices that depend on the input: the picked positions are like the axes they were picked from."""
+    """``x[i, j]`` with indices that depend on the input: the picked positions are like the axes
+    they were picked from."""
     where = [i for i, index in enumerate(node.args[1]) if index is not None]
     shape = tuple(val(node).shape)
     picked = len(shape) - (len(axes) - len(where))
     first = where[0] if where == list(range(where[0], where[-1] + 1)) else 0
     kept = [axis for i, axis in enumerate(axes) if i not in where]
     source = tuple(atom for i in where for atom in axes[i])
-    return (*kept[:first], *(_fresh(size, like=source) for size in shape[first:first + picked]), *kept[first:])
+    return (
+        *kept[:first],
+        *(_fresh(size, like=source) for size in shape[first : first + picked]),
+        *kept[first:],
+    )
 
 
 def _made_of(o: int, size: int, axes: Axes, labels: list[torch.Tensor | None]) -> Axis:
-    """Output axis ``o``: like the one input axis whose coordinate changes along it, or, where several do and take turns, one atom for each."""
+    """Output axis ``o``: like the one input axis whose coordinate changes along it, or, where
+    several do and take turns, one atom for each."""
     if size == 1:
         return ()
-    lines = {i: pushed.movedim(o, -1).reshape(-1, size)[pushed.numel() // size // 2] for i, pushed in enumerate(labels) if pushed is not None}
-    turns = {i: (int((line != line[0]).nonzero()[0]), int(line.unique().numel())) for i, line in lines.items() if bool((line != line[0]).any())}
+    lines = {
+        i: pushed.movedim(o, -1).reshape(-1, size)[pushed.numel() // size // 2]
+        for i, pushed in enumerate(labels)
+        if pushed is not None
+    }
+    turns = {
+        i: (int((line != line[0]).nonzero()[0]), int(line.unique().numel()))
+        for i, line in lines.items()
+        if bool((line != line[0]).any())
+    }
     order = sorted(turns, key=lambda i: -turns[i][0])
     if len(order) > 1 and math.prod(turns[i][1] for i in order) == size:
         return tuple(_fresh(turns[i][1], like=axes[i])[0] for i in order)
-    changing = [i for i, pushed in enumerate(labels) if pushed is not None and bool((pushed != pushed.narrow(o, 0, 1)).any())]
+    changing = [
+        i
+        for i, pushed in enumerate(labels)
+        if pushed is not None and bool((pushed != pushed.narrow(o, 0, 1)).any())
+    ]
     return _fresh(size, like=tuple(atom for i in changing for atom in axes[i]))
 
 
@@ -241,8 +281,20 @@ def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
         return tuple(_fresh(s) for s in shape)
     old = val(node.args[0]).shape
     moved = name_of(node) in ("roll", "flip", "index", "index_select", "gather")
-    dims = argument(node, 2, "dims") if name_of(node) == "roll" else argument(node, 1, "dims") if name_of(node) == "flip" else None
-    touched = {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)} if dims else set(range(len(axes))) if moved else set()
+    dims = (
+        argument(node, 2, "dims")
+        if name_of(node) == "roll"
+        else argument(node, 1, "dims")
+        if name_of(node) == "flip"
+        else None
+    )
+    touched = (
+        {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)}
+        if dims
+        else set(range(len(axes)))
+        if moved
+        else set()
+    )
     return tuple(
         axis if size == was and i not in touched else _fresh(size, like=axis)
         for i, (axis, size, was) in enumerate(zip(axes, shape, old, strict=True))
@@ -260,7 +312,10 @@ def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
         for i, (a, b) in enumerate(zip(parts[0], part, strict=True)):
             if i != dim and [x.size for x in a] == [x.size for x in b]:
                 _relate(a, b)
-    return tuple(_fresh(val(node).shape[dim], like=joined) if i == dim else axis for i, axis in enumerate(parts[0]))
+    return tuple(
+        _fresh(val(node).shape[dim], like=joined) if i == dim else axis
+        for i, axis in enumerate(parts[0])
+    )
 
 
 def _linear(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes | None:
@@ -269,12 +324,18 @@ def _linear(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axe
 
 def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
-    spatial = tuple(axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis) for axis, s in zip(axes[2:], shape[2:], strict=True))
+    spatial = tuple(
+        axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis)
+        for axis, s in zip(axes[2:], shape[2:], strict=True)
+    )
     return (axes[0], _fresh(shape[1], "feature"), *spatial)
 
 
 def _pool(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
-    return tuple(axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis) for axis, s in zip(axes, val(node).shape, strict=True))
+    return tuple(
+        axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis)
+        for axis, s in zip(axes, val(node).shape, strict=True)
+    )
 
 
 def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
@@ -284,8 +345,17 @@ def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axe
     a, b = known.get(node.args[0]), known.get(node.args[1])  # type: ignore[arg-type]
     rows = a[-2] if a is not None and len(a) > 1 else _fresh(shape[-2])
     columns = b[-1] if b is not None else _fresh(shape[-1])
-    batch = [next((x[i - len(shape)] for x in (a, b) if x is not None and len(x) >= len(shape) - i and x[i - len(shape)]), _fresh(s))
-             for i, s in enumerate(shape[:-2])]
+    batch = [
+        next(
+            (
+                x[i - len(shape)]
+                for x in (a, b)
+                if x is not None and len(x) >= len(shape) - i and x[i - len(shape)]
+            ),
+            _fresh(s),
+        )
+        for i, s in enumerate(shape[:-2])
+    ]
     return (*batch, rows, columns)
 
 
@@ -300,11 +370,34 @@ def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | Non
 
 _HANDLERS: dict[str, Any] = {
     **dict.fromkeys("reshape flatten unflatten squeeze unsqueeze view".split(), _reshape),
-    "permute": _permute, "transpose": _transpose, "expand": _expand, "select": _select,
-    **dict.fromkeys("slice roll flip pad constant_pad_nd index_select gather narrow".split(), _same_rank),
-    **dict.fromkeys("index as_strided unfold im2col repeat repeat_interleave tile diagonal pixel_unshuffle pixel_shuffle".split(), _moved),
-    "cat": _cat, "stack": _cat, "linear": _linear, "conv1d": _conv, "conv2d": _conv, "conv3d": _conv,
-    "matmul": _matmul, "bmm": _matmul, "mm": _matmul, **dict.fromkeys("mean sum amax amin".split(), _reduce),
-    **dict.fromkeys("max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d max_pool1d adaptive_avg_pool1d "
-                    "upsample_bilinear2d upsample_nearest2d".split(), _pool),
+    "permute": _permute,
+    "transpose": _transpose,
+    "expand": _expand,
+    "select": _select,
+    **dict.fromkeys(
+        "slice roll flip pad constant_pad_nd index_select gather narrow".split(), _same_rank
+    ),
+    **dict.fromkeys(
+        (
+            "index as_strided unfold im2col repeat repeat_interleave tile diagonal "
+            "pixel_unshuffle pixel_shuffle"
+        ).split(),
+        _moved,
+    ),
+    "cat": _cat,
+    "stack": _cat,
+    "linear": _linear,
+    "conv1d": _conv,
+    "conv2d": _conv,
+    "conv3d": _conv,
+    "matmul": _matmul,
+    "bmm": _matmul,
+    "mm": _matmul,
+    **dict.fromkeys("mean sum amax amin".split(), _reduce),
+    **dict.fromkeys(
+        "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d "
+        "max_pool1d adaptive_avg_pool1d "
+        "upsample_bilinear2d upsample_nearest2d".split(),
+        _pool,
+    ),
 }

@@ -1,4 +1,5 @@
-"""The user's inputs and outputs as flat lists of tensors, and back. Knows containers, knows no model."""
+"""The user's inputs and outputs as flat lists of tensors, and back. Knows containers, knows no
+model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from relprop.tracer.program import OutputTree
 
 @dataclass(frozen=True)
 class Inputs:
-    """A call's inputs: its tensors by name, how to put them back into ``(args, kwargs)``, and which of them are per sample."""
+    """A call's inputs: its tensors by name, how to put them back into ``(args, kwargs)``, and which
+    of them are per sample."""
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
@@ -27,25 +29,36 @@ class Inputs:
 
     def samples(self, start: int, stop: int) -> tuple[Tensor, ...]:
         """The tensors of samples ``start:stop``; what is shared by all samples stays whole."""
-        return tuple(t[start:stop] if b else t for t, b in zip(self.tensors, self.batched, strict=True))
+        return tuple(
+            t[start:stop] if b else t for t, b in zip(self.tensors, self.batched, strict=True)
+        )
 
     def select(self, start: int, stop: int) -> Inputs:
         """The same call for samples ``start:stop``."""
         return dataclasses.replace(self, tensors=self.samples(start, stop), batch=stop - start)
 
     def stacked(self) -> tuple[Tensor, ...]:
-        """The tensors as the interpreter takes them: the batch first, then what one sample's call was given (a batch of 1, or the shared tensor)."""
-        return tuple(t.unsqueeze(1) if b else t.unsqueeze(0).expand(self.batch, *t.shape) for t, b in zip(self.tensors, self.batched, strict=True))
+        """The tensors as the interpreter takes them: the batch first, then what one sample's call
+        was given (a batch of 1, or the shared tensor)."""
+        return tuple(
+            t.unsqueeze(1) if b else t.unsqueeze(0).expand(self.batch, *t.shape)
+            for t, b in zip(self.tensors, self.batched, strict=True)
+        )
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What a captured graph depends on: names, per-sample shapes, dtypes, devices and the values that are not tensors."""
-        kinds = tuple((tuple(t.shape[1:] if b else t.shape), b, t.dtype, t.device) for t, b in zip(self.tensors, self.batched, strict=True))
+        """What a captured graph depends on: names, per-sample shapes, dtypes, devices and the
+        values that are not tensors."""
+        kinds = tuple(
+            (tuple(t.shape[1:] if b else t.shape), b, t.dtype, t.device)
+            for t, b in zip(self.tensors, self.batched, strict=True)
+        )
         return self.names, kinds, self.static
 
 
 def bind(inputs: Any) -> Inputs:
-    """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword arguments), batch first."""
+    """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword
+    arguments), batch first."""
     args: tuple[Any, ...]
     no_kwargs: dict[str, Any] = {}
     if isinstance(inputs, Tensor):
@@ -55,11 +68,20 @@ def bind(inputs: Any) -> Inputs:
     elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
         args, kwargs = (), {str(k): inputs[k] for k in list(inputs.keys())}
     else:
-        raise InputError(message(
-            f"inputs is {type(inputs).__name__}",
-            then=["give a tensor, a tuple of positional arguments, or a dict of keyword arguments, batch first"],
-        ))
-    places = [("args", i, v) for i, v in enumerate(args)] + [("kwargs", k, v) for k, v in kwargs.items()]
+        raise InputError(
+            message(
+                f"inputs is {type(inputs).__name__}",
+                then=[
+                    (
+                        "give a tensor, a tuple of positional arguments, or a dict of "
+                        "keyword arguments, batch first"
+                    )
+                ],
+            )
+        )
+    places = [("args", i, v) for i, v in enumerate(args)] + [
+        ("kwargs", k, v) for k, v in kwargs.items()
+    ]
     tensor_places = [(kind, key) for kind, key, v in places if isinstance(v, Tensor)]
     tensors = tuple(v for _, _, v in places if isinstance(v, Tensor))
     names = tuple(str(key) if kind == "kwargs" else f"input_{key}" for kind, key in tensor_places)
@@ -75,15 +97,25 @@ def bind(inputs: Any) -> Inputs:
     batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
     for name, t, b in zip(names, tensors, batched, strict=True):
         if not b and t.dim() > 0 and t.shape[0] != 1:
-            raise InputError(f"input {name!r} has {t.shape[0]} samples {list(t.shape)}, the first input {names[0]!r} has {batch}: batch comes first in every input")
+            raise InputError(
+                f"input {name!r} has {t.shape[0]} samples {list(t.shape)}, the first "
+                f"input {names[0]!r} has {batch}: batch comes first in every input"
+            )
     static = repr([(key, v) for _, key, v in places if not isinstance(v, Tensor)])
     return Inputs(names, tensors, rebuild, batched, batch, static)
 
 
-def _refuse_bad(names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[Any, Any]]) -> None:
+def _refuse_bad(
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[Any, Any]]
+) -> None:
     for key, value in places:
-        if isinstance(value, (list, dict)) and any(isinstance(v, Tensor) for v in (value.values() if isinstance(value, dict) else value)):
-            raise InputError(f"input {key!r} is a {type(value).__name__} of tensors; give each tensor as an input of its own")
+        if isinstance(value, (list, dict)) and any(
+            isinstance(v, Tensor) for v in (value.values() if isinstance(value, dict) else value)
+        ):
+            raise InputError(
+                f"input {key!r} is a {type(value).__name__} of tensors; give each tensor "
+                "as an input of its own"
+            )
     if not tensors:
         raise InputError("inputs holds no tensor")
     for name, tensor in zip(names, tensors, strict=True):
@@ -95,13 +127,21 @@ def _refuse_bad(names: tuple[str, ...], tensors: tuple[Tensor, ...], places: lis
             raise InputError(f"input {name!r} is on the meta device: it has no values")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
-            masked = bool((tensor == float("-inf")).any()) and not bool(torch.isnan(tensor).any()) and not bool((tensor == float("inf")).any())
+            masked = (
+                bool((tensor == float("-inf")).any())
+                and not bool(torch.isnan(tensor).any())
+                and not bool((tensor == float("inf")).any())
+            )
             if not masked or tensor is tensors[0]:
-                raise InputError(f"input {name!r} holds {bad} values that are NaN or infinite, of {tensor.numel()}")
+                raise InputError(
+                    f"input {name!r} holds {bad} values that are NaN or infinite, of "
+                    f"{tensor.numel()}"
+                )
 
 
 def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
-    """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass; None and other objects are dropped), and the way back."""
+    """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass; None and other
+    objects are dropped), and the way back."""
     tensors: list[Tensor] = []
     names: list[str] = []
 
@@ -121,7 +161,10 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
                 return lambda it: make(*(p(it) for p in items))
             return lambda it: make(p(it) for p in items)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {f.name: walk(getattr(value, f.name), f"{name}.{f.name}" if name else f.name) for f in dataclasses.fields(value)}
+            fields = {
+                f.name: walk(getattr(value, f.name), f"{name}.{f.name}" if name else f.name)
+                for f in dataclasses.fields(value)
+            }
             cls = type(value)
             return lambda it: cls(**{k: p(it) for k, p in fields.items()})
         return lambda it: None

@@ -1,7 +1,9 @@
-"""From the user's model and one sample to an fx graph of ATen ops: ``torch.export`` first, a concrete trace where that refuses.
+"""From the user's model and one sample to an fx graph of ATen ops: ``torch.export`` first, a
+concrete trace where that refuses.
 
-Both front ends return the same thing: a graph whose placeholders are the input tensors in order, whose ``get_attr`` nodes name
-parameters and buffers, and whose nodes carry ``val`` (a meta tensor), ``place`` and nothing else.
+Both front ends return the same thing: a graph whose placeholders are the input tensors in order,
+whose ``get_attr`` nodes name parameters and buffers, and whose nodes carry ``val`` (a meta tensor),
+``place`` and nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Capture:
 
 
 class _Flat(nn.Module):
-    """The model as a function of a flat list of tensors to a flat tuple of tensors. ``tensors``: those it has before it runs, by name; ``attributes``: others it holds."""
+    """The model as a function of a flat list of tensors to a flat tuple of tensors. ``tensors``:
+    those it has before it runs, by name; ``attributes``: others it holds."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()
@@ -50,7 +53,9 @@ class _Flat(nn.Module):
         self._rebuild = inputs.rebuild
         self.outputs: OutputTree | None = None
         self.tensors = {f"model.{name}": t for name, t in _named_tensors(model)}
-        self.attributes = {_memory(t) for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)}
+        self.attributes = {
+            _memory(t) for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)
+        }
         self._names: dict[Any, str] = {}
         for name, t in self.tensors.items():
             self._names.setdefault(id(t), name)
@@ -58,8 +63,13 @@ class _Flat(nn.Module):
                 self._names.setdefault(memory, name)
 
     def name_of(self, tensor: Tensor, name: str) -> str | None:
-        """What the model calls a tensor that a graph holds as ``name``; ``None``: it is none of the model's."""
-        return name if name in self.tensors else self._names.get(id(tensor)) or self._names.get(_memory(tensor))
+        """What the model calls a tensor that a graph holds as ``name``; ``None``: it is none of the
+        model's."""
+        return (
+            name
+            if name in self.tensors
+            else self._names.get(id(tensor)) or self._names.get(_memory(tensor))
+        )
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._rebuild(tensors)
@@ -68,22 +78,34 @@ class _Flat(nn.Module):
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers under all their names, and the tensors that a quantised one is made of."""
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+    """Parameters and buffers under all their names, and the tensors that a quantised one is made
+    of."""
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
         yield name, tensor
         if hasattr(tensor, "__tensor_flatten__"):
-            yield from ((f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
+            yield from (
+                (f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
+            )
 
 
 def _memory(tensor: Tensor) -> Any:
     """Where an ordinary tensor's values are: the same for two that are one, seen twice."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.numel() or not tensor.data_ptr():
+    if (
+        type(tensor) not in (Tensor, nn.Parameter)
+        or tensor.layout != torch.strided
+        or not tensor.numel()
+        or not tensor.data_ptr()
+    ):
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def capture(model: nn.Module, inputs: Inputs) -> Capture:
-    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when neither front end can."""
+    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
+    neither front end can."""
     flat = _Flat(model, inputs)
     with torch.no_grad(), as_python(model), taken_back(model) as take_back:
         with Draws() as draws:
@@ -93,27 +115,67 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         take_back()
         try:
             graph, constants = _export(flat, inputs)
-            return Capture(graph, constants, outputs, "export", (), eager, fix_draws(graph, constants, draws.drawn))
+            return Capture(
+                graph,
+                constants,
+                outputs,
+                "export",
+                (),
+                eager,
+                fix_draws(graph, constants, draws.drawn),
+            )
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             try:
                 graph, constants, decisions = _concrete(flat, inputs, take_back)
             except Exception as failed:
-                then = ["relprop.trace(model, inputs) repeats this; make the part of the model named above free of Python side effects"]
+                then = [
+                    (
+                        "relprop.trace(model, inputs) repeats this; make the part of the "
+                        "model named above free of Python side effects"
+                    )
+                ]
                 if kept := _kept_as_integers(model):
-                    then = [f"{kept}: explain the model before quantisation, or with weights that are tensors to PyTorch (torchao, weights only)"]
-                raise CaptureError(message(
-                    f"the model could not be captured: torch.export said {_first_line(refused)}; the concrete trace said {_first_line(failed)}", then=then,
-                )) from failed
-            return Capture(graph, constants, outputs, "concrete", decisions, eager, fix_draws(graph, constants, draws.drawn))
+                    then = [
+                        (
+                            f"{kept}: explain the model before quantisation, or with weights "
+                            "that are tensors to PyTorch (torchao, weights only)"
+                        )
+                    ]
+                raise CaptureError(
+                    message(
+                        (
+                            "the model could not be captured: torch.export said "
+                            f"{_first_line(refused)}; the concrete trace said {_first_line(failed)}"
+                        ),
+                        then=then,
+                    )
+                ) from failed
+            return Capture(
+                graph,
+                constants,
+                outputs,
+                "concrete",
+                decisions,
+                eager,
+                fix_draws(graph, constants, draws.drawn),
+            )
 
 
 def _kept_as_integers(model: nn.Module) -> str:
     """The first module whose parameter holds integers: weights that its library alone can read."""
-    return next((
-        f"module {path!r} ({type(m).__name__}) keeps its weights as {type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
-        for path, m in model.named_modules() for p in m._parameters.values() if p is not None and not p.is_floating_point()
-    ), "")
+    return next(
+        (
+            (
+                f"module {path!r} ({type(m).__name__}) keeps its weights as "
+                f"{type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
+            )
+            for path, m in model.named_modules()
+            for p in m._parameters.values()
+            if p is not None and not p.is_floating_point()
+        ),
+        "",
+    )
 
 
 def run_eager(flat: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -125,11 +187,20 @@ def run_eager(flat: nn.Module, inputs: Inputs) -> list[Tensor]:
     except Exception as error:
         from relprop.errors import InputError
 
-        shapes = ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}" for n, t in zip(inputs.names, inputs.tensors, strict=True))
-        raise InputError(message(
-            f"the model itself fails on these inputs: {type(error).__name__}: {_first_line(error)}", at=f"called with {shapes}",
-            then=["call model(...) on the same inputs and mend that first"],
-        )) from error
+        shapes = ", ".join(
+            f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}"
+            for n, t in zip(inputs.names, inputs.tensors, strict=True)
+        )
+        raise InputError(
+            message(
+                (
+                    f"the model itself fails on these inputs: {type(error).__name__}: "
+                    f"{_first_line(error)}"
+                ),
+                at=f"called with {shapes}",
+                then=["call model(...) on the same inputs and mend that first"],
+            )
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -143,7 +214,11 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -153,28 +228,59 @@ def _quiet() -> Iterator[None]:
 def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
     with _quiet():
         exported = torch.export.export(flat, inputs.tensors, strict=False)
-        if any(isinstance(n.target, torch._ops.HigherOrderOperator) and not n.target.name().startswith("wrap_with") for n in exported.graph.nodes):
-            exported = exported.run_decompositions({})  # functions called as a whole (flat_apply) become their operations
+        if any(
+            isinstance(n.target, torch._ops.HigherOrderOperator)
+            and not n.target.name().startswith("wrap_with")
+            for n in exported.graph.nodes
+        ):
+            exported = exported.run_decompositions(
+                {}
+            )  # functions called as a whole (flat_apply) become their operations
         module = exported.module(check_guards=False)
     for node in module.graph.nodes:
         base = node.args[0] if node.op == "call_function" and is_inplace(node) else None
-        if isinstance(base, fx.Node) and base.op == "get_attr" and flat.name_of(_attribute(module, str(base.target)), str(base.target)) is None:
-            raise CaptureError(f"the model writes into {str(base.target).removeprefix('model.')!r}, which is no parameter or buffer")
+        if (
+            isinstance(base, fx.Node)
+            and base.op == "get_attr"
+            and flat.name_of(_attribute(module, str(base.target)), str(base.target)) is None
+        ):
+            raise CaptureError(
+                f"the model writes into {str(base.target).removeprefix('model.')!r}, "
+                "which is no parameter or buffer"
+            )
     return import_graph(module, flat)
 
 
-def _concrete(flat: _Flat, inputs: Inputs, take_back: Callable[[], None]) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
+def _concrete(
+    flat: _Flat, inputs: Inputs, take_back: Callable[[], None]
+) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         return flat(*tensors)
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
     with _quiet(), torch.random.fork_rng([]):
-        module = make_fx(call, tracing_mode="real", pre_dispatch=True, _error_on_data_dependent_ops=False, record_module_stack=True)(*inputs.tensors)
+        module = make_fx(
+            call,
+            tracing_mode="real",
+            pre_dispatch=True,
+            _error_on_data_dependent_ops=False,
+            record_module_stack=True,
+        )(*inputs.tensors)
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
-    decided = (str(n.meta["place"]) for n in graph.nodes if n.op == "call_function" and _packet_name(n) in DECISIONS)
-    unknown = {name for name in constants if _memory(_attribute(module, name)) not in flat.attributes}
-    baked = (f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}" for n in graph.nodes if str(n.target) in unknown and n.users)
+    decided = (
+        str(n.meta["place"])
+        for n in graph.nodes
+        if n.op == "call_function" and _packet_name(n) in DECISIONS
+    )
+    unknown = {
+        name for name in constants if _memory(_attribute(module, name)) not in flat.attributes
+    }
+    baked = (
+        f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}"
+        for n in graph.nodes
+        if str(n.target) in unknown and n.users
+    )
     decisions = (*decided, *baked)
     return graph, constants, decisions
 
@@ -187,11 +293,18 @@ def is_inplace(node: fx.Node) -> bool:
     """Whether the node's operator writes into its first argument."""
     schema = getattr(node.target, "_schema", None)
     name = _packet_name(node)
-    return schema is not None and schema.is_mutable and name.endswith("_") and not name.endswith("__") and bool(node.args)
+    return (
+        schema is not None
+        and schema.is_mutable
+        and name.endswith("_")
+        and not name.endswith("__")
+        and bool(node.args)
+    )
 
 
 def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
-    """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by name; the rest as constants."""
+    """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by
+    name; the rest as constants."""
     graph, constants = fx.Graph(), {}
     copied: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
@@ -226,25 +339,48 @@ def _attribute(module: nn.Module, target: str) -> Any:
 def without_values(value: Any) -> Any:
     """A tensor as one that has a shape, a layout and a type only; anything else as it is."""
     if isinstance(value, Tensor):
-        return torch.empty_strided([int(s) for s in value.shape], [int(s) for s in value.stride()], dtype=value.dtype, device="meta")
+        return torch.empty_strided(
+            [int(s) for s in value.shape],
+            [int(s) for s in value.stride()],
+            dtype=value.dtype,
+            device="meta",
+        )
     return value
 
 
 def place_of(node: fx.Node) -> Place:
-    """The calls around the node. Second calls of a module are told apart by the stack's keys (``a``, ``a@1``), not by its paths."""
+    """The calls around the node. Second calls of a module are told apart by the stack's keys
+    (``a``, ``a@1``), not by its paths."""
     stack = []
     for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
-        clean = path.split("@")[0].removeprefix("L['self']").removeprefix(".").removeprefix("_orig_mod").removeprefix(".")
+        clean = (
+            path.split("@")[0]
+            .removeprefix("L['self']")
+            .removeprefix(".")
+            .removeprefix("_orig_mod")
+            .removeprefix(".")
+        )
         if clean.split(".")[0] == "model":
-            number = f"@{str(key).rpartition('@')[2]}" if "@" in str(key) and clean != "model" else ""
-            stack.append((clean.removeprefix("model").removeprefix(".") + number, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"))
+            number = (
+                f"@{str(key).rpartition('@')[2]}" if "@" in str(key) and clean != "model" else ""
+            )
+            stack.append(
+                (
+                    clean.removeprefix("model").removeprefix(".") + number,
+                    kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}",
+                )
+            )
     return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
 
 
 def _source(trace: str) -> str:
     """``file.py:88: `code` `` of the innermost frame that is not PyTorch's own."""
     lines = trace.strip().splitlines()
-    frames = [(lines[i].strip(), lines[i + 1].strip() if i + 1 < len(lines) else "") for i in range(len(lines)) if lines[i].strip().startswith("File ")]
+    frames = [
+        (lines[i].strip(), lines[i + 1].strip() if i + 1 < len(lines) else "")
+        for i in range(len(lines))
+        if lines[i].strip().startswith("File ")
+    ]
     theirs = [f for f in frames if "/torch/" not in f[0]] or frames
     if not theirs:
         return ""

@@ -1,7 +1,9 @@
-"""Random numbers that a model draws from nothing but a shape: every later run sees those that its own run drew, whichever way it seeds them.
+"""Random numbers that a model draws from nothing but a shape: every later run sees those that its
+own run drew, whichever way it seeds them.
 
-A model may seed the generator itself before it draws (hashing, masks of noise). Seeding is no operation of a graph, so the numbers are: they are
-recorded while the model runs, and the graph's draws are replaced by them.
+A model may seed the generator itself before it draws (hashing, masks of noise). Seeding is no
+operation of a graph, so the numbers are: they are recorded while the model runs, and the graph's
+draws are replaced by them.
 """
 
 from __future__ import annotations
@@ -24,18 +26,37 @@ class Draws(TorchDispatchMode):
         super().__init__()
         self.drawn: list[tuple[Any, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Run the operator, and keep what it drew."""
         made = func(*args, **(kwargs or {}))
-        if _is_random(func) and (_packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)):
+        if _is_random(func) and (
+            _packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
+        ):
             self.drawn.append((func, made.detach().clone()))
         return made
 
 
-def fix_draws(graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[Any, Tensor]]) -> tuple[str, ...]:
-    """Put the numbers drawn into the graph in place of its draws, as ``constants``; where each is. Draws that are not those of the run stay as they are."""
-    nodes = [n for n in graph.nodes if n.op == "call_function" and _is_random(n.target) and (name_of(n) in SHAPED_LIKE or not tensor_inputs(n))]
-    if [n.target for n in nodes] != [func for func, _ in drawn] or any(n.meta["val"].shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)):
+def fix_draws(
+    graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[Any, Tensor]]
+) -> tuple[str, ...]:
+    """Put the numbers drawn into the graph in place of its draws, as ``constants``; where each is.
+    Draws that are not those of the run stay as they are."""
+    nodes = [
+        n
+        for n in graph.nodes
+        if n.op == "call_function"
+        and _is_random(n.target)
+        and (name_of(n) in SHAPED_LIKE or not tensor_inputs(n))
+    ]
+    if [n.target for n in nodes] != [func for func, _ in drawn] or any(
+        n.meta["val"].shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)
+    ):
         return ()
     for i, (node, (_, numbers)) in enumerate(zip(nodes, drawn, strict=True)):
         constants[f"drawn_{i}"] = numbers
@@ -48,7 +69,10 @@ def fix_draws(graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[A
 
 
 def _is_random(operator: Any) -> bool:
-    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+    return (
+        isinstance(operator, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in operator.tags
+    )
 
 
 def _packet(operator: Any) -> str:

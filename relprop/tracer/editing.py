@@ -1,4 +1,5 @@
-"""Small tools for rewriting a graph: emit a node with its value's shape and its place, replace a node, ask what it depends on."""
+"""Small tools for rewriting a graph: emit a node with its value's shape and its place, replace a
+node, ask what it depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ def name_of(node: Any) -> str:
     """The operator packet's name of a call, ``""`` for anything else."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return ""
-    return getattr(getattr(node.target, "overloadpacket", None), "__name__", getattr(node.target, "__name__", ""))
+    return getattr(
+        getattr(node.target, "overloadpacket", None),
+        "__name__",
+        getattr(node.target, "__name__", ""),
+    )
 
 
 def val(x: Any) -> Any:
@@ -25,7 +30,8 @@ def val(x: Any) -> Any:
 
 
 def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node just before ``like``, at the same place in the user's model, its meta value computed."""
+    """A new node just before ``like``, at the same place in the user's model, its meta value
+    computed."""
     graph = like.graph
     with graph.inserting_before(like):
         node = graph.call_function(op, args, kwargs)
@@ -73,7 +79,8 @@ Rewrite = Callable[[fx.Node], "fx.Node | None"]
 
 
 def rewrite(graph: fx.Graph, table: dict[str, Rewrite]) -> None:
-    """Replace every call whose operator's name is in ``table`` by what its function returns (``None``: leave it)."""
+    """Replace every call whose operator's name is in ``table`` by what its function returns
+    (``None``: leave it)."""
     for node in list(graph.nodes):
         function = table.get(name_of(node))
         if function is not None and (new := function(node)) is not None and new is not node:

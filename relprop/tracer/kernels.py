@@ -12,15 +12,26 @@ aten = torch.ops.aten
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
 ) -> Tensor:
     """Batch norm in eval mode, (x − mean)·weight/√(variance + ε) + bias over axis 1.
 
-    At batch 1 a permuted tensor may have the strides of a layout it does not have. Where those of input and gradient differ, PyTorch's backward
-    kernel on the CPU (torch 2.15) takes one for the other: gradients wrong by 100 %, as in timm's iformer and tiny_vit.
+    At batch 1 a permuted tensor may have the strides of a layout it does not have. Where those of
+    input and gradient differ, PyTorch's backward kernel on the CPU (torch 2.15) takes one for the
+    other: gradients wrong by 100 %, as in timm's iformer and tiny_vit.
     """
     if training or mean is None or variance is None:
-        return aten.batch_norm.default(x, weight, bias, mean, variance, training, momentum, eps, cudnn)  # type: ignore[no-any-return]
+        return aten.batch_norm.default(
+            x, weight, bias, mean, variance, training, momentum, eps, cudnn
+        )  # type: ignore[no-any-return]
     shape = [-1 if i == 1 else 1 for i in range(x.dim())]
     scale = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
     scaled = (x - mean.reshape(shape)) * scale.reshape(shape)

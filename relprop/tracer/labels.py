@@ -1,4 +1,5 @@
-"""Where values go: numbers pushed through moves in place of values. Labels start at 1; 0 is anything that was not there before (padding, a constant)."""
+"""Where values go: numbers pushed through moves in place of values. Labels start at 1; 0 is
+anything that was not there before (padding, a constant)."""
 
 from __future__ import annotations
 
@@ -11,21 +12,25 @@ from relprop.tracer.editing import name_of, tensor_inputs, val
 from relprop.tracer.run import template
 
 MOVES = frozenset(
-    "reshape flatten unflatten squeeze unsqueeze permute transpose expand select slice cat stack roll flip index index_select gather repeat "
-    "repeat_interleave tile narrow select_scatter slice_scatter diagonal diagonal_scatter as_strided unfold im2col pad constant_pad_nd movedim "
+    "reshape flatten unflatten squeeze unsqueeze permute transpose expand select slice "
+    "cat stack roll flip index index_select gather repeat "
+    "repeat_interleave tile narrow select_scatter slice_scatter diagonal "
+    "diagonal_scatter as_strided unfold im2col pad constant_pad_nd movedim "
     "take_along_dim broadcast_to tril triu pixel_shuffle pixel_unshuffle".split()
 )
 LARGEST = 1 << 24
 
 
 class Labels:
-    """Pushes labels through the moves of one graph; constants (indices) are computed when they are needed, once."""
+    """Pushes labels through the moves of one graph; constants (indices) are computed when they are
+    needed, once."""
 
     def __init__(self) -> None:
         self._constants: dict[fx.Node, Any] = {}
 
     def push(self, node: fx.Node, labels: dict[fx.Node, Tensor]) -> Tensor | None:
-        """The labels at ``node``, given those at some of its operands; ``None`` where it is no move, or its indices depend on the input."""
+        """The labels at ``node``, given those at some of its operands; ``None`` where it is no
+        move, or its indices depend on the input."""
         value = val(node)
         if name_of(node) not in MOVES or not isinstance(value, Tensor) or value.numel() > LARGEST:
             return None
@@ -56,11 +61,17 @@ class Labels:
         if node not in self._constants:
             self._constants[node] = None
             inputs = [self.constant(i) for i in tensor_inputs(node)]
-            if node.op == "call_function" and not any(i is None for i in inputs) and val(node) is not None:
+            if (
+                node.op == "call_function"
+                and not any(i is None for i in inputs)
+                and val(node) is not None
+            ):
                 _, rebuild = template(node)
                 args, kwargs = rebuild(*inputs)
                 try:
-                    self._constants[node] = node.target(*args, **{k: v for k, v in kwargs.items() if k != "device"})  # type: ignore[operator]
+                    self._constants[node] = node.target(
+                        *args, **{k: v for k, v in kwargs.items() if k != "device"}
+                    )  # type: ignore[operator]
                 except (RuntimeError, TypeError):
                     return None
         return self._constants[node]
@@ -69,11 +80,18 @@ class Labels:
 def along(shape: tuple[int, ...], axis: int) -> Tensor:
     """Labels 1, 2, ... along one axis."""
     sizes = [shape[i] if i == axis else 1 for i in range(len(shape))]
-    return torch.arange(1, shape[axis] + 1, dtype=torch.float64).reshape(sizes).expand(shape).contiguous()
+    return (
+        torch.arange(1, shape[axis] + 1, dtype=torch.float64)
+        .reshape(sizes)
+        .expand(shape)
+        .contiguous()
+    )
 
 
 def rows(shape: tuple[int, ...], axis: int) -> Tensor:
     """One label for each row along ``axis``: all its elements have it."""
     others = [size if i != axis else 1 for i, size in enumerate(shape)]
     count = int(torch.tensor(others).prod())
-    return torch.arange(1, count + 1, dtype=torch.float64).reshape(others).expand(shape).contiguous()
+    return (
+        torch.arange(1, count + 1, dtype=torch.float64).reshape(others).expand(shape).contiguous()
+    )

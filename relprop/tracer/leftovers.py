@@ -1,8 +1,10 @@
-"""What running a model leaves behind in Python, taken back: attributes its code sets, lists its hooks append to, buffers it counts in.
+"""What running a model leaves behind in Python, taken back: attributes its code sets, lists its
+hooks append to, buffers it counts in.
 
-A forward pass may keep what it sees, and a tensor kept while a graph is captured has no values. So everything that the model's modules and hooks
-can reach (settings, containers, what a hook closes over) is written down before and put back after. Tensors that are neither buffers nor
-attributes of a module are left alone.
+A forward pass may keep what it sees, and a tensor kept while a graph is captured has no values. So
+everything that the model's modules and hooks can reach (settings, containers, what a hook closes
+over) is written down before and put back after. Tensors that are neither buffers nor attributes of
+a module are left alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 
 @contextmanager
 def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Put back, at the end and whenever the function it gives is called, what running ``model`` changed in Python, and the values of its buffers."""
+    """Put back, at the end and whenever the function it gives is called, what running ``model``
+    changed in Python, and the values of its buffers."""
     restore = [_kept(container) for container in _containers(model)]
     restore += [_kept_values(t) for t in _tensors(model)]
 
@@ -40,15 +43,28 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _containers(model: nn.Module) -> list[Any]:
-    """Every mutable container near a module's attributes, a hook or a patched forward, each once."""
+    """Every mutable container near a module's attributes, a hook or a patched forward, each
+    once."""
     modules = list(model.modules())
-    hooks = [f for m in modules for f in (*m._forward_hooks.values(), *m._forward_pre_hooks.values(), vars(m).get("forward"))]
+    hooks = [
+        f
+        for m in modules
+        for f in (
+            *m._forward_hooks.values(),
+            *m._forward_pre_hooks.values(),
+            vars(m).get("forward"),
+        )
+    ]
     found: dict[int, Any] = {}
     roots: tuple[list[Any], list[Any]] = [vars(m) for m in modules], hooks
     for level, depth in zip(roots, DEPTHS, strict=True):
         reached = {id(m) for m in modules}
         for _ in range(depth):
-            new = [v for v in {id(v): v for v in level if not isinstance(v, PLAIN)}.values() if id(v) not in reached]
+            new = [
+                v
+                for v in {id(v): v for v in level if not isinstance(v, PLAIN)}.values()
+                if id(v) not in reached
+            ]
             reached.update(map(id, new))
             found.update((id(v), v) for v in new if type(v) in CONTAINERS)
             level = [part for v in new for part in _parts(v)]
@@ -58,12 +74,22 @@ def _containers(model: nn.Module) -> list[Any]:
 def _parts(value: Any) -> Iterable[Any]:
     """What ``value`` holds or closes over."""
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-        return () if len(value) > WIDTH else list(value.values()) if isinstance(value, dict) else list(value)
+        return (
+            ()
+            if len(value) > WIDTH
+            else list(value.values())
+            if isinstance(value, dict)
+            else list(value)
+        )
     if isinstance(value, types.CellType):
         return [c] if (c := _content(value)) is not None else ()
     if isinstance(value, types.FunctionType):
         read = (value.__globals__.get(name) for name in value.__code__.co_names)
-        return [*(value.__closure__ or ()), value.__defaults__, *(r for r in read if isinstance(r, (dict, list, set, deque)))]
+        return [
+            *(value.__closure__ or ()),
+            value.__defaults__,
+            *(r for r in read if isinstance(r, (dict, list, set, deque))),
+        ]
     if isinstance(value, types.MethodType):
         return [value.__func__, *_parts(value.__self__)]
     if isinstance(value, partial):
@@ -85,12 +111,18 @@ def _kept(container: Any) -> Callable[[], None]:
     """A function that puts back what ``container`` holds now, if it holds anything else by then."""
     if isinstance(container, types.CellType):
         before = _content(container)
-        return lambda: setattr(container, "cell_contents", before) if _content(container) is not before else None
+        return lambda: (
+            setattr(container, "cell_contents", before)
+            if _content(container) is not before
+            else None
+        )
     if isinstance(container, dict):
         items = dict(container)
 
         def put_back() -> None:
-            if list(items) != list(container) or any(container[k] is not v for k, v in items.items()):
+            if list(items) != list(container) or any(
+                container[k] is not v for k, v in items.items()
+            ):
                 container.clear()
                 container.update(items)
 
@@ -98,7 +130,9 @@ def _kept(container: Any) -> Callable[[], None]:
     held = list(container)
 
     def refill() -> None:
-        if len(container) != len(held) or any(a is not b for a, b in zip(container, held, strict=True)):
+        if len(container) != len(held) or any(
+            a is not b for a, b in zip(container, held, strict=True)
+        ):
             container.clear()
             (container.update if isinstance(container, set) else container.extend)(held)
 
@@ -109,7 +143,11 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     """Buffers, and tensors that are attributes of a module."""
     for module in model.modules():
         for value in (*module._buffers.values(), *vars(module).values()):
-            if isinstance(value, Tensor) and not value.is_inference() and value.device.type != "meta":
+            if (
+                isinstance(value, Tensor)
+                and not value.is_inference()
+                and value.device.type != "meta"
+            ):
                 yield value
 
 

@@ -1,4 +1,5 @@
-"""In-place operations made functional, also through views: who reads a tensor, or any view of it, after a write reads what was written."""
+"""In-place operations made functional, also through views: who reads a tensor, or any view of it,
+after a write reads what was written."""
 
 from __future__ import annotations
 
@@ -11,19 +12,22 @@ from relprop.tracer.capture import is_inplace
 from relprop.tracer.editing import argument, aten, emit, is_tensor, name_of, val
 
 VIEWS = frozenset(
-    "view _unsafe_view reshape flatten unflatten squeeze unsqueeze transpose permute t select slice narrow diagonal as_strided alias detach contiguous to "
-    "split split_with_sizes chunk unbind expand view_as reshape_as numpy_T mT movedim swapaxes".split()
+    "view _unsafe_view reshape flatten unflatten squeeze unsqueeze transpose permute t "
+    "select slice narrow diagonal as_strided alias detach contiguous to "
+    "split split_with_sizes chunk unbind expand view_as reshape_as numpy_T mT movedim swapaxes".split()  # noqa: E501
 )
 
 
 def functionalise(graph: fx.Graph) -> None:
-    """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x``, of what it is a view of, and of other views of that, read the new value."""
+    """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x``, of what it is a view of, and of other
+    views of that, read the new value."""
     if any(node.op == "call_function" and is_inplace(node) for node in graph.nodes):
         _Versions(graph).run()
 
 
 class _Versions:
-    """Each original node's value as of now: which node computes it, and whether a write elsewhere has outdated it."""
+    """Each original node's value as of now: which node computes it, and whether a write elsewhere
+    has outdated it."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
@@ -54,7 +58,11 @@ class _Versions:
         """The tensor that ``node`` is a view of, if it is one."""
         if first is None:
             return None
-        if name_of(node) == "getitem" and first in self.parent and not isinstance(val(first), Tensor):
+        if (
+            name_of(node) == "getitem"
+            and first in self.parent
+            and not isinstance(val(first), Tensor)
+        ):
             return self.parent[first]
         if name_of(node) not in VIEWS:
             return None
@@ -65,7 +73,9 @@ class _Versions:
             return None
         if name_of(node) == "contiguous" and not source.is_contiguous():
             return None
-        copies = name_of(node) in ("reshape", "flatten", "reshape_as") and not _is_view(source, tuple(made.shape))
+        copies = name_of(node) in ("reshape", "flatten", "reshape_as") and not _is_view(
+            source, tuple(made.shape)
+        )
         return None if copies else first
 
     def _read(self, node: fx.Node, at: fx.Node) -> fx.Node:
@@ -80,14 +90,21 @@ class _Versions:
             return whole
         if name_of(node) == "getitem":
             dim, start, size = _piece(node, whole)
-            return emit(at, aten.select.int, whole, dim, start) if size is None else emit(at, aten.slice.Tensor, whole, dim, start, start + size)
+            return (
+                emit(at, aten.select.int, whole, dim, start)
+                if size is None
+                else emit(at, aten.slice.Tensor, whole, dim, start, start + size)
+            )
         with self.graph.inserting_before(at):
-            made = self.graph.create_node(node.op, node.target, (whole, *node.args[1:]), node.kwargs)
+            made = self.graph.create_node(
+                node.op, node.target, (whole, *node.args[1:]), node.kwargs
+            )
         made.meta = dict(node.meta)
         return made
 
     def _write(self, node: fx.Node, base: fx.Node) -> None:
-        """``node`` becomes the functional form; its value is now that of ``base``, and what ``base`` is a view of is put together anew."""
+        """``node`` becomes the functional form; its value is now that of ``base``, and what
+        ``base`` is a view of is put together anew."""
         _make_functional(node)
         node.meta["wrote"] = True
         chain, child, after = {base, node}, base, node.next
@@ -122,23 +139,50 @@ def _make_functional(node: fx.Node) -> None:
     elif name in ("fill", "zero"):
         value = 0 if name == "zero" else node.args[1]
         if is_tensor(value):
-            node.target, node.args = aten.expand.default, (emit(node, aten.to.dtype, value, val(base).dtype), list(val(base).shape))
+            node.target, node.args = (
+                aten.expand.default,
+                (emit(node, aten.to.dtype, value, val(base).dtype), list(val(base).shape)),
+            )
         else:
             node.target, node.args = aten.full_like.default, (base, value)
     else:
         packet = getattr(aten, name, None)
-        functional = next((f for o in (node.target._overloadname, "default") if (f := getattr(packet, o, None)) is not None), None)  # type: ignore[union-attr]
+        functional = next(
+            (
+                f
+                for o in (node.target._overloadname, "default")
+                if (f := getattr(packet, o, None)) is not None
+            ),
+            None,
+        )  # type: ignore[union-attr]
         if functional is None:
-            raise CaptureError(message(f"no functional form of {node.target}", at=str(node.meta["place"])))
+            raise CaptureError(
+                message(f"no functional form of {node.target}", at=str(node.meta["place"]))
+            )
         node.target = functional
     if is_tensor(base) and isinstance(val(node), Tensor) and val(node).dtype != val(base).dtype:
-        raise CaptureError(message(f"{node.target} writes {val(node).dtype} into {val(base).dtype}", at=str(node.meta["place"])))
+        raise CaptureError(
+            message(
+                f"{node.target} writes {val(node).dtype} into {val(base).dtype}",
+                at=str(node.meta["place"]),
+            )
+        )
 
 
 def _put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
     """``whole`` with ``part`` in the place that ``view`` shows."""
     name, shape = name_of(view), list(val(whole).shape)
-    if name in ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"):
+    if name in (
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "view_as",
+        "reshape_as",
+    ):
         return emit(at, aten.reshape.default, part, shape)
     if name in ("transpose", "swapaxes"):
         return emit(at, aten.transpose.int, part, view.args[1], view.args[2])
@@ -148,20 +192,50 @@ def _put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.N
         dims = [d % len(shape) for d in argument(view, 1, "dims")]
         return emit(at, aten.permute.default, part, [dims.index(i) for i in range(len(dims))])
     if name == "select":
-        return emit(at, aten.select_scatter.default, whole, part, argument(view, 1, "dim", 0), argument(view, 2, "index"))
+        return emit(
+            at,
+            aten.select_scatter.default,
+            whole,
+            part,
+            argument(view, 1, "dim", 0),
+            argument(view, 2, "index"),
+        )
     if name == "slice":
         dim = argument(view, 1, "dim", 0)
-        start, end, step = (argument(view, 2 + i, n, d) for i, (n, d) in enumerate((("start", None), ("end", None), ("step", 1))))
-        return emit(at, aten.slice_scatter.default, whole, part, dim, *slice(start, end, step).indices(shape[dim]))
+        start, end, step = (
+            argument(view, 2 + i, n, d)
+            for i, (n, d) in enumerate((("start", None), ("end", None), ("step", 1)))
+        )
+        return emit(
+            at,
+            aten.slice_scatter.default,
+            whole,
+            part,
+            dim,
+            *slice(start, end, step).indices(shape[dim]),
+        )
     if name == "narrow":
-        return emit(at, aten.slice_scatter.default, whole, part, view.args[1], view.args[2], view.args[2] + view.args[3])
+        return emit(
+            at,
+            aten.slice_scatter.default,
+            whole,
+            part,
+            view.args[1],
+            view.args[2],
+            view.args[2] + view.args[3],
+        )
     if name == "diagonal":
         return emit(at, aten.diagonal_scatter.default, whole, part, *view.args[1:])
     if name == "as_strided":
         return emit(at, aten.as_strided_scatter.default, whole, part, *view.args[1:])
     if name == "getitem":
         return _put_piece_back(at, whole, part, view)
-    raise CaptureError(message(f"the model writes in place into a view by {view.target}, which has no inverse", at=str(view.meta["place"])))
+    raise CaptureError(
+        message(
+            f"the model writes in place into a view by {view.target}, which has no inverse",
+            at=str(view.meta["place"]),
+        )
+    )
 
 
 def _put_piece_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
@@ -172,7 +246,8 @@ def _put_piece_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -
 
 
 def _piece(view: fx.Node, whole: fx.Node) -> tuple[int, int, int | None]:
-    """Axis, start and length (``None``: the axis is gone) of one result of split, chunk or unbind."""
+    """Axis, start and length (``None``: the axis is gone) of one result of split, chunk or
+    unbind."""
     pieces, index = view.args
     dim = argument(pieces, 1 if name_of(pieces) == "unbind" else 2, "dim", 0) % val(whole).dim()
     if name_of(pieces) == "unbind":

@@ -10,13 +10,19 @@ from relprop.tracer.editing import tensor_inputs
 
 
 class Flow:
-    """The part of a graph along which relevance travels: ``nodes`` in topological order, and each one's flowing inputs."""
+    """The part of a graph along which relevance travels: ``nodes`` in topological order, and each
+    one's flowing inputs."""
 
     def __init__(self, nodes: Iterable[fx.Node], roots: set[fx.Node]) -> None:
         self.nodes = tuple(nodes)
         self.members = set(self.nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.inputs = {n: () if n in roots else tuple(dict.fromkeys(i for i in tensor_inputs(n) if i in self.members)) for n in self.nodes}
+        self.inputs = {
+            n: ()
+            if n in roots
+            else tuple(dict.fromkeys(i for i in tensor_inputs(n) if i in self.members))
+            for n in self.nodes
+        }
         self._above: dict[fx.Node, int] = {}
         self._dominator: dict[fx.Node, fx.Node | None] = {}
         self._depth: dict[fx.Node | None, int] = {None: 0}
@@ -41,7 +47,8 @@ class Flow:
         return a
 
     def common_dominator(self, nodes: Iterable[fx.Node]) -> fx.Node | None:
-        """The nearest node that every path from the leaves to any of ``nodes`` passes through (a node dominates itself); ``None``: only the leaves together."""
+        """The nearest node that every path from the leaves to any of ``nodes`` passes through (a
+        node dominates itself); ``None``: only the leaves together."""
         nodes = list(nodes)
         nearest: fx.Node | None = nodes[0]
         for node in nodes[1:]:
@@ -49,11 +56,13 @@ class Flow:
         return nearest
 
     def dominator(self, node: fx.Node) -> fx.Node | None:
-        """The nearest other node that every path from the leaves to ``node`` passes through, or ``None``."""
+        """The nearest other node that every path from the leaves to ``node`` passes through, or
+        ``None``."""
         return self._dominator[node]
 
     def first(self, node: fx.Node) -> fx.Node:
-        """The farthest node that every path from the leaves to ``node`` passes through: a leaf, or where ways from several leaves first meet."""
+        """The farthest node that every path from the leaves to ``node`` passes through: a leaf, or
+        where ways from several leaves first meet."""
         while (above := self._dominator[node]) is not None:
             node = above
         return node
@@ -63,11 +72,19 @@ class Flow:
         return bool(self._above[below] >> self.index[above] & 1)
 
     def between(self, above: fx.Node | None, below: fx.Node) -> list[fx.Node]:
-        """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below`` (inclusive)."""
-        return [n for n in self.nodes if n is not above and self.reaches(n, below) and (above is None or self.reaches(above, n))]
+        """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below``
+        (inclusive)."""
+        return [
+            n
+            for n in self.nodes
+            if n is not above
+            and self.reaches(n, below)
+            and (above is None or self.reaches(above, n))
+        ]
 
     def reached_by(self, above: fx.Node, below: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
-        """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes`` accepts."""
+        """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes``
+        accepts."""
         good = {above}
         for node in self.between(above, below):
             if passes(node) and any(i in good for i in self.inputs[node]):

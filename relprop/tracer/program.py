@@ -1,4 +1,5 @@
-"""Program: the captured model. A canonical, frozen view of its fx graph; it holds names of parameters, never the parameters."""
+"""Program: the captured model. A canonical, frozen view of its fx graph; it holds names of
+parameters, never the parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FrontEnd = Literal["export", "concrete"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node comes from in the user's model: the modules around it (outermost first, paths with ``@1`` on second calls) and the source line."""
+    """Where a node comes from in the user's model: the modules around it (outermost first, paths
+    with ``@1`` on second calls) and the source line."""
 
     modules: tuple[tuple[str, str], ...] = ()
     source: str = ""
@@ -27,18 +29,24 @@ class Place:
 
     @property
     def call(self) -> str:
-        """The innermost module call: its path, with ``@1``, ``@2`` on later calls of the same module."""
+        """The innermost module call: its path, with ``@1``, ``@2`` on later calls of the same
+        module."""
         return self.modules[-1][0] if self.modules else ""
 
     def __str__(self) -> str:
-        return f"{self.call or 'the model itself'}  ({self.source})" if self.source else self.call or "the model itself"
+        return (
+            f"{self.call or 'the model itself'}  ({self.source})"
+            if self.source
+            else self.call or "the model itself"
+        )
 
 
 @dataclass(frozen=True)
 class Site:
     """One attention site: the contraction of A (``attention``) with ``values``.
 
-    ``transposed``: A enters as the right operand, its queries are columns. ``softmax`` is where A descends from.
+    ``transposed``: A enters as the right operand, its queries are columns. ``softmax`` is where A
+    descends from.
     """
 
     contraction: fx.Node
@@ -55,7 +63,8 @@ class Site:
 
 @dataclass(frozen=True)
 class OutputTree:
-    """How to put output tensors back into what the model returns; ``names`` in the order of the graph's outputs."""
+    """How to put output tensors back into what the model returns; ``names`` in the order of the
+    graph's outputs."""
 
     names: tuple[str, ...]
     rebuild: Any
@@ -69,12 +78,14 @@ class OutputTree:
 class Program:
     """A captured model, for inputs of one shape.
 
-    ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call) and returns a tuple of tensors
-    (``outputs``). ``constants`` are tensors that belong to no module. ``leaves`` are where explanation starts: float inputs, and
-    the output of the embedding that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised`` that
-    it holds only for inputs that make the same ``decisions``. ``draws``: where the model draws random numbers, which are always those of the
-    captured run. ``dtype``: compute in this type, on copies, whatever the model's own. ``memo``: what others worked out about this program, kept
-    with it.
+    ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call)
+    and returns a tuple of tensors (``outputs``). ``constants`` are tensors that belong to no
+    module. ``leaves`` are where explanation starts: float inputs, and the output of the embedding
+    that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
+    that it holds only for inputs that make the same ``decisions``. ``draws``: where the model draws
+    random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
+    copies, whatever the model's own. ``memo``: what others worked out about this program, kept with
+    it.
     """
 
     graph: fx.Graph
@@ -109,7 +120,10 @@ class Program:
 
     def __repr__(self) -> str:
         calls = sum(n.op == "call_function" for n in self.graph.nodes)
-        return f"Program({calls} operations, {len(self.sites)} attention sites, inputs {', '.join(self.inputs)}, captured by {self.front_end})"
+        return (
+            f"Program({calls} operations, {len(self.sites)} attention sites, inputs "
+            f"{', '.join(self.inputs)}, captured by {self.front_end})"
+        )
 
 
 def place(node: fx.Node) -> Place:
@@ -141,5 +155,9 @@ def packet(node: fx.Node) -> Any:
 def describe(node: fx.Node) -> str:
     """``module path  (file:line: `code`), dtype [shape]``: the place line of an error."""
     val = node.meta.get("val")
-    kind = f", {str(val.dtype).removeprefix('torch.')} {list(val.shape)}" if isinstance(val, torch.Tensor) else ""
+    kind = (
+        f", {str(val.dtype).removeprefix('torch.')} {list(val.shape)}"
+        if isinstance(val, torch.Tensor)
+        else ""
+    )
     return f"{place(node)}{kind}"

@@ -1,4 +1,5 @@
-"""LSTM, GRU and plain recurrent layers → their steps, one after another: linear maps, gates and products that the rules know."""
+"""LSTM, GRU and plain recurrent layers → their steps, one after another: linear maps, gates and
+products that the rules know."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 
 
-
 def unroll(node: fx.Node) -> None:
-    """The layer's steps in place of ``node`` (``aten.lstm.input`` and its kin); packed sequences and projections are left as they are."""
+    """The layer's steps in place of ``node`` (``aten.lstm.input`` and its kin); packed sequences
+    and projections are left as they are."""
     name = name_of(node)
-    if getattr(node.target, "_overloadname", "") != "input" or any(name_of(u) != "getitem" for u in node.users):
+    if getattr(node.target, "_overloadname", "") != "input" or any(
+        name_of(u) != "getitem" for u in node.users
+    ):
         return
     x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = node.args
     states = list(hidden) if name == "lstm" else [hidden]  # type: ignore[arg-type]
@@ -31,13 +34,19 @@ def unroll(node: fx.Node) -> None:
         found = []
         for direction in range(directions):
             at = layer * directions + direction
-            own = weights[at * per:(at + 1) * per]  # type: ignore[index]
+            own = weights[at * per : (at + 1) * per]  # type: ignore[index]
             start = [emit(node, aten.select.int, state, 0, at) for state in states]
-            outputs, ended = _run(node, name, inputs if direction == 0 else inputs[::-1], start, own)
+            outputs, ended = _run(
+                node, name, inputs if direction == 0 else inputs[::-1], start, own
+            )
             found.append(outputs if direction == 0 else outputs[::-1])
             for state, end in zip(last, ended, strict=True):
                 state.append(end)
-        inputs = found[0] if directions == 1 else [emit(node, aten.cat.default, [a, b], -1) for a, b in zip(*found, strict=True)]
+        inputs = (
+            found[0]
+            if directions == 1
+            else [emit(node, aten.cat.default, [a, b], -1) for a, b in zip(*found, strict=True)]
+        )
     result = emit(node, aten.stack.default, inputs, 1 if batch_first else 0)
     results = [result, *(emit(node, aten.stack.default, state, 0) for state in last)]
     for user in list(node.users):
@@ -49,7 +58,13 @@ def unroll_cell(node: fx.Node) -> fx.Node | None:
     """One step in place of ``aten.lstm_cell`` and its kin."""
     name, (x, hidden, *weights) = name_of(node).removesuffix("_cell"), node.args
     step = {"lstm": _lstm, "gru": _gru}.get(name, _plain)
-    state = step(node, x, list(hidden) if name == "lstm" else [hidden], [w for w in weights if w is not None], name)  # type: ignore[arg-type, call-overload, list-item]
+    state = step(
+        node,
+        x,
+        list(hidden) if name == "lstm" else [hidden],  # type: ignore[arg-type, call-overload, list-item]
+        [w for w in weights if w is not None],
+        name,
+    )
     if name != "lstm":
         return state[0]
     for user in list(node.users):
@@ -58,7 +73,9 @@ def unroll_cell(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _run(node: fx.Node, name: str, inputs: list[fx.Node], start: list[fx.Node], weights: Any) -> tuple[list[fx.Node], list[fx.Node]]:
+def _run(
+    node: fx.Node, name: str, inputs: list[fx.Node], start: list[fx.Node], weights: Any
+) -> tuple[list[fx.Node], list[fx.Node]]:
     step = {"lstm": _lstm, "gru": _gru}.get(name, _plain)
     state, outputs = start, []
     for x in inputs:
@@ -69,33 +86,50 @@ def _run(node: fx.Node, name: str, inputs: list[fx.Node], start: list[fx.Node], 
 
 def _maps(node: fx.Node, x: fx.Node, h: fx.Node, weights: Any) -> tuple[fx.Node, fx.Node]:
     of_input, of_state, *biases = weights
-    return emit(node, aten.linear.default, x, of_input, *biases[:1]), emit(node, aten.linear.default, h, of_state, *biases[1:])
+    return emit(node, aten.linear.default, x, of_input, *biases[:1]), emit(
+        node, aten.linear.default, h, of_state, *biases[1:]
+    )
 
 
 def _parts(node: fx.Node, gates: fx.Node, count: int) -> list[fx.Node]:
     size = val(gates).shape[-1] // count
-    return [emit(node, aten.slice.Tensor, gates, -1, i * size, (i + 1) * size) for i in range(count)]
+    return [
+        emit(node, aten.slice.Tensor, gates, -1, i * size, (i + 1) * size) for i in range(count)
+    ]
 
 
-def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str) -> list[fx.Node]:
+def _lstm(
+    node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str
+) -> list[fx.Node]:
     i, f, g, o = _parts(node, emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights)), 4)
     i, f, o = (emit(node, aten.sigmoid.default, gate) for gate in (i, f, o))
     kept = emit(node, aten.mul.Tensor, f, state[1])
-    c = emit(node, aten.add.Tensor, kept, emit(node, aten.mul.Tensor, i, emit(node, aten.tanh.default, g)))
+    c = emit(
+        node,
+        aten.add.Tensor,
+        kept,
+        emit(node, aten.mul.Tensor, i, emit(node, aten.tanh.default, g)),
+    )
     return [emit(node, aten.mul.Tensor, o, emit(node, aten.tanh.default, c)), c]
 
 
 def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str) -> list[fx.Node]:
     of_x, of_h = (_parts(node, gates, 3) for gates in _maps(node, x, state[0], weights))
-    r, z = (emit(node, aten.sigmoid.default, emit(node, aten.add.Tensor, a, b)) for a, b in zip(of_x[:2], of_h[:2], strict=True))
-    n = emit(node, aten.tanh.default, emit(node, aten.add.Tensor, of_x[2], emit(node, aten.mul.Tensor, r, of_h[2])))
+    r, z = (
+        emit(node, aten.sigmoid.default, emit(node, aten.add.Tensor, a, b))
+        for a, b in zip(of_x[:2], of_h[:2], strict=True)
+    )
+    n = emit(
+        node,
+        aten.tanh.default,
+        emit(node, aten.add.Tensor, of_x[2], emit(node, aten.mul.Tensor, r, of_h[2])),
+    )
     fresh = emit(node, aten.mul.Tensor, emit(node, aten.rsub.Scalar, z, 1), n)
     return [emit(node, aten.add.Tensor, fresh, emit(node, aten.mul.Tensor, z, state[0]))]
 
 
-def _plain(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str) -> list[fx.Node]:
+def _plain(
+    node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str
+) -> list[fx.Node]:
     total = emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights))
     return [emit(node, aten.tanh.default if name == "rnn_tanh" else aten.relu.default, total)]
-
-
-

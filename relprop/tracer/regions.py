@@ -1,8 +1,10 @@
-"""Regions that a model enters on its way: gradient modes and autocast of its own. Each becomes part of the graph, without a change of numbers.
+"""Regions that a model enters on its way: gradient modes and autocast of its own. Each becomes part
+of the graph, without a change of numbers.
 
-A gradient mode changes no value, and neither does an autocast that is off, or on for another kind of device. One that is on casts the
-operands of some operations: each operation is run on tensors without values, once as in the region and once outside it, which shows the
-casts to write into the graph.
+A gradient mode changes no value, and neither does an autocast that is off, or on for another kind
+of device. One that is on casts the operands of some operations: each operation is run on tensors
+without values, once as in the region and once outside it, which shows the casts to write into the
+graph.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from relprop.tracer.capture import place_of, without_values
 from relprop.tracer.editing import aten, emit, is_tensor, name_of, tensor_inputs, val
 
 REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-OPERANDS = {"wrap_with_set_grad_enabled": 2, "wrap_with_autocast": 5}  # where a region's operands begin; its body is the argument before
+OPERANDS = {
+    "wrap_with_set_grad_enabled": 2,
+    "wrap_with_autocast": 5,
+}  # where a region's operands begin; its body is the argument before
 
 
 def inline_regions(graph: fx.Graph, device: torch.device) -> None:
@@ -42,7 +47,9 @@ def inline_regions(graph: fx.Graph, device: torch.device) -> None:
         graph.erase_node(node)
 
 
-def _casts_to(arguments: Any, device: torch.device, outer: torch.dtype | None) -> torch.dtype | None:
+def _casts_to(
+    arguments: Any, device: torch.device, outer: torch.dtype | None
+) -> torch.dtype | None:
     """The type that an autocast region casts to on ``device``; ``None``: it casts nothing there."""
     kind, dtype, enabled = arguments[:3]
     if kind != device.type:
@@ -51,13 +58,18 @@ def _casts_to(arguments: Any, device: torch.device, outer: torch.dtype | None) -
 
 
 def _inline(region: fx.Node, device: torch.device) -> None:
-    """The nodes of a region's own graph in place of its call. A region inside it is left for the next round, and remembers this one's casts."""
+    """The nodes of a region's own graph in place of its call. A region inside it is left for the
+    next round, and remembers this one's casts."""
     dtype = region.meta.get("casts to")
     if name_of(region) == "wrap_with_autocast":
         dtype = _casts_to(region.args, device, dtype)
     first = OPERANDS[name_of(region)]
     body = region.args[first - 1].meta["subgraph"]
-    env: dict[fx.Node, Any] = dict(zip([n for n in body.graph.nodes if n.op == "placeholder"], region.args[first:], strict=True))
+    env: dict[fx.Node, Any] = dict(
+        zip(
+            [n for n in body.graph.nodes if n.op == "placeholder"], region.args[first:], strict=True
+        )
+    )
     for inner in body.graph.nodes:
         if inner.op == "output":
             for user in list(region.users):
@@ -67,7 +79,11 @@ def _inline(region: fx.Node, device: torch.device) -> None:
             with region.graph.inserting_before(region):
                 env[inner] = new = region.graph.node_copy(inner, lambda n: env[n])
             place = place_of(inner)
-            new.meta = {"place": place if place.modules else region.meta["place"], "val": tree_map(without_values, inner.meta.get("val")), "casts to": dtype}
+            new.meta = {
+                "place": place if place.modules else region.meta["place"],
+                "val": tree_map(without_values, inner.meta.get("val")),
+                "casts to": dtype,
+            }
             if inner.op == "get_attr":
                 new.meta["subgraph"] = getattr(body, str(inner.target))
             else:
@@ -77,33 +93,77 @@ def _inline(region: fx.Node, device: torch.device) -> None:
 
 def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | None) -> None:
     """Write down the casts that autocast to ``dtype`` makes of the operands of ``node``."""
-    if dtype is None or node.op != "call_function" or name_of(node) in REGIONS or not any(is_tensor(n) for n in tensor_inputs(node)):
+    if (
+        dtype is None
+        or node.op != "call_function"
+        or name_of(node) in REGIONS
+        or not any(is_tensor(n) for n in tensor_inputs(node))
+    ):
         return
     inside = _run(node, device, {}, dtype)
-    typed = {"dtype": val(node).dtype} if is_tensor(node) else {}  # some operations are told a type to compute in; their operands stay
-    for casts, more in (({}, {}), (inside.casts, {}), (inside.casts, typed)) if inside is not None else ():
+    typed = (
+        {"dtype": val(node).dtype} if is_tensor(node) else {}
+    )  # some operations are told a type to compute in; their operands stay
+    for casts, more in (
+        (({}, {}), (inside.casts, {}), (inside.casts, typed)) if inside is not None else ()
+    ):
         outside = _run(node, device, casts, None, more)
-        if outside is not None and outside.done == inside.done and {**casts, **outside.casts} == inside.casts:
+        if (
+            outside is not None
+            and outside.done == inside.done
+            and {**casts, **outside.casts} == inside.casts
+        ):
             break
     else:
-        raise CaptureError(message(
-            f"the model enters an autocast region to {str(dtype).removeprefix('torch.')}, and what it casts inside {node.target} cannot be written down",
-            at=str(node.meta["place"]), then=["explain the model without the inner autocast, for example in float32 throughout"],
-        ))
+        raise CaptureError(
+            message(
+                (
+                    "the model enters an autocast region to "
+                    f"{str(dtype).removeprefix('torch.')}, and what it casts inside "
+                    f"{node.target} cannot be written down"
+                ),
+                at=str(node.meta["place"]),
+                then=[
+                    (
+                        "explain the model without the inner autocast, for example in "
+                        "float32 throughout"
+                    )
+                ],
+            )
+        )
     for operand, wanted in casts.items():
         node.replace_input_with(operand, emit(node, aten.to.dtype, operand, wanted))
     node.kwargs = {**node.kwargs, **more}
 
 
-def _run(node: fx.Node, device: torch.device, casts: dict[fx.Node, torch.dtype], dtype: torch.dtype | None, more: dict[str, Any] | None = None) -> Any:
-    """What ``node`` does with operands without values, under autocast to ``dtype`` if given; ``None`` if it refuses them."""
+def _run(
+    node: fx.Node,
+    device: torch.device,
+    casts: dict[fx.Node, torch.dtype],
+    dtype: torch.dtype | None,
+    more: dict[str, Any] | None = None,
+) -> Any:
+    """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
+    ``None`` if it refuses them."""
     with FakeTensorMode(), torch.no_grad():
+
         def fake(x: fx.Node) -> Any:
-            return tree_map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=casts.get(x, t.dtype), device=device) if isinstance(t, Tensor) else t, val(x))
+            return tree_map(
+                lambda t: (
+                    torch.empty_strided(
+                        t.shape, t.stride(), dtype=casts.get(x, t.dtype), device=device
+                    )
+                    if isinstance(t, Tensor)
+                    else t
+                ),
+                val(x),
+            )
 
         values = {n: fake(n) for n in tensor_inputs(node)}
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-        record = _Record({t.untyped_storage()._cdata: n for n, t in values.items() if isinstance(t, Tensor)})
+        record = _Record(
+            {t.untyped_storage()._cdata: n for n, t in values.items() if isinstance(t, Tensor)}
+        )
         try:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None), record:
                 node.target(*args, **{**kwargs, **(more or {})})  # type: ignore[operator]
@@ -113,7 +173,8 @@ def _run(node: fx.Node, device: torch.device, casts: dict[fx.Node, torch.dtype],
 
 
 class _Record(TorchDispatchMode):
-    """The operations that one operation is made of: ``casts`` of its operands before anything else, then all that compute (``done``)."""
+    """The operations that one operation is made of: ``casts`` of its operands before anything else,
+    then all that compute (``done``)."""
 
     def __init__(self, operands: dict[int, fx.Node]) -> None:
         super().__init__()
@@ -123,7 +184,9 @@ class _Record(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         storages = [t.untyped_storage()._cdata for t in given]
-        if func.namespace == "prim" or (isinstance(result, Tensor) and result.untyped_storage()._cdata in storages):
+        if func.namespace == "prim" or (
+            isinstance(result, Tensor) and result.untyped_storage()._cdata in storages
+        ):
             return result  # a question, or a view
         operand = self.operands.get(storages[0]) if storages else None
         if func is aten._to_copy.default and operand is not None and not self.done:

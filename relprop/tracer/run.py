@@ -1,7 +1,8 @@
-"""Run a program's graph: once what depends on no input, and per sample, under ``vmap``, everything else. Knows no rule.
+"""Run a program's graph: once what depends on no input, and per sample, under ``vmap``, everything
+else. Knows no rule.
 
-Values that depend on an input have the batch first, then the sample's own shape (which starts with 1). Every operation is one
-call for the whole batch.
+Values that depend on an input have the batch first, then the sample's own shape (which starts with
+1). Every operation is one call for the whole batch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ Visit = Callable[[fx.Node, Any], Any]
 
 
 def execute(
-    program: Program, model: nn.Module | None, inputs: Inputs, keep: Collection[fx.Node], watch: Collection[fx.Node] = (), visit: Visit | None = None,
-    *, attached: bool = False,
+    program: Program,
+    model: nn.Module | None,
+    inputs: Inputs,
+    keep: Collection[fx.Node],
+    watch: Collection[fx.Node] = (),
+    visit: Visit | None = None,
+    *,
+    attached: bool = False,
 ) -> Values:
-    """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the value of a node in ``watch`` as it is made.
+    """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the
+    value of a node in ``watch`` as it is made.
 
-    Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The graph runs in sections that end at
-    watched nodes, each section in one ``vmap``; what no later section reads is freed unless kept.
+    Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
+    graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
+    section reads is freed unless kept.
     """
     kept, values = set(keep), {}
     stacked = iter(inputs.stacked())
@@ -43,11 +52,18 @@ def execute(
                 given = next(stacked)
                 values[node] = _cast(given if attached else normal(given), program.dtype)
             elif node.op == "get_attr":
-                values[node] = _cast(normal(_parameter(program, model, str(node.target))), program.dtype)
+                values[node] = _cast(
+                    normal(_parameter(program, model, str(node.target))), program.dtype
+                )
             elif not node.meta["batched"]:
                 values[node] = call_node(node, values, program.dtype)
         wanted = [n for n in nodes if n in kept or n in still]
-        _run_section([n for n in nodes if n.op == "call_function" and n.meta["batched"]], wanted, values, program.dtype)
+        _run_section(
+            [n for n in nodes if n.op == "call_function" and n.meta["batched"]],
+            wanted,
+            values,
+            program.dtype,
+        )
         if visit is not None and nodes[-1] in watch:
             values[nodes[-1]] = visit(nodes[-1], values[nodes[-1]])
         for node in [n for n in values if n not in kept and n not in still]:
@@ -78,14 +94,26 @@ def _read_later(sections: list[list[fx.Node]]) -> list[set[fx.Node]]:
     return after[::-1]
 
 
-def _run_section(nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dtype: torch.dtype | None) -> None:
-    """Run ``nodes`` for the whole batch at once and put what is ``wanted`` of them into ``values``."""
+def _run_section(
+    nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dtype: torch.dtype | None
+) -> None:
+    """Run ``nodes`` for the whole batch at once and put what is ``wanted`` of them into
+    ``values``."""
     if not nodes:
         return
     inside = set(nodes)
-    entering = [n for n in dict.fromkeys(i for node in nodes for i in tensor_inputs(node) if i not in inside) if n.meta["batched"]]
+    entering = [
+        n
+        for n in dict.fromkeys(i for node in nodes for i in tensor_inputs(node) if i not in inside)
+        if n.meta["batched"]
+    ]
     leaving = [n for n in nodes if n in set(wanted)]
-    last = {used: node for node in nodes for used in (node, *tensor_inputs(node)) if used in inside and used not in set(leaving)}
+    last = {
+        used: node
+        for node in nodes
+        for used in (node, *tensor_inputs(node))
+        if used in inside and used not in set(leaving)
+    }
     gone: dict[fx.Node, list[fx.Node]] = {}
     for used, user in last.items():
         gone.setdefault(user, []).append(used)
@@ -106,7 +134,8 @@ def _run_section(nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dt
 
 
 def per_sample(function: Callable[..., Any], *batches: Any) -> Any:
-    """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then do what ``vmap`` cannot: outputs whose shape depends on values)."""
+    """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then
+    do what ``vmap`` cannot: outputs whose shape depends on values)."""
     leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
     if any(len(t) != 1 for t in leaves):
         return torch.func.vmap(function, randomness="same")(*batches)
@@ -133,8 +162,11 @@ def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor
     return found
 
 
-def template(node: fx.Node, dtype: torch.dtype | None = None) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The nodes that enter a call, in order of appearance, and a function that puts tensors in their places.
+def template(
+    node: fx.Node, dtype: torch.dtype | None = None
+) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """The nodes that enter a call, in order of appearance, and a function that puts tensors in
+    their places.
 
     ``dtype``: every floating dtype the model wrote down becomes this one.
     """
@@ -158,13 +190,18 @@ def _plain(x: Any, dtype: torch.dtype | None) -> Any:
 
 
 def call_node(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
-    """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in ``template``."""
+    """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
+    ``template``."""
     operands, rebuild = template(node, dtype)
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:
         made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
-        return made if operands or not isinstance(made, Tensor) else _cast(made, dtype)  # what is created here has the default type
+        return (
+            made if operands or not isinstance(made, Tensor) else _cast(made, dtype)
+        )  # what is created here has the default type
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        raise InputError(message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))) from error
+        raise InputError(
+            message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))
+        ) from error

@@ -1,4 +1,5 @@
-"""``trace_program``: the captured graph with its roles, leaves, axes and sites, checked against the model itself, and cached."""
+"""``trace_program``: the captured graph with its roles, leaves, axes and sites, checked against the
+model itself, and cached."""
 
 from __future__ import annotations
 
@@ -26,13 +27,16 @@ _cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, Program]] = weakref.WeakK
 _KEPT = 16
 
 
-def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...] | None = None) -> Program:
+def trace_program(
+    model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...] | None = None
+) -> Program:
     """The model as a ``Program`` for inputs of these shapes.
 
-    ``token_inputs`` names the inputs to explain (default: all floating ones, and integer ones that feed an embedding, but for embeddings that are only
-    added to another input's: segments, places).
-    The graph is compared with the model on the first sample, once, and a mismatch raises ``CaptureError``. Programs are cached
-    per model and input shapes, until the model's structure changes; one that holds for its own input only is not cached.
+    ``token_inputs`` names the inputs to explain (default: all floating ones, and integer ones that
+    feed an embedding, but for embeddings that are only added to another input's: segments, places).
+    The graph is compared with the model on the first sample, once, and a mismatch raises
+    ``CaptureError``. Programs are cached per model and input shapes, until the model's structure
+    changes; one that holds for its own input only is not cached.
     """
     key = (inputs.signature, structure(model), token_inputs)
     cached = _cache.setdefault(model, {})
@@ -52,15 +56,29 @@ def trace_program(model: nn.Module, inputs: Inputs, token_inputs: tuple[str, ...
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
-    """What changes when the model's structure does: modules, their settings (those of a config object too), hooks, and the shapes of their tensors."""
+    """What changes when the model's structure does: modules, their settings (those of a config
+    object too), hooks, and the shapes of their tensors."""
     parts: list[Any] = []
     seen: dict[int, Any] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        settings = tuple((k, _setting(v, seen)) for k, v in vars(module).items() if k != "training" and k not in _OF_EVERY_MODULE)
-        tensors = tuple((k, tuple(t.shape), t.dtype, t.device) for k, t in (*module._parameters.items(), *module._buffers.items()) if t is not None)
-        hooks = tuple((k, _Same(f)) for k, f in (*module._forward_hooks.items(), *module._forward_pre_hooks.items()))
+        settings = tuple(
+            (k, _setting(v, seen))
+            for k, v in vars(module).items()
+            if k != "training" and k not in _OF_EVERY_MODULE
+        )
+        tensors = tuple(
+            (k, tuple(t.shape), t.dtype, t.device)
+            for k, t in (*module._parameters.items(), *module._buffers.items())
+            if t is not None
+        )
+        hooks = tuple(
+            (k, _Same(f))
+            for k, f in (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+        )
         attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        parts.append((name, _Same(module), _Same(type(module)), settings, tensors, hooks, attention))
+        parts.append(
+            (name, _Same(module), _Same(type(module)), settings, tensors, hooks, attention)
+        )
     everywhere = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
     return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
@@ -69,7 +87,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class _Same:
-    """An object as a part of a key: equal to itself alone, never to another that was given its address when it was gone."""
+    """An object as a part of a key: equal to itself alone, never to another that was given its
+    address when it was gone."""
 
     __slots__ = ("number", "reference")
 
@@ -84,11 +103,16 @@ class _Same:
         return self.number
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.number == other.number and self.reference() is other.reference()
+        return (
+            isinstance(other, _Same)
+            and self.number == other.number
+            and self.reference() is other.reference()
+        )
 
 
 def _setting(value: Any, seen: dict[int, Any], depth: int = 3) -> Any:
-    """A setting as something that compares: numbers and text, containers of them, and objects that hold them; functions and tensors as themselves."""
+    """A setting as something that compares: numbers and text, containers of them, and objects that
+    hold them; functions and tensors as themselves."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return value
     if isinstance(value, Tensor):  # an attribute that is no buffer is a constant of the graph
@@ -104,36 +128,70 @@ def _setting(value: Any, seen: dict[int, Any], depth: int = 3) -> Any:
         else:
             items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
             kind = _Same(value) if callable(value) else type(value).__name__
-            seen[id(value)] = kind, tuple((str(k), _setting(v, seen, depth - 1)) for k, v in items.items())
+            seen[id(value)] = (
+                kind,
+                tuple((str(k), _setting(v, seen, depth - 1)) for k, v in items.items()),
+            )
     return seen[id(value)]
 
 
-def assemble(raw: Capture, names: tuple[str, ...], token_inputs: tuple[str, ...] | None = None, model: nn.Module | None = None) -> Program:
-    """A ``Program`` from a canonical graph whose placeholders are ``names``: roles, leaves, axes and sites worked out."""
+def assemble(
+    raw: Capture,
+    names: tuple[str, ...],
+    token_inputs: tuple[str, ...] | None = None,
+    model: nn.Module | None = None,
+) -> Program:
+    """A ``Program`` from a canonical graph whose placeholders are ``names``: roles, leaves, axes
+    and sites worked out."""
     graph = raw.graph
     live = depends_on_inputs(graph)
     placeholders = dict(zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     leaves = _leaves(placeholders, token_inputs)
     axes, sites, without = _structure_from(graph, leaves, live)
     mixed = {name: leaf for name, leaf in leaves.items() if _is_mixed(leaf, sites)}
-    if token_inputs is None and mixed and len(mixed) < len(leaves):  # the others are masks or side information: constants to relevance
+    if (
+        token_inputs is None and mixed and len(mixed) < len(leaves)
+    ):  # the others are masks or side information: constants to relevance
         leaves = mixed
         axes, sites, without = _structure_from(graph, leaves, live)
     by_module: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
         by_module.setdefault(id(module), []).append(path)
     aliases = {path: tuple(paths) for paths in by_module.values() for path in paths}
-    return Program(graph, names, raw.outputs, raw.constants, leaves, sites, without, axes, raw.front_end, raw.decisions, raw.draws, aliases=aliases)
+    return Program(
+        graph,
+        names,
+        raw.outputs,
+        raw.constants,
+        leaves,
+        sites,
+        without,
+        axes,
+        raw.front_end,
+        raw.decisions,
+        raw.draws,
+        aliases=aliases,
+    )
 
 
-def _structure_from(graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx.Node]) -> tuple[Any, tuple[Site, ...], Any]:
+def _structure_from(
+    graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx.Node]
+) -> tuple[Any, tuple[Site, ...], Any]:
     """Every node's role as seen from ``leaves``; the axes and the attention sites that follow."""
     below: set[fx.Node] = set()
     for node in graph.nodes:
         if node in leaves.values() or any(i in below for i in tensor_inputs(node)):
             below.add(node)
-        weights = node.op == "get_attr" or any(i.meta["role"] == "parameter" for i in tensor_inputs(node))
-        node.meta["role"] = "activation" if node in below else "parameter" if weights and node not in live else "constant"
+        weights = node.op == "get_attr" or any(
+            i.meta["role"] == "parameter" for i in tensor_inputs(node)
+        )
+        node.meta["role"] = (
+            "activation"
+            if node in below
+            else "parameter"
+            if weights and node not in live
+            else "constant"
+        )
         node.meta["batched"] = node in live
         node.meta["books"] = _books(node)
     axes = follow(graph, dict(leaves))
@@ -141,7 +199,8 @@ def _structure_from(graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx
 
 
 def _is_mixed(leaf: fx.Node, sites: tuple[Site, ...]) -> bool:
-    """Whether attention mixes positions of this input: some site's values come from it other than through attention maps."""
+    """Whether attention mixes positions of this input: some site's values come from it other than
+    through attention maps."""
     maps = {s.attention for s in sites}
     reached = {leaf}
     for node in leaf.graph.nodes:
@@ -150,7 +209,9 @@ def _is_mixed(leaf: fx.Node, sites: tuple[Site, ...]) -> bool:
     return any(s.values in reached for s in sites)
 
 
-def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None) -> dict[str, fx.Node]:
+def _leaves(
+    placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None
+) -> dict[str, fx.Node]:
     """Floating inputs themselves; for an integer input, the embedding it feeds."""
     leaves: dict[str, fx.Node] = {}
     for name, node in placeholders.items():
@@ -160,14 +221,17 @@ def _leaves(placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] |
         if value.is_floating_point():
             leaves[name] = node
         elif value.dtype != torch.bool and (embedding := _embedding_of(node)) is not None:
-            others = [leaf for n, leaf in leaves.items() if not val(placeholders[n]).is_floating_point()]
+            others = [
+                leaf for n, leaf in leaves.items() if not val(placeholders[n]).is_floating_point()
+            ]
             if token_inputs is not None or not _only_added(embedding, others):
                 leaves[name] = embedding
     return leaves
 
 
 def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
-    """Whether an embedding is side information: added, position by position, to that of another explained input (segments, places), and nothing else."""
+    """Whether an embedding is side information: added, position by position, to that of another
+    explained input (segments, places), and nothing else."""
     below = set(leaves)
     for node in embedding.graph.nodes:
         if node.op == "call_function" and any(i in below for i in tensor_inputs(node)):
@@ -185,26 +249,47 @@ def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
     return met
 
 
-BESIDE = frozenset("add mul div to dropout unsqueeze squeeze expand reshape view select slice permute transpose contiguous clone layer_norm".split())
+BESIDE = frozenset(
+    (
+        "add mul div to dropout unsqueeze squeeze expand reshape view select slice permute "
+        "transpose contiguous clone layer_norm"
+    ).split()
+)
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:
-    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or cast, but never compared or counted (positions are)."""
+    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or
+    cast, but never compared or counted (positions are)."""
     seen = {ids}
     for node in ids.graph.nodes:
         if name_of(node) == "embedding" and node.args[1] in seen:
             return node
-        whole = isinstance(val(node), Tensor) and not val(node).is_floating_point() and val(node).dtype != torch.bool
-        if node.op == "call_function" and whole and name_of(node) not in COUNTED and any(i in seen for i in tensor_inputs(node)):
+        whole = (
+            isinstance(val(node), Tensor)
+            and not val(node).is_floating_point()
+            and val(node).dtype != torch.bool
+        )
+        if (
+            node.op == "call_function"
+            and whole
+            and name_of(node) not in COUNTED
+            and any(i in seen for i in tensor_inputs(node))
+        ):
             seen.add(node)
     return None
 
 
-COUNTED = frozenset("cumsum sum argmax argmin argsort max min any all count_nonzero bucketize searchsorted eq ne lt le gt ge".split())
+COUNTED = frozenset(
+    (
+        "cumsum sum argmax argmin argsort max min any all count_nonzero bucketize "
+        "searchsorted eq ne lt le gt ge"
+    ).split()
+)
 
 
 def _books(node: fx.Node) -> str:
-    """The name under which the ledger books what this node absorbs: its parameters', else its input's."""
+    """The name under which the ledger books what this node absorbs: its parameters', else its
+    input's."""
     if node.op == "get_attr":
         return str(node.target).removeprefix("model.")
     if node.op == "placeholder":
@@ -215,39 +300,80 @@ def _books(node: fx.Node) -> str:
 
 
 def verify(program: Program, model: nn.Module, inputs: Inputs, raw: Capture) -> None:
-    """The canonical graph's outputs against the model's own, on the captured sample; what half precision computed with half precision's tolerance."""
+    """The canonical graph's outputs against the model's own, on the captured sample; what half
+    precision computed with half precision's tolerance."""
     values = execute(program, model, inputs, keep=set(program.output_nodes))
-    coarsest = max((torch.finfo(val(n).dtype).eps for n in program.graph.nodes if n.op == "call_function" and is_floating(n)), default=0.0)
-    for name, node, eager in zip(program.outputs.names, program.output_nodes, raw.eager, strict=True):
+    coarsest = max(
+        (
+            torch.finfo(val(n).dtype).eps
+            for n in program.graph.nodes
+            if n.op == "call_function" and is_floating(n)
+        ),
+        default=0.0,
+    )
+    for name, node, eager in zip(
+        program.outputs.names, program.output_nodes, raw.eager, strict=True
+    ):
         mine = values[node][0] if node.meta["batched"] else values[node]
         error, scale = difference(mine, eager)
-        tolerance = min(0.25, 64 * max(coarsest, torch.finfo(eager.dtype).eps) ** 0.75) if eager.is_floating_point() else 0.0
+        tolerance = (
+            min(0.25, 64 * max(coarsest, torch.finfo(eager.dtype).eps) ** 0.75)
+            if eager.is_floating_point()
+            else 0.0
+        )
         if not error <= tolerance * scale:
             if (rounded := next((n for n in program.graph.nodes if _rounds(n)), None)) is not None:
-                raise CaptureError(message(
-                    f"{rounded.target} rounds activations to small integers: that has no relevance, and no two runs round alike", at=describe(rounded),
-                    then=["explain the model before quantisation", "or quantise weights only, so that activations stay as they are"],
-                ))
-            raise CaptureError(message(
-                f"the captured graph differs from the model: output {name!r} by {error:.2e} where its largest value is {scale:.2e}",
-                at=describe(node), then=["report this model: a captured graph must equal the model it came from"],
-            ))
+                raise CaptureError(
+                    message(
+                        (
+                            f"{rounded.target} rounds activations to small integers: that "
+                            "has no relevance, and no two runs round alike"
+                        ),
+                        at=describe(rounded),
+                        then=[
+                            "explain the model before quantisation",
+                            "or quantise weights only, so that activations stay as they are",
+                        ],
+                    )
+                )
+            raise CaptureError(
+                message(
+                    (
+                        f"the captured graph differs from the model: output {name!r} by "
+                        f"{error:.2e} where its largest value is {scale:.2e}"
+                    ),
+                    at=describe(node),
+                    then=["report this model: a captured graph must equal the model it came from"],
+                )
+            )
 
 
 def _rounds(node: fx.Node) -> bool:
     """Whether a call turns activations into integers of one byte."""
-    made = [v for v in (val(node) if isinstance(val(node), (tuple, list)) else [val(node)]) if isinstance(v, Tensor)]
+    made = [
+        v
+        for v in (val(node) if isinstance(val(node), (tuple, list)) else [val(node)])
+        if isinstance(v, Tensor)
+    ]
     small = any(v.dtype in (torch.int8, torch.uint8) for v in made)
-    return small and node.op == "call_function" and any(is_floating(i) and i.meta["role"] == "activation" for i in tensor_inputs(node))
+    return (
+        small
+        and node.op == "call_function"
+        and any(is_floating(i) and i.meta["role"] == "activation" for i in tensor_inputs(node))
+    )
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest magnitude; where both hold the same infinity or both NaN they agree."""
+    """The largest difference of two tensors, and the largest magnitude; where both hold the same
+    infinity or both NaN they agree."""
     if a.shape != b.shape:
         return float("inf"), 0.0
     if a.numel() == 0:
         return 0.0, 0.0
-    x, y = a.double() if a.device.type != "mps" else a.float(), b.to(a.device).double() if a.device.type != "mps" else b.float()
+    x, y = (
+        a.double() if a.device.type != "mps" else a.float(),
+        b.to(a.device).double() if a.device.type != "mps" else b.float(),
+    )
     agree = (x == y) | (x.isnan() & y.isnan())
     gap = torch.where(agree, 0.0, x - y).abs().max().item()
     finite = torch.where(y.isfinite(), y, 0.0).abs().max().item()

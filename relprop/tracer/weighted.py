@@ -1,4 +1,5 @@
-"""Attention written as a product and a sum, ``(softmax(s) * v).sum(d)``, is the contraction it stands for: a matrix product.
+"""Attention written as a product and a sum, ``(softmax(s) * v).sum(d)``, is the contraction it
+stands for: a matrix product.
 
 So is a softmax written out, ``exp(x − logsumexp(x))``.
 """
@@ -16,15 +17,27 @@ from relprop.tracer.labels import Labels
 
 
 def lower_weighted_sums(graph: fx.Graph) -> None:
-    """Every sum over a softmax's axis of a product with what descends from that softmax → a batched matrix product."""
+    """Every sum over a softmax's axis of a product with what descends from that softmax → a batched
+    matrix product."""
     for softmax in [n for n in graph.nodes if name_of(n) in SOFTMAX]:
-        keys: dict[fx.Node, int | Tensor] = {softmax: argument(softmax, 1, "dim", -1) % val(softmax).dim()}
+        keys: dict[fx.Node, int | Tensor] = {
+            softmax: argument(softmax, 1, "dim", -1) % val(softmax).dim()
+        }
         labels = Labels()
         for node in list(graph.nodes):
-            known = [i for i in node.all_input_nodes if i in keys] if node.op == "call_function" and node is not softmax else []
+            known = (
+                [i for i in node.all_input_nodes if i in keys]
+                if node.op == "call_function" and node is not softmax
+                else []
+            )
             if not known:
                 continue
-            if name_of(node) == "mul" and len(known) == 1 and all(map(is_tensor, node.args[:2])) and (total := _sum_over(node, known[0], keys[known[0]])) is not None:
+            if (
+                name_of(node) == "mul"
+                and len(known) == 1
+                and all(map(is_tensor, node.args[:2]))
+                and (total := _sum_over(node, known[0], keys[known[0]])) is not None
+            ):
                 _contract(node, total, _axis(total) % val(node).dim())
             elif (after := rows_after(node, known, keys, labels)) is not None:
                 keys[node] = after
@@ -35,10 +48,20 @@ def _sum_over(product: fx.Node, weights: fx.Node, where: int | Tensor) -> fx.Nod
     total = next(iter(product.users)) if len(product.users) == 1 else None
     dims = argument(total, 1, "dim") if total is not None and name_of(total) == "sum" else None
     dims = [dims] if isinstance(dims, int) else dims
-    if dims is None or len(dims) != 1 or val(total).dtype != val(product).dtype or val(product).dim() > 20:
+    if (
+        dims is None
+        or len(dims) != 1
+        or val(total).dtype != val(product).dtype
+        or val(product).dim() > 20
+    ):
         return None
     axis = dims[0] % val(product).dim() - val(product).dim()
-    spans = all(-axis <= val(a).dim() and val(a).shape[axis] == val(product).shape[axis] > 1 and val(a).dtype == val(product).dtype for a in product.args[:2])
+    spans = all(
+        -axis <= val(a).dim()
+        and val(a).shape[axis] == val(product).shape[axis] > 1
+        and val(a).dtype == val(product).dtype
+        for a in product.args[:2]
+    )
     return total if spans and lies_along(where, axis + val(weights).dim()) else None
 
 
@@ -49,7 +72,7 @@ def _axis(total: fx.Node) -> int:
 
 def _contract(product: fx.Node, total: fx.Node, axis: int) -> None:
     shape = val(product).shape
-    letters = string.ascii_lowercase[:len(shape)]
+    letters = string.ascii_lowercase[: len(shape)]
     terms, operands = [], []
     for operand in product.args[:2]:
         padded = (1,) * (len(shape) - val(operand).dim()) + tuple(val(operand).shape)

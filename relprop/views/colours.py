@@ -1,8 +1,11 @@
-"""The two scales that every picture uses, and readable text on them. Made here, so that a terminal or a web page needs no plotting library.
+"""The two scales that every picture uses, and readable text on them. Made here, so that a terminal
+or a web page needs no plotting library.
 
-Both are paths through OKLab (Björn Ottosson, 2020), a space in which equal distances look equally different, walked at even steps: *perceptually
-uniform* by construction. Lightness alone orders them (the heat scale rises, the signed one falls on both sides of 0), so they keep their meaning for
-the colour-blind and in print; the two signs are orange and blue, which every common kind of colour blindness tells apart.
+Both are paths through OKLab (Björn Ottosson, 2020), a space in which equal distances look equally
+different, walked at even steps: *perceptually uniform* by construction. Lightness alone orders them
+(the heat scale rises, the signed one falls on both sides of 0), so they keep their meaning for the
+colour-blind and in print; the two signs are orange and blue, which every common kind of colour
+blindness tells apart.
 """
 
 from __future__ import annotations
@@ -12,15 +15,25 @@ from functools import lru_cache
 import numpy as np
 
 STEPS = 256
-HEAT = ((0.16, 0.05, 300.0), (0.40, 0.16, 325.0), (0.60, 0.19, 25.0), (0.78, 0.155, 65.0), (0.97, 0.10, 105.0))  # OKLab lightness, chroma, hue
-FOR, AGAINST = ((0.985, 0.0, 55.0), (0.80, 0.12, 58.0), (0.50, 0.14, 40.0)), ((0.985, 0.0, 250.0), (0.77, 0.10, 245.0), (0.46, 0.14, 262.0))
+HEAT = (
+    (0.16, 0.05, 300.0),
+    (0.40, 0.16, 325.0),
+    (0.60, 0.19, 25.0),
+    (0.78, 0.155, 65.0),
+    (0.97, 0.10, 105.0),
+)  # OKLab lightness, chroma, hue
+FOR, AGAINST = (
+    ((0.985, 0.0, 55.0), (0.80, 0.12, 58.0), (0.50, 0.14, 40.0)),
+    ((0.985, 0.0, 250.0), (0.77, 0.10, 245.0), (0.46, 0.14, 262.0)),
+)
 
 Colour = tuple[int, int, int]
 
 
 @lru_cache(maxsize=4)
 def table(signed: bool) -> np.ndarray:
-    """The scale's colours, (256, 3), sRGB in [0, 1]: from nothing to most, or from most against (blue) over 0 (white) to most for (orange)."""
+    """The scale's colours, (256, 3), sRGB in [0, 1]: from nothing to most, or from most against
+    (blue) over 0 (white) to most for (orange)."""
     if not signed:
         return _even(HEAT, STEPS)
     half = STEPS // 2
@@ -28,21 +41,32 @@ def table(signed: bool) -> np.ndarray:
 
 
 def colours(values: np.ndarray, *, signed: bool) -> np.ndarray:
-    """sRGB of ``values``, uint8, shape (..., 3): of shares of the strongest, in [0, 1], or in [−1, 1] where ``signed``. Beyond, the last colour."""
-    place = (np.asarray(values, dtype=np.float64) + 1) / 2 if signed else np.asarray(values, dtype=np.float64)
+    """sRGB of ``values``, uint8, shape (..., 3): of shares of the strongest, in [0, 1], or in [−1,
+    1] where ``signed``. Beyond, the last colour."""
+    place = (
+        (np.asarray(values, dtype=np.float64) + 1) / 2
+        if signed
+        else np.asarray(values, dtype=np.float64)
+    )
     index = np.clip(np.nan_to_num(place) * (STEPS - 1), 0, STEPS - 1)
     return np.round(255 * table(signed)[np.round(index).astype(int)]).astype(np.uint8)
 
 
 def shade(value: float) -> Colour:
-    """The background of a word whose score is ``value`` of the strongest, in [−1, 1]: white at 0, orange for the target, blue against it."""
+    """The background of a word whose score is ``value`` of the strongest, in [−1, 1]: white at 0,
+    orange for the target, blue against it."""
     red, green, blue = (int(c) for c in colours(np.array(value), signed=True))
     return red, green, blue
 
 
 def ink(background: Colour) -> Colour:
-    """Black or white, whichever has the larger contrast to ``background`` (WCAG 2.2's ratio; at least 4.5 for every colour there is)."""
-    return (0, 0, 0) if (luminance(background) + 0.05) / 0.05 >= 1.05 / (luminance(background) + 0.05) else (255, 255, 255)
+    """Black or white, whichever has the larger contrast to ``background`` (WCAG 2.2's ratio; at
+    least 4.5 for every colour there is)."""
+    return (
+        (0, 0, 0)
+        if (luminance(background) + 0.05) / 0.05 >= 1.05 / (luminance(background) + 0.05)
+        else (255, 255, 255)
+    )
 
 
 def luminance(colour: Colour) -> float:
@@ -60,12 +84,25 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
     return np.cbrt(_linear(rgb) @ _TO_CONES.T) @ _TO_LAB.T
 
 
-_TO_CONES = np.array([[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]])
-_TO_LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]])
+_TO_CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+_TO_LAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
 
 
 def _even(anchors: tuple[tuple[float, float, float], ...], count: int) -> np.ndarray:
-    """``count`` colours at even distances along the path through ``anchors``; what no screen shows is brought to the nearest it does."""
+    """``count`` colours at even distances along the path through ``anchors``; what no screen shows
+    is brought to the nearest it does."""
     at, fine = np.linspace(0, 1, len(anchors)), np.linspace(0, 1, 4001)
     light, chroma = (np.interp(fine, at, [a[i] for a in anchors]) for i in range(2))
     hue = np.interp(fine, at, np.rad2deg(np.unwrap(np.deg2rad([a[2] for a in anchors]))))

@@ -1,4 +1,5 @@
-"""Figures and axes without pyplot: nothing global is read or changed. matplotlib is an extra, looked up when a picture is asked for."""
+"""Figures and axes without pyplot: nothing global is read or changed. matplotlib is an extra,
+looked up when a picture is asked for."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE, LABEL, TICK = 10.0, 9.0, 8.0  # points, as journals set figures
-STRONGEST = 0.9  # the opacity of the strongest score over an image; one of half its strength has 0.6
+STRONGEST = (
+    0.9  # the opacity of the strongest score over an image; one of half its strength has 0.6
+)
 GREY = "#6b6b6b"
 
 
 def figure(columns: int, width: float = 3.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """A figure with a row of axes, ``width``·``columns`` by ``height`` inches. Raises ``OptionError`` without matplotlib."""
+    """A figure with a row of axes, ``width``·``columns`` by ``height`` inches. Raises
+    ``OptionError`` without matplotlib."""
     fig = blank(width * columns, height)
     return fig, list(fig.subplots(1, columns, squeeze=False)[0])
 
@@ -47,28 +51,40 @@ def given(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def several(ax: Any, rows: int, columns: int, width: float, height: float) -> list[list[Axes]]:
-    """``rows`` by ``columns`` axes: those of ``ax`` (as many, in any nesting), or of a new figure, each ``width`` by ``height`` inches."""
+    """``rows`` by ``columns`` axes: those of ``ax`` (as many, in any nesting), or of a new figure,
+    each ``width`` by ``height`` inches."""
     if ax is None:
-        return [list(row) for row in blank(width * columns, height * rows).subplots(rows, columns, squeeze=False)]
+        return [
+            list(row)
+            for row in blank(width * columns, height * rows).subplots(rows, columns, squeeze=False)
+        ]
     flat = list(np.asarray(ax, dtype=object).flat)
     if len(flat) < rows * columns:
-        raise OptionError(f"ax has {len(flat)} axes; this picture needs {rows * columns}, {rows} by {columns}")
-    return [flat[r * columns:(r + 1) * columns] for r in range(rows)]
+        raise OptionError(
+            f"ax has {len(flat)} axes; this picture needs {rows * columns}, {rows} by {columns}"
+        )
+    return [flat[r * columns : (r + 1) * columns] for r in range(rows)]
 
 
 def scale_of(*values: Any, strongest: float | None = None, light: bool = False) -> dict[str, Any]:
-    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 to the largest, or, where any is negative, even on both sides of 0.
+    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 to the largest, or, where any is
+    negative, even on both sides of 0.
 
-    ``light``: 0 is white where nothing is negative, too, as in shaded text. The scales are registered nowhere.
+    ``light``: 0 is white where nothing is negative, too, as in shaded text. The scales are
+    registered nowhere.
     """
     from matplotlib.colors import ListedColormap
 
     least, most = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     top = (max(most, -least) if strongest is None else strongest) or 1.0
     signed = least < 0
-    shown = table(True)[len(table(True)) // 2:] if light and not signed else table(signed)
+    shown = table(True)[len(table(True)) // 2 :] if light and not signed else table(signed)
     name = "relprop signed" if signed else "relprop light" if light else "relprop heat"
-    return {"cmap": ListedColormap(shown.tolist(), name=name), "vmin": -top if signed else 0.0, "vmax": top}
+    return {
+        "cmap": ListedColormap(shown.tolist(), name=name),
+        "vmin": -top if signed else 0.0,
+        "vmax": top,
+    }
 
 
 def show_image(axes: Axes, image: Any, title: str) -> None:
@@ -79,15 +95,24 @@ def show_image(axes: Axes, image: Any, title: str) -> None:
     axes.set_axis_off()
 
 
-def show_heatmap(axes: Axes, heat: Tensor, title: str, image: Any = None, *, scale: dict[str, Any] | None = None) -> Any:
-    """A heat map (H, W), over the grey image it explains, where it is the more opaque the stronger it is; with negative values diverging about 0."""
+def show_heatmap(
+    axes: Axes, heat: Tensor, title: str, image: Any = None, *, scale: dict[str, Any] | None = None
+) -> Any:
+    """A heat map (H, W), over the grey image it explains, where it is the more opaque the stronger
+    it is; with negative values diverging about 0."""
     values = heat.detach().float().cpu()
     scale = scale_of(values) if scale is None else scale
     opacity: Any = 1.0
     if image is not None:
         grey = pixels(image)
         grey = grey if grey.ndim == 2 else grey[..., :3] @ np.array([0.299, 0.587, 0.114])
-        axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=(-0.5, values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5))
+        axes.imshow(
+            grey,
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            extent=(-0.5, values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
+        )
         opacity = (STRONGEST * (values.abs() / scale["vmax"]).clamp(0, 1) ** 0.6).numpy()
     drawn = axes.imshow(values.numpy(), alpha=opacity, **scale)
     write_title(axes, title)
@@ -96,22 +121,41 @@ def show_heatmap(axes: Axes, heat: Tensor, title: str, image: Any = None, *, sca
 
 
 def pixels(image: Any) -> Any:
-    """An image as matplotlib takes it, (H, W) or (H, W, channels) in [0, 1]. Raises ``InputError`` for other shapes and for values far from [0, 1]."""
-    found = image.detach().float().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image)).float()
-    is_bytes = (image.dtype == torch.uint8) if isinstance(image, Tensor) else np.asarray(image).dtype == np.uint8
+    """An image as matplotlib takes it, (H, W) or (H, W, channels) in [0, 1]. Raises ``InputError``
+    for other shapes and for values far from [0, 1]."""
+    found = (
+        image.detach().float().cpu()
+        if isinstance(image, Tensor)
+        else torch.from_numpy(np.array(image)).float()
+    )
+    is_bytes = (
+        (image.dtype == torch.uint8)
+        if isinstance(image, Tensor)
+        else np.asarray(image).dtype == np.uint8
+    )
     found = found / 255 if is_bytes else found
-    channels_first = found.dim() == 3 and found.shape[0] in (1, 3, 4) and (isinstance(image, Tensor) or found.shape[2] not in (1, 3, 4))
+    channels_first = (
+        found.dim() == 3
+        and found.shape[0] in (1, 3, 4)
+        and (isinstance(image, Tensor) or found.shape[2] not in (1, 3, 4))
+    )
     if channels_first:
         found = found[0] if found.shape[0] == 1 else found.movedim(0, -1)
     if found.dim() == 3 and found.shape[2] == 1:
         found = found[..., 0]
     if found.dim() not in (2, 3) or (found.dim() == 3 and found.shape[2] not in (3, 4)):
-        raise InputError(f"image has shape {list(getattr(image, 'shape', found.shape))}: one picture, (H, W) or (channels, H, W), is needed")
+        raise InputError(
+            f"image has shape {list(getattr(image, 'shape', found.shape))}: one picture, "
+            "(H, W) or (channels, H, W), is needed"
+        )
     least, most = float(found.min()), float(found.max())
     if least < -0.05 or most > 1.05:
-        raise InputError(message(
-            f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]", then=["undo the normalisation: image * std + mean"],
-        ))
+        raise InputError(
+            message(
+                f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]",
+                then=["undo the normalisation: image * std + mean"],
+            )
+        )
     return found.clamp(0, 1).numpy()
 
 
@@ -120,13 +164,19 @@ def write_title(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=TITLE).set_parse_math(False)
 
 
-def write_ticks(axes: Axes, which: str, labels: Sequence[str], *, rotation: float = 0.0, most: int = 80) -> None:
+def write_ticks(
+    axes: Axes, which: str, labels: Sequence[str], *, rotation: float = 0.0, most: int = 80
+) -> None:
     """Labels at 0, 1, ... along the axis ``which``, as they are; of many, every n-th."""
     step = -(-len(labels) // most)
     places = list(range(0, len(labels), step))
-    (axes.set_xticks if which == "x" else axes.set_yticks)(places, [visible(labels[i], 24) for i in places])
+    (axes.set_xticks if which == "x" else axes.set_yticks)(
+        places, [visible(labels[i], 24) for i in places]
+    )
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_tick_params(length=0 if len(labels) <= most else 2, labelsize=TICK if len(places) <= 40 else TICK - 2)
+    axis.set_tick_params(
+        length=0 if len(labels) <= most else 2, labelsize=TICK if len(places) <= 40 else TICK - 2
+    )
     for label in axis.get_ticklabels():
         label.set_rotation(rotation)
         label.set_parse_math(False)
@@ -140,7 +190,9 @@ def room_for(labels: Sequence[str]) -> float:
 def add_scale(drawn: Any, axes: Any, label: str, **where: Any) -> Any:
     """A slim colour bar beside ``axes``."""
     first = axes[0] if isinstance(axes, list) else axes
-    bar = first.figure.colorbar(drawn, ax=axes, **{"shrink": 0.8, "aspect": 25, "pad": 0.02} | where)
+    bar = first.figure.colorbar(
+        drawn, ax=axes, **{"shrink": 0.8, "aspect": 25, "pad": 0.02} | where
+    )
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TICK, length=2)
     bar.set_label(label, fontsize=TICK)

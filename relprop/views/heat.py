@@ -17,36 +17,60 @@ if TYPE_CHECKING:
 
 
 def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
-    """(batch, *size): the patches' scores between whose middles it is linear; ``size`` defaults to the image's."""
+    """(batch, *size): the patches' scores between whose middles it is linear; ``size`` defaults to
+    the image's."""
     if tokens.grid is None or tokens.image is None:
-        raise OptionError("heatmap() is for images: this explanation has no patch grid; use scores and tokens")
-    size = tokens.image if size is None else (*tokens.image[:-2], size, size) if isinstance(size, int) else tuple(size)
+        raise OptionError(
+            "heatmap() is for images: this explanation has no patch grid; use scores and tokens"
+        )
+    size = (
+        tokens.image
+        if size is None
+        else (*tokens.image[:-2], size, size)
+        if isinstance(size, int)
+        else tuple(size)
+    )
     if len(size) != len(tokens.image):
-        raise OptionError(f"heatmap(size={size}): the image has {len(tokens.image)} axes, {tokens.image}")
-    return _at(tokens, [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)])
+        raise OptionError(
+            f"heatmap(size={size}): the image has {len(tokens.image)} axes, {tokens.image}"
+        )
+    return _at(
+        tokens, [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)]
+    )
 
 
 def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
     """(H, W) of one sample's picture as it was before processing; 0 where processing cut it off."""
     if tokens.originals is None or tokens.image is None or tokens.grid is None:
-        raise OptionError(message(
-            "original_heatmap() needs the pictures as they were before processing", then=["relprop.explain(model, pictures, processor=image_processor)"],
-        ))
+        raise OptionError(
+            message(
+                "original_heatmap() needs the pictures as they were before processing",
+                then=["relprop.explain(model, pictures, processor=image_processor)"],
+            )
+        )
     size, (top, left, bottom, right) = tokens.originals[sample].size, tokens.originals[sample].frame
     places = [
-        (_middles(n, 1.0) - first) * (length / (last - first)) for n, first, last, length in zip(size, (top, left), (bottom, right), tokens.image, strict=True)
+        (_middles(n, 1.0) - first) * (length / (last - first))
+        for n, first, last, length in zip(
+            size, (top, left), (bottom, right), tokens.image, strict=True
+        )
     ]
-    down, across = ((at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True))
+    down, across = (
+        (at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True)
+    )
     found = _at(replace(tokens, scores=tokens.scores[sample][None]), places)[0]
     return found * (down[:, None] & across).to(found)
 
 
 def patches(tokens: TokenScores, sample: int) -> np.ndarray:
-    """The scores of one sample's patches, (h, w) (of a video (t, h, w)), float64; 0 where no token is of a patch."""
+    """The scores of one sample's patches, (h, w) (of a video (t, h, w)), float64; 0 where no token
+    is of a patch."""
     assert tokens.grid is not None
     known = tokens.source >= 0
     scores = tokens.scores[sample].detach().cpu().double()[known.cpu()]
-    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(0, tokens.source[known].cpu(), scores)
+    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(
+        0, tokens.source[known].cpu(), scores
+    )
     return flat.view(tokens.grid).numpy()
 
 
@@ -55,11 +79,13 @@ def _middles(count: int, step: float) -> Tensor:
 
 
 def _at(tokens: TokenScores, places: list[Tensor]) -> Tensor:
-    """The scores at a lattice of places, given by their coordinates along each axis of the input, (batch, *places).
+    """The scores at a lattice of places, given by their coordinates along each axis of the input,
+    (batch, *places).
 
-    Linear between the middles of neighbouring patches and constant beyond the outermost: where patches tile the image this is
-    ``interpolate(mode="bilinear", align_corners=False)``. A patch's middle is that of the pixels it was made from, which for patches made by
-    strided, padded convolutions is not the middle of an even tile.
+    Linear between the middles of neighbouring patches and constant beyond the outermost: where
+    patches tile the image this is ``interpolate(mode="bilinear", align_corners=False)``. A patch's
+    middle is that of the pixels it was made from, which for patches made by strided, padded
+    convolutions is not the middle of an even tile.
     """
     assert tokens.grid is not None and tokens.image is not None
     patches = tokens.source >= 0
@@ -70,10 +96,17 @@ def _at(tokens: TokenScores, places: list[Tensor]) -> Tensor:
     for axis, (count, length, at) in enumerate(zip(tokens.grid, tokens.image, places, strict=True)):
         middles = _middles(count, length / count)
         if tokens.spans is not None:
-            middles[torch.unravel_index(source, tokens.grid)[axis]] = tokens.spans[patches, axis].double().mean(-1)
+            middles[torch.unravel_index(source, tokens.grid)[axis]] = (
+                tokens.spans[patches, axis].double().mean(-1)
+            )
         right = torch.searchsorted(middles, at).clamp(1, max(count - 1, 1)).clamp(max=count - 1)
         left = (right - 1).clamp(min=0)
-        part = ((at - middles[left]) / (middles[right] - middles[left])).nan_to_num(0.0).clamp(0, 1).to(maps)
+        part = (
+            ((at - middles[left]) / (middles[right] - middles[left]))
+            .nan_to_num(0.0)
+            .clamp(0, 1)
+            .to(maps)
+        )
         maps = maps.movedim(axis + 1, -1)
         maps = (maps[..., left] * (1 - part) + maps[..., right] * part).movedim(-1, axis + 1)
     return maps

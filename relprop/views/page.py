@@ -1,4 +1,5 @@
-"""An explanation in a notebook: shaded words as HTML, a heat map as a PNG inside it. No script, no style sheet, and all text is escaped."""
+"""An explanation in a notebook: shaded words as HTML, a heat map as a PNG inside it. No script, no
+style sheet, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -30,14 +31,27 @@ def page(explanation: Explanation) -> str:
     """The first samples, each with what was explained, its words or map, and its concerns."""
     parts = [_sample(explanation, i) for i in range(min(len(explanation), SAMPLES))]
     left = len(explanation) - SAMPLES
-    parts += [f"<p>{left} more samples: explanation.show(sample), relprop.plot.text(explanation, sample=...)</p>"] if left > 0 else []
+    parts += (
+        [
+            (
+                f"<p>{left} more samples: explanation.show(sample), "
+                "relprop.plot.text(explanation, sample=...)</p>"
+            )
+        ]
+        if left > 0
+        else []
+    )
     return f'<div style="font-family:sans-serif;line-height:1.7">{"".join(parts)}</div>'
 
 
 def picture(explanation: Explanation) -> bytes | None:
     """The first sample's heat map as PNG; ``None`` for what is no image."""
     stream = next(iter(explanation.streams.values()))
-    return None if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1 else _heat_png(explanation, 0)
+    return (
+        None
+        if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1
+        else _heat_png(explanation, 0)
+    )
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
@@ -46,23 +60,40 @@ def _sample(explanation: Explanation, sample: int) -> str:
     for name in explanation.streams:
         one = explanation[name]
         parts += [f"<p><small>{markup(name)}</small></p>"] if len(explanation.streams) > 1 else []
-        parts.append(_image(one, sample) if one.grid is not None and len(one.grid) == 2 else _words(one, sample))
-    parts += [f'<p style="color:#8a3b00">⚠ {markup(line, 300)}</p>' for line in concerns(explanation, sample)]
+        parts.append(
+            _image(one, sample)
+            if one.grid is not None and len(one.grid) == 2
+            else _words(one, sample)
+        )
+    parts += [
+        f'<p style="color:#8a3b00">⚠ {markup(line, 300)}</p>'
+        for line in concerns(explanation, sample)
+    ]
     return "".join(parts)
 
 
 def _words(explanation: Explanation, sample: int) -> str:
     found = units(explanation, sample)
     shown = list(zip(found.names, found.scores, found.relative(), found.content, strict=True))
-    spans = [_span(named(name), score, share if content else 0.0, content) for name, score, share, content in shown[:WORDS]]
+    spans = [
+        _span(named(name), score, share if content else 0.0, content)
+        for name, score, share, content in shown[:WORDS]
+    ]
     more = f" <small>and {len(shown) - WORDS} more</small>" if len(shown) > WORDS else ""
     return f"<p>{' '.join(spans)}{more}</p>"
 
 
 def _span(text: str, score: float, share: float, content: bool) -> str:
     ground = shade(share)
-    style = f"background:{hexadecimal(ground)};color:{hexadecimal(ink(ground))}" if content else "color:#767676;background:#fff"
-    return f'<bdi style="{style};padding:1px 3px;border-radius:3px;unicode-bidi:isolate" title="{score:.4g}">{markup(text) or "&nbsp;"}</bdi>'
+    style = (
+        f"background:{hexadecimal(ground)};color:{hexadecimal(ink(ground))}"
+        if content
+        else "color:#767676;background:#fff"
+    )
+    return (
+        f'<bdi style="{style};padding:1px 3px;border-radius:3px;unicode-bidi:isolate" '
+        f'title="{score:.4g}">{markup(text) or "&nbsp;"}</bdi>'
+    )
 
 
 def _image(explanation: Explanation, sample: int) -> str:
@@ -75,17 +106,28 @@ def _heat_png(explanation: Explanation, sample: int) -> bytes:
     image = explanation.image or values.shape
     scale = SIDE / max(image)
     size = (max(1, round(image[0] * scale)), max(1, round(image[1] * scale)))
-    smooth = F.interpolate(torch.from_numpy(values)[None, None], size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
+    smooth = F.interpolate(
+        torch.from_numpy(values)[None, None], size=size, mode="bilinear", align_corners=False
+    )[0, 0].numpy()
     return png(colours(smooth / (np.abs(smooth).max() or 1.0), signed=bool((values < 0).any())))
 
 
 def png(rgb: np.ndarray) -> bytes:
     """A PNG file (RGB, 8 bits) of pixels (H, W, 3): ISO/IEC 15948, one chunk of data, no filter."""
     height, width, _ = rgb.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, width * 3)], 1).tobytes()
+    lines = np.concatenate(
+        [np.zeros((height, 1), np.uint8), rgb.reshape(height, width * 3)], 1
+    ).tobytes()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(lines, 9))
+        + chunk(b"IEND", b"")
+    )

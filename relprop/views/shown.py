@@ -1,4 +1,5 @@
-"""What of an explanation is shown of one sample: its words, its tokens or its patches, each with its score."""
+"""What of an explanation is shown of one sample: its words, its tokens or its patches, each with
+its score."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ BY = ("words", "tokens", "patches")
 
 @dataclass(frozen=True)
 class Units:
-    """One sample's parts in order. ``kind``: one of ``BY``, or ``"positions"``; ``content``: which are words or patches, not special tokens or padding."""
+    """One sample's parts in order. ``kind``: one of ``BY``, or ``"positions"``; ``content``: which
+    are words or patches, not special tokens or padding."""
 
     kind: str
     names: tuple[Any, ...]
@@ -26,7 +28,10 @@ class Units:
     @property
     def strongest(self) -> float:
         """The largest |score| of content, 1 if all are 0."""
-        return max((abs(s) for s, c in zip(self.scores, self.content, strict=True) if c), default=0.0) or 1.0
+        return (
+            max((abs(s) for s, c in zip(self.scores, self.content, strict=True) if c), default=0.0)
+            or 1.0
+        )
 
     def relative(self) -> list[float]:
         """The scores as shares of the strongest, in [−1, 1]."""
@@ -37,21 +42,35 @@ def only(explanation: Explanation, what: str) -> TokenScores:
     """The one explained input. Raises ``OptionError`` that says how to choose one of several."""
     if len(explanation.streams) == 1:
         return next(iter(explanation.streams.values()))
-    raise OptionError(message(
-        f"{what}: {len(explanation.streams)} inputs are explained: {', '.join(map(repr, explanation.streams))}",
-        then=[f"explanation[{name!r}], and the same call with it" for name in explanation.streams],
-    ))
+    raise OptionError(
+        message(
+            (
+                f"{what}: {len(explanation.streams)} inputs are explained: "
+                f"{', '.join(map(repr, explanation.streams))}"
+            ),
+            then=[
+                f"explanation[{name!r}], and the same call with it" for name in explanation.streams
+            ],
+        )
+    )
 
 
 def checked(explanation: Explanation, sample: int) -> int:
     """``sample``, counted from 0. Raises ``OptionError`` for one that is not there."""
-    if not isinstance(sample, int) or isinstance(sample, bool) or not -len(explanation) <= sample < len(explanation):
+    if (
+        not isinstance(sample, int)
+        or isinstance(sample, bool)
+        or not -len(explanation) <= sample < len(explanation)
+    ):
         raise OptionError(f"sample={sample!r}: the explanation has {len(explanation)} samples")
     return sample % len(explanation)
 
 
-def units(explanation: Explanation, sample: int, by: str | None = None, *, what: str = "this") -> Units:
-    """The parts of one sample: ``by`` words, tokens or patches; ``None``: patches of an image, words where they are known, else tokens or positions.
+def units(
+    explanation: Explanation, sample: int, by: str | None = None, *, what: str = "this"
+) -> Units:
+    """The parts of one sample: ``by`` words, tokens or patches; ``None``: patches of an image,
+    words where they are known, else tokens or positions.
 
     Raises ``OptionError`` where the explanation has no such parts.
     """
@@ -59,24 +78,44 @@ def units(explanation: Explanation, sample: int, by: str | None = None, *, what:
     if by not in (None, *BY):
         raise OptionError(f"by={by!r}: one of {', '.join(map(repr, BY))}")
     if by is None:
-        by = "patches" if stream.grid is not None else "words" if stream.words is not None else "tokens"
+        by = (
+            "patches"
+            if stream.grid is not None
+            else "words"
+            if stream.words is not None
+            else "tokens"
+        )
     if by == "words":
         found = explanation.words(sample)
-        return Units("words", tuple(w for w, _ in found), tuple(s for _, s in found), (True,) * len(found))
+        return Units(
+            "words", tuple(w for w, _ in found), tuple(s for _, s in found), (True,) * len(found)
+        )
     scores, content = tuple(stream.scores[sample].tolist()), tuple(stream.content[sample].tolist())
     if by == "patches":
         if stream.grid is None:
-            raise OptionError(f"{what}: by='patches' is for images; this explanation has {'words and ' if stream.words is not None else ''}tokens")
-        return Units("patches", tuple(place_of(i, stream.grid) for i in stream.source.tolist()), scores, content)
+            raise OptionError(
+                f"{what}: by='patches' is for images; this explanation has "
+                f"{'words and ' if stream.words is not None else ''}tokens"
+            )
+        return Units(
+            "patches",
+            tuple(place_of(i, stream.grid) for i in stream.source.tolist()),
+            scores,
+            content,
+        )
     if stream.grid is not None:
-        raise OptionError(f"{what}: this explanation is of an image; by='patches', or relprop.plot.heatmap(explanation)")
+        raise OptionError(
+            f"{what}: this explanation is of an image; by='patches', or "
+            "relprop.plot.heatmap(explanation)"
+        )
     if stream.tokens is not None:
         return Units("tokens", tuple(stream.tokens[sample]), scores, content)
     return Units("positions", tuple(stream.source.tolist()), scores, content)
 
 
 def place_of(source: int, grid: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Where in the grid a patch is, counted from 0: (row, column), of a video (time, row, column); ``None`` for the model's own tokens."""
+    """Where in the grid a patch is, counted from 0: (row, column), of a video (time, row, column);
+    ``None`` for the model's own tokens."""
     if source < 0:
         return None
     place = []
@@ -90,22 +129,37 @@ def named(name: Any) -> str:
     """A part as text: a word or token as it is, a patch by its row and column."""
     if isinstance(name, tuple):
         return f"patch ({', '.join(map(str, name))})"
-    return name if isinstance(name, str) else "the model's own token" if name is None or name == -1 else f"position {name}"
+    return (
+        name
+        if isinstance(name, str)
+        else "the model's own token"
+        if name is None or name == -1
+        else f"position {name}"
+    )
 
 
 def text_only(explanation: Explanation, what: str) -> TokenScores:
     """The one explained input, if it is text. Raises ``OptionError`` otherwise."""
     stream = only(explanation, what)
     if stream.grid is not None:
-        raise OptionError(message(f"{what} is for texts: this explanation is of an image", then=["relprop.plot.heatmap(explanation, image)"]))
+        raise OptionError(
+            message(
+                f"{what} is for texts: this explanation is of an image",
+                then=["relprop.plot.heatmap(explanation, image)"],
+            )
+        )
     if stream.tokens is None and stream.words is None:
-        raise OptionError(message(
-            f"{what} is for texts: this explanation's tokens have no labels", then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
-        ))
+        raise OptionError(
+            message(
+                f"{what} is for texts: this explanation's tokens have no labels",
+                then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
+            )
+        )
     return stream
 
 
 def target_of(explanation: Explanation, sample: int) -> str:
-    """What was explained in a sample, fit to be shown: the class's label where the model knows it, else the index or the target's own name."""
+    """What was explained in a sample, fit to be shown: the class's label where the model knows it,
+    else the index or the target's own name."""
     label = None if explanation.labels is None else explanation.labels[sample]
     return visible(str(explanation.target[sample]) if label is None else label, 60)

@@ -1,4 +1,5 @@
-"""An explanation in a terminal: words on shaded ground, or a map of half blocks; where there is no colour, marks below the words or shades of ink."""
+"""An explanation in a terminal: words on shaded ground, or a map of half blocks; where there is no
+colour, marks below the words or shades of ink."""
 
 from __future__ import annotations
 
@@ -25,29 +26,48 @@ FINEST = 48  # squares in a row
 RESET = "\x1b[0m"
 
 
-def terminal(explanation: Explanation, sample: int, *, colour: bool | None, width: int | None) -> str:
-    """The text to print: a line that says what was explained, the words or the map of each input, a legend, a line for each concern."""
+def terminal(
+    explanation: Explanation, sample: int, *, colour: bool | None, width: int | None
+) -> str:
+    """The text to print: a line that says what was explained, the words or the map of each input, a
+    legend, a line for each concern."""
     sample = checked(explanation, sample)
     if width is not None and width < 20:
         raise OptionError(f"terminal(width={width}): at least 20 columns")
-    colour, width = has_colour() if colour is None else colour, width or min(shutil.get_terminal_size((100, 24)).columns, 160)
+    colour, width = (
+        has_colour() if colour is None else colour,
+        width or min(shutil.get_terminal_size((100, 24)).columns, 160),
+    )
     lines = [f"{head_line(explanation, sample)}, {explanation.method}"]
     for name in explanation.streams:
         one = explanation[name]
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
-        lines += _map(one, sample, colour, width) if one.grid is not None and len(one.grid) == 2 else _words(one, sample, colour, width)
+        lines += (
+            _map(one, sample, colour, width)
+            if one.grid is not None and len(one.grid) == 2
+            else _words(one, sample, colour, width)
+        )
     return "\n".join([*lines, *(f"warning: {line}" for line in concerns(explanation, sample))])
 
 
 def show(explanation: Explanation, sample: int) -> None:
     """Print it; characters that the terminal's encoding lacks become ``?``."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(terminal(explanation, sample, colour=None, width=None).encode(encoding, "replace").decode(encoding))
+    print(
+        terminal(explanation, sample, colour=None, width=None)
+        .encode(encoding, "replace")
+        .decode(encoding)
+    )
 
 
 def has_colour() -> bool:
-    """Whether standard output is a terminal that says it has 24-bit colour (``COLORTERM``), and nobody forbids it (``NO_COLOR``)."""
-    return sys.stdout.isatty() and os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit") and not os.environ.get("NO_COLOR")
+    """Whether standard output is a terminal that says it has 24-bit colour (``COLORTERM``), and
+    nobody forbids it (``NO_COLOR``)."""
+    return (
+        sys.stdout.isatty()
+        and os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
+        and not os.environ.get("NO_COLOR")
+    )
 
 
 def _words(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
@@ -67,12 +87,21 @@ def _words(explanation: Explanation, sample: int, colour: bool, width: int) -> l
         used += cells + 1
     lines += [above] if colour else [above.rstrip(), below.rstrip()]
     if colour:
-        return [*lines, f"{_paint(' most ', 1.0)} for it" + (f", {_paint(' most ', -1.0)} against it" if signed else "")]
-    return [*lines, f"{BARS[1:]} from weak to strong" + (", v against it (V: more than half of the strongest)" if signed else "")]
+        return [
+            *lines,
+            f"{_paint(' most ', 1.0)} for it"
+            + (f", {_paint(' most ', -1.0)} against it" if signed else ""),
+        ]
+    return [
+        *lines,
+        f"{BARS[1:]} from weak to strong"
+        + (", v against it (V: more than half of the strongest)" if signed else ""),
+    ]
 
 
 def _mark(share: float) -> str:
-    """The height of a bar for a share of the strongest; v or V where it is negative, nothing below a sixteenth."""
+    """The height of a bar for a share of the strongest; v or V where it is negative, nothing below
+    a sixteenth."""
     if abs(share) < 1 / 16:
         return " "
     return BARS[max(1, round(share * 8))] if share > 0 else "V" if share < -0.5 else "v"
@@ -81,22 +110,39 @@ def _mark(share: float) -> str:
 def _paint(text: str, share: float) -> str:
     ground = shade(share)
     front = ink(ground)
-    return f"\x1b[38;2;{front[0]};{front[1]};{front[2]}m\x1b[48;2;{ground[0]};{ground[1]};{ground[2]}m{text}{RESET}"
+    return (
+        f"\x1b[38;2;{front[0]};{front[1]};{front[2]}m\x1b[48;2;{ground[0]};"
+        f"{ground[1]};{ground[2]}m{text}{RESET}"
+    )
 
 
 def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
-    """Two patches per character, one above the other, in colour; without, two characters per patch. Finer maps are averaged to fit."""
-    values = coarsened(patches(next(iter(explanation.streams.values())), sample), min(width // 2, FINEST))
+    """Two patches per character, one above the other, in colour; without, two characters per patch.
+    Finer maps are averaged to fit."""
+    values = coarsened(
+        patches(next(iter(explanation.streams.values())), sample), min(width // 2, FINEST)
+    )
     shares, signed = values / (np.abs(values).max() or 1.0), bool((values < 0).any())
     if not colour:
-        legend = f"{FOR[1:]} from weak to strong" + (f", {AGAINST[1:]} against it" if signed else "")
-        return ["".join(2 * (FOR if v >= 0 else AGAINST)[round(abs(v) * 4)] for v in row.tolist()) for row in shares] + [legend]
+        legend = f"{FOR[1:]} from weak to strong" + (
+            f", {AGAINST[1:]} against it" if signed else ""
+        )
+        return [
+            "".join(2 * (FOR if v >= 0 else AGAINST)[round(abs(v) * 4)] for v in row.tolist())
+            for row in shares
+        ] + [legend]
     times = 2 if 2 * shares.shape[1] <= min(width, FINEST) else 1
     tall = np.repeat(np.repeat(colours(shares, signed=signed), times, 1), times, 0)
     if len(tall) % 2:
         tall = np.concatenate([tall, np.zeros_like(tall[-1:])])
-    return ["".join(f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀" for a, b in zip(up.tolist(), down.tolist(), strict=True)) + RESET
-            for up, down in zip(tall[::2], tall[1::2], strict=True)]
+    return [
+        "".join(
+            f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀"
+            for a, b in zip(up.tolist(), down.tolist(), strict=True)
+        )
+        + RESET
+        for up, down in zip(tall[::2], tall[1::2], strict=True)
+    ]
 
 
 def coarsened(values: np.ndarray, most: int) -> np.ndarray:
@@ -106,6 +152,8 @@ def coarsened(values: np.ndarray, most: int) -> np.ndarray:
         return values
     height, width = (-(-n // times) * times for n in values.shape)
     padded = np.full((height, width), np.nan)
-    padded[:values.shape[0], :values.shape[1]] = values
-    found: np.ndarray = np.nanmean(padded.reshape(height // times, times, width // times, times), axis=(1, 3))
+    padded[: values.shape[0], : values.shape[1]] = values
+    found: np.ndarray = np.nanmean(
+        padded.reshape(height // times, times, width // times, times), axis=(1, 3)
+    )
     return found

@@ -22,17 +22,26 @@ POINTS = 72.0
 
 
 def text(
-    explanation: Explanation, *, sample: int = 0, by: str | None = None, ax: Axes | None = None, title: str | None = None, width: float = 6.5,
+    explanation: Explanation,
+    *,
+    sample: int = 0,
+    by: str | None = None,
+    ax: Axes | None = None,
+    title: str | None = None,
+    width: float = 6.5,
     size: float = 11.0,
 ) -> Axes:
-    """One sample's text, its words (or tokens) shaded by score: orange for the target, blue against it, as strong as the share of the strongest.
+    """One sample's text, its words (or tokens) shaded by score: orange for the target, blue against
+    it, as strong as the share of the strongest.
 
-    Letters are black or white, whichever has the larger contrast (at least 4.5 to 1); special tokens are grey. Text is drawn as it is, no mathematics; what
-    could act on its surroundings is written out.
+    Letters are black or white, whichever has the larger contrast (at least 4.5 to 1); special
+    tokens are grey. Text is drawn as it is, no mathematics; what could act on its surroundings is
+    written out.
 
     Args:
         by: ``"words"`` or ``"tokens"``; ``None``: words where they are known.
-        width, size: of the figure in inches, of the letters in points. Within ``ax`` the lines are as long as it is wide.
+        width, size: of the figure in inches, of the letters in points. Within ``ax`` the lines are
+            as long as it is wide.
 
     Raises ``OptionError`` for an explanation that is not of text.
     """
@@ -44,7 +53,9 @@ def text(
     title = f"target {target_of(explanation, sample)}" if title is None else title
     points = width * POINTS if ax is None else ax.get_window_extent().width / ax.figure.dpi * POINTS
     words = [visible(named(name), 60) for name in found.names]
-    places, bottom = lay_out(words, points, size, gap=0.42 * size if found.kind == "words" else 0.25 * size)
+    places, bottom = lay_out(
+        words, points, size, gap=0.42 * size if found.kind == "words" else 0.25 * size
+    )
     top = (TITLE * 2.0 if title and ax is None else 0.0) + MARGIN
     height = top + bottom + MARGIN + (22.0 if ax is None else 0.0)
     if ax is None:
@@ -59,13 +70,18 @@ def text(
     ax.set_ylim(height, 0)
     ax.set_aspect("auto")
     ax.set_axis_off()
-    for word, (left, right, line), share, content in zip(words, places, found.relative(), found.content, strict=True):
+    for word, (left, right, line), share, content in zip(
+        words, places, found.relative(), found.content, strict=True
+    ):
         _draw(ax, word, (left, right, top + line), size, share, content)
     return ax
 
 
-def lay_out(words: list[str], width: float, size: float, *, gap: float) -> tuple[list[tuple[float, float, float]], float]:
-    """For each word left, right and the middle of its line, in points from the top left corner of the text; and where the last line ends."""
+def lay_out(
+    words: list[str], width: float, size: float, *, gap: float
+) -> tuple[list[tuple[float, float, float]], float]:
+    """For each word left, right and the middle of its line, in points from the top left corner of
+    the text; and where the last line ends."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -79,15 +95,35 @@ def lay_out(words: list[str], width: float, size: float, *, gap: float) -> tuple
     return places, (line + 1) * LINE * size
 
 
-def _draw(ax: Axes, word: str, place: tuple[float, float, float], size: float, share: float, content: bool) -> None:
+def _draw(
+    ax: Axes, word: str, place: tuple[float, float, float], size: float, share: float, content: bool
+) -> None:
     from matplotlib.patches import Rectangle
 
     left, right, middle = place
     ground = shade(share)
     if content:
-        ax.add_patch(Rectangle((left - 0.16 * size, middle - 0.72 * size), right - left + 0.32 * size, 1.44 * size, facecolor=hexadecimal(ground), linewidth=0))
+        ax.add_patch(
+            Rectangle(
+                (left - 0.16 * size, middle - 0.72 * size),
+                right - left + 0.32 * size,
+                1.44 * size,
+                facecolor=hexadecimal(ground),
+                linewidth=0,
+            )
+        )
     front = hexadecimal(ink(ground)) if content else GREY
-    ax.text(left, middle + 0.36 * size, word, fontsize=size, color=front, va="baseline", ha="left", parse_math=False, clip_on=True)
+    ax.text(
+        left,
+        middle + 0.36 * size,
+        word,
+        fontsize=size,
+        color=front,
+        va="baseline",
+        ha="left",
+        parse_math=False,
+        clip_on=True,
+    )
 
 
 def _legend(ax: Axes, height: float, signed: bool) -> None:
@@ -101,5 +137,10 @@ def _legend(ax: Axes, height: float, signed: bool) -> None:
     else:
         ax.text(MARGIN, top + 4, "0", ha="left", **label)
         left += 4.0
-    ax.imshow(colours(shares, signed=True)[None], extent=(left, left + BAR, top + 8, top), aspect="auto", interpolation="bilinear")
+    ax.imshow(
+        colours(shares, signed=True)[None],
+        extent=(left, left + BAR, top + 8, top),
+        aspect="auto",
+        interpolation="bilinear",
+    )
     ax.text(left + BAR + 4, top + 4, "for the target" if signed else "strongest", **label)

@@ -21,31 +21,76 @@ GUIDE = (Path(__file__).parents[2] / "docs/write-an-adapter.md").read_text()
 def test_the_guides_adapter_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
     example = next(b for b in blocks if "class Music" in b)
-    body = example[example.index("@relprop.adapters.register"):example.index("melodies =")].strip().splitlines()
-    assert len([line for line in body if line.strip()]) <= 12, "ten lines, a decorator and a class line"
+    body = (
+        example[example.index("@relprop.adapters.register") : example.index("melodies =")]
+        .strip()
+        .splitlines()
+    )
+    assert len([line for line in body if line.strip()]) <= 12, (
+        "ten lines, a decorator and a class line"
+    )
     torch.manual_seed(0)
     before = list(ADAPTERS)
     exec(compile(example, "write-an-adapter.md", "exec"), {"__name__": "guide"})
-    assert capsys.readouterr().out == "(1, 1) ['D', 'F', 'A', 'pad', 'pad', 'pad'] [True, True, True, False, False, False]\n"
+    assert (
+        capsys.readouterr().out
+        == "(1, 1) ['D', 'F', 'A', 'pad', 'pad', 'pad'] [True, True, True, False, False, False]\n"
+    )
     assert before == ADAPTERS
 
 
 def test_the_guides_tour_runs():
-    tour = next(b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.S) if "original_heatmap(0)" in b)
+    tour = next(
+        b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.S) if "original_heatmap(0)" in b
+    )
     torch.manual_seed(0)
-    tokenizer, small = wordpiece(), {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    vision, waves = {"image_size": 224, "patch_size": 32}, {"conv_dim": [8] * 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
-    text = {**small, "vocab_size": 60, "max_position_embeddings": 40, "eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}
+    tokenizer, small = (
+        wordpiece(),
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+        },
+    )
+    vision, waves = (
+        {"image_size": 224, "patch_size": 32},
+        {"conv_dim": [8] * 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
+    )
+    text = {
+        **small,
+        "vocab_size": 60,
+        "max_position_embeddings": 40,
+        "eos_token_id": 3,
+        "bos_token_id": 2,
+        "pad_token_id": 0,
+    }
     cut = transformers.CLIPImageProcessor()
     scope = {
-        "relprop": relprop, "tokenizer": tokenizer, "image_processor": transformers.ViTImageProcessor(), "feature_extractor": transformers.Wav2Vec2FeatureExtractor(),
-        "bert": transformers.BertForSequenceClassification(transformers.BertConfig(**small, vocab_size=60)),
+        "relprop": relprop,
+        "tokenizer": tokenizer,
+        "image_processor": transformers.ViTImageProcessor(),
+        "feature_extractor": transformers.Wav2Vec2FeatureExtractor(),
+        "bert": transformers.BertForSequenceClassification(
+            transformers.BertConfig(**small, vocab_size=60)
+        ),
         "vit": transformers.ViTForImageClassification(transformers.ViTConfig(**small, **vision)),
-        "wav2vec2": transformers.Wav2Vec2ForSequenceClassification(transformers.Wav2Vec2Config(**small, **waves, classifier_proj_size=8)),
-        "timm_model": timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2, img_size=64),
-        "clip": transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config={**small, **vision}, projection_dim=8)),
-        "processor": transformers.CLIPProcessor(cut, tokenizer), "target": lambda output: output.logits_per_image[0, 0],
-        "picture": Image.fromarray(np.zeros((50, 80, 3), np.uint8)), "another": np.zeros((64, 64, 3), np.uint8), "waveform": np.ones(8000, np.float32),
+        "wav2vec2": transformers.Wav2Vec2ForSequenceClassification(
+            transformers.Wav2Vec2Config(**small, **waves, classifier_proj_size=8)
+        ),
+        "timm_model": timm.create_model(
+            "vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2, img_size=64
+        ),
+        "clip": transformers.CLIPModel(
+            transformers.CLIPConfig(
+                text_config=text, vision_config={**small, **vision}, projection_dim=8
+            )
+        ),
+        "processor": transformers.CLIPProcessor(cut, tokenizer),
+        "target": lambda output: output.logits_per_image[0, 0],
+        "picture": Image.fromarray(np.zeros((50, 80, 3), np.uint8)),
+        "another": np.zeros((64, 64, 3), np.uint8),
+        "waveform": np.ones(8000, np.float32),
     }
     results = []
     for line in tour.splitlines():
@@ -55,20 +100,31 @@ def test_the_guides_tour_runs():
         elif code.strip():
             results.append(eval(code, scope))
     words, heat, original, seconds, (picture, caption) = results
-    assert [w for w, _ in words] == ["an", "unhappy", "cat"] and [w for w, _ in caption] == ["a", "cat"]
-    assert heat.shape == (2, 224, 224) and original.shape == picture.shape == (50, 80) and seconds.shape == (24, 2)
+    assert [w for w, _ in words] == ["an", "unhappy", "cat"] and [w for w, _ in caption] == [
+        "a",
+        "cat",
+    ]
+    assert (
+        heat.shape == (2, 224, 224)
+        and original.shape == picture.shape == (50, 80)
+        and seconds.shape == (24, 2)
+    )
 
 
 def test_the_guides_table_is_complete():
     methods = {name for name in vars(Adapter) if not name.startswith("_")}
-    named = set(re.findall(r"`(\w+)\(", GUIDE[GUIDE.index("| method | says |"):]))
+    named = set(re.findall(r"`(\w+)\(", GUIDE[GUIDE.index("| method | says |") :]))
     assert methods == named
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.attend, self.head = nn.Linear(3, 8), nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+        self.embed, self.attend, self.head = (
+            nn.Linear(3, 8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x, mask=None):
         x = self.embed(x)
@@ -153,14 +209,22 @@ def test_labels_that_two_classes_share_are_refused(registered):
     registered(Twins)
     x = torch.randn(1, 4, 3)
     assert relprop.explain(Model().eval(), x, "owl").target == (2,)
-    with pytest.raises(relprop.errors.TargetError, match="'crane' is that of 2 classes, 0, 1: give the index"):
+    with pytest.raises(
+        relprop.errors.TargetError, match="'crane' is that of 2 classes, 0, 1: give the index"
+    ):
         relprop.explain(Model().eval(), x, "crane")
 
 
 def test_a_function_that_fails_is_named_and_ready_inputs_pass():
     model, x = Model().eval(), torch.randn(2, 4, 3)
-    assert torch.equal(relprop.explain(model, x, 1, processor=len).scores, relprop.explain(model, x, 1).scores)
-    with pytest.raises(relprop.errors.InputError, match="processor builtin_function_or_method does not read int"):
+    assert torch.equal(
+        relprop.explain(model, x, 1, processor=len).scores, relprop.explain(model, x, 1).scores
+    )
+    with pytest.raises(
+        relprop.errors.InputError, match="processor builtin_function_or_method does not read int"
+    ):
         relprop.explain(model, 3, 1, processor=len)
-    made = relprop.explain(model, ["a", "b"], 1, processor=lambda text: torch.full((4, 3), float(ord(text))))
+    made = relprop.explain(
+        model, ["a", "b"], 1, processor=lambda text: torch.full((4, 3), float(ord(text)))
+    )
     assert made.scores.shape == (2, 4) and made.streams["input_0"].originals is None

@@ -1,4 +1,5 @@
-"""Where tokens came from, against what autograd says a stem's outputs depend on: strides, padding, pools, folded patches, gates, shuffles."""
+"""Where tokens came from, against what autograd says a stem's outputs depend on: strides, padding,
+pools, folded patches, gates, shuffles."""
 
 import math
 
@@ -13,11 +14,16 @@ import relprop
 
 
 class Classifier(nn.Module):
-    """A stem that makes (batch, channels, *places), attention over the places, a mean and a head."""
+    """A stem that makes (batch, channels, *places), attention over the places, a mean and a
+    head."""
 
     def __init__(self, stem: nn.Module, width: int = 8) -> None:
         super().__init__()
-        self.stem, self.attention, self.head = stem, nn.MultiheadAttention(width, 2, batch_first=True), nn.Linear(width, 3)
+        self.stem, self.attention, self.head = (
+            stem,
+            nn.MultiheadAttention(width, 2, batch_first=True),
+            nn.Linear(width, 3),
+        )
 
     def forward(self, x):
         x = self.stem(x).flatten(2).transpose(1, 2)
@@ -25,7 +31,8 @@ class Classifier(nn.Module):
 
 
 def reached(stem: nn.Module, x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """(places, axes, 2): which input positions each place of the stem's output depends on, by autograd through positive weights."""
+    """(places, axes, 2): which input positions each place of the stem's output depends on, by
+    autograd through positive weights."""
     with torch.no_grad():
         for p in stem.parameters():
             p.copy_(p.abs() + 0.1)
@@ -34,7 +41,10 @@ def reached(stem: nn.Module, x: torch.Tensor, axes: tuple[int, ...]) -> torch.Te
     found = []
     for place in places:
         gradient = torch.autograd.grad(place, x, retain_graph=True)[0][0].abs() > 1e-12
-        hit = [gradient.any(dim=tuple(i for i in range(gradient.dim()) if i != axis - 1)).nonzero() for axis in axes]
+        hit = [
+            gradient.any(dim=tuple(i for i in range(gradient.dim()) if i != axis - 1)).nonzero()
+            for axis in axes
+        ]
         found.append([[int(h.min()), int(h.max()) + 1] for h in hit])
     return torch.tensor(found, dtype=torch.float64)
 
@@ -46,7 +56,14 @@ def spans_of(stem: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return e.spans.clamp(min=0).minimum(length[:, None])
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2)), min_size=1, max_size=3), st.integers(20, 40))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2)),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(20, 40),
+)
 @settings(max_examples=12)
 def test_spans_of_convolutions_are_their_receptive_fields(layers, length):
     sizes, size = [], length
@@ -56,7 +73,12 @@ def test_spans_of_convolutions_are_their_receptive_fields(layers, length):
         sizes.append(size)
     assume(min(sizes) >= 2)
     channels = [2] + [8] * len(layers)
-    stem = nn.Sequential(*(nn.Conv1d(a, b, *layer) for a, b, layer in zip(channels, channels[1:], layers, strict=False))).double()
+    stem = nn.Sequential(
+        *(
+            nn.Conv1d(a, b, *layer)
+            for a, b, layer in zip(channels, channels[1:], layers, strict=False)
+        )
+    ).double()
     x = torch.randn(1, 2, length, dtype=torch.float64)
     torch.testing.assert_close(spans_of(stem, x), reached(stem, x, (2,)))
 
@@ -104,7 +126,10 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.short, self.long = nn.Conv2d(3, 8, 1, 4), nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+        self.short, self.long = (
+            nn.Conv2d(3, 8, 1, 4),
+            nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1)),
+        )
 
     def forward(self, x):
         return self.short(x) + self.long(x)
@@ -119,7 +144,17 @@ class Sliced(nn.Module):
 
     def forward(self, x):
         for layer in (self.first, self.second):
-            x = layer(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, ::2], x[:, :, ::2, 1::2], x[:, :, 1::2, 1::2]], 1))
+            x = layer(
+                torch.cat(
+                    [
+                        x[:, :, ::2, ::2],
+                        x[:, :, 1::2, ::2],
+                        x[:, :, ::2, 1::2],
+                        x[:, :, 1::2, 1::2],
+                    ],
+                    1,
+                )
+            )
         return x
 
 
@@ -142,17 +177,33 @@ class Cut(nn.Module):
         self.embed = nn.Linear(48, 8)
 
     def forward(self, x):
-        return self.embed(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3)).permute(0, 3, 1, 2)
+        return self.embed(
+            x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3)
+        ).permute(0, 3, 1, 2)
 
 
 STEMS = {
     "patches": (lambda: nn.Conv2d(3, 8, 4, 4), None),
     "overlapping patches": (lambda: nn.Conv2d(3, 8, 7, 4, 3), None),
-    "padded to a multiple": (lambda: nn.Sequential(nn.ZeroPad2d((0, 2, 0, 1)), nn.Conv2d(3, 8, 4, 4)), None),
+    "padded to a multiple": (
+        lambda: nn.Sequential(nn.ZeroPad2d((0, 2, 0, 1)), nn.Conv2d(3, 8, 4, 4)),
+        None,
+    ),
     "cropped": (lambda: nn.Sequential(nn.ZeroPad2d(-2), nn.Conv2d(3, 8, 4, 4)), None),
-    "pools": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)), nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.AvgPool2d(3, 2, 1), nn.AvgPool2d(2))),
-    "adaptive pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d((3, 5))), None),
-    "norms and activations": (lambda: nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.GELU(), nn.GroupNorm(2, 8)), nn.Conv2d(3, 8, 4, 4)),
+    "pools": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)),
+        nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.AvgPool2d(3, 2, 1), nn.AvgPool2d(2)),
+    ),
+    "adaptive pool": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d((3, 5))),
+        None,
+    ),
+    "norms and activations": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.GELU(), nn.GroupNorm(2, 8)
+        ),
+        nn.Conv2d(3, 8, 4, 4),
+    ),
     "folded": (lambda: Folded(False), None),
     "folded in columns": (lambda: Folded(True), None),
     "gate from everything": (Gated, nn.Conv2d(3, 8, 4, 4)),
@@ -177,21 +228,30 @@ def test_spans_and_grid_of_image_stems(name):
     torch.testing.assert_close(inside, expected)
     rows, columns = (expected[:, k, 0].unique() for k in (0, 1))
     assert e.grid == (len(rows), len(columns)) and e.image == (20, 24)
-    places = [int((rows == a).nonzero()) * len(columns) + int((columns == b).nonzero()) for a, b in expected[:, :, 0].tolist()]
+    places = [
+        int((rows == a).nonzero()) * len(columns) + int((columns == b).nonzero())
+        for a, b in expected[:, :, 0].tolist()
+    ]
     assert e.source.tolist() == places
 
 
-@pytest.mark.parametrize(("size", "grid"), [((4, 24), (1, 6)), ((20, 4), (5, 1))], ids=["one row", "one column"])
+@pytest.mark.parametrize(
+    ("size", "grid"), [((4, 24), (1, 6)), ((20, 4), (5, 1))], ids=["one row", "one column"]
+)
 def test_images_of_one_row_or_column_are_images(size, grid):
     stem = nn.Conv2d(3, 8, 4, 4)
-    e = relprop.explain(Classifier(stem).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64), 1)
+    e = relprop.explain(
+        Classifier(stem).double().eval(), torch.randn(2, 3, *size, dtype=torch.float64), 1
+    )
     assert (e.grid, e.image) == (grid, size) and e.heatmap().shape == (2, *size)
     assert e.spans[-1].tolist() == [[size[0] - 4, size[0]], [size[1] - 4, size[1]]]
 
 
 def test_a_video_has_a_grid_with_time():
     stem = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
-    e = relprop.explain(Classifier(stem).double().eval(), torch.randn(2, 3, 4, 8, 12, dtype=torch.float64), 1)
+    e = relprop.explain(
+        Classifier(stem).double().eval(), torch.randn(2, 3, 4, 8, 12, dtype=torch.float64), 1
+    )
     assert (e.grid, e.image) == ((2, 2, 3), (4, 8, 12))
     assert e.spans[7].tolist() == [[2, 4], [0, 4], [4, 8]] and e.heatmap().shape == (2, 4, 8, 12)
     assert e.plot().axes[0].get_title().endswith("1 of 2")
@@ -199,7 +259,9 @@ def test_a_video_has_a_grid_with_time():
 
 def test_patches_of_nothing_but_padding_are_no_content():
     stem = nn.Sequential(nn.ZeroPad2d((0, 7, 0, 0)), nn.Conv2d(3, 8, 4, 4))
-    e = relprop.explain(Classifier(stem).double().eval(), torch.randn(1, 3, 8, 9, dtype=torch.float64), 1)
+    e = relprop.explain(
+        Classifier(stem).double().eval(), torch.randn(1, 3, 8, 9, dtype=torch.float64), 1
+    )
     assert e.grid == (2, 4)
     assert e.content.reshape(2, 4).tolist() == [[True, True, True, False]] * 2
 
@@ -209,7 +271,11 @@ class Shuffled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.attention, self.head = nn.Conv2d(3, 8, 4, 4), nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+        self.patches, self.attention, self.head = (
+            nn.Conv2d(3, 8, 4, 4),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, image):
         x = self.patches(image).flatten(2).transpose(1, 2)
@@ -246,21 +312,29 @@ def test_what_no_op_explains_is_numbered_as_it_comes():
         def forward(self, x):
             return (self.mix @ self.embed(x).transpose(1, 2)).transpose(1, 2)
 
-    e = relprop.explain(Classifier(Mixed()).double().eval(), torch.randn(1, 2, 20, dtype=torch.float64), 1)
+    e = relprop.explain(
+        Classifier(Mixed()).double().eval(), torch.randn(1, 2, 20, dtype=torch.float64), 1
+    )
     assert e.spans is None and e.source.tolist() == list(range(6)) and e.content.all()
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(4, 4, 0), (7, 4, 3), (3, 4, 1), (5, 2, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(4, 4, 0), (7, 4, 3), (3, 4, 1), (5, 2, 2)]
+)
 def test_a_patch_is_brightest_on_the_heat_map_where_its_pixels_are(kernel, stride, padding):
     """The middle of what a patch was made from, wherever strides and padding put it."""
     import dataclasses
 
     stem = nn.Conv2d(3, 8, kernel, stride, padding)
-    e = relprop.explain(Classifier(stem).double().eval(), torch.randn(1, 3, 24, 32, dtype=torch.float64), 1)
+    e = relprop.explain(
+        Classifier(stem).double().eval(), torch.randn(1, 3, 24, 32, dtype=torch.float64), 1
+    )
     for token in (0, e.grid[1] + 1, math.prod(e.grid) - 1):
         scores = torch.zeros_like(e.scores)
         scores[:, token] = 1
-        heat = dataclasses.replace(e, streams={e.stream: dataclasses.replace(e.streams[e.stream], scores=scores)}).heatmap()[0]
+        heat = dataclasses.replace(
+            e, streams={e.stream: dataclasses.replace(e.streams[e.stream], scores=scores)}
+        ).heatmap()[0]
         for axis, size in enumerate((24, 32)):
             middle = float(e.spans[token, axis].mean().clamp(0.5, size - 0.5))
             along = heat.sum(1 - axis)

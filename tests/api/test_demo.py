@@ -1,4 +1,5 @@
-"""``relprop demo``, the command line, and the shipped model's accuracy on digits it has never seen."""
+"""``relprop demo``, the command line, and the shipped model's accuracy on digits it has never
+seen."""
 
 import subprocess
 import sys
@@ -17,11 +18,15 @@ def test_demo_writes_a_picture(tmp_path):
     assert result.exit_code == 0, result.output
     for part in ("largest", "ledger: started +1.0000", "times one forward pass", "picture:"):
         assert part in result.output
-    assert (tmp_path / "demo.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "demo.png").stat().st_size > 10_000
+    assert (tmp_path / "demo.png").read_bytes()[:4] == b"\x89PNG" and (
+        tmp_path / "demo.png"
+    ).stat().st_size > 10_000
 
 
 def test_the_module_is_a_command():
-    done = subprocess.run([sys.executable, "-m", "relprop", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "relprop", "--help"], capture_output=True, text=True, check=True
+    )
     assert "demo" in done.stdout
 
 

@@ -15,7 +15,12 @@ SCENES = make_scenes(3, seed=11)
 
 @pytest.fixture(scope="module")
 def explanation():
-    return relprop.explain(digit_scene_model(), SCENES.images, list(SCENES.digits[:, 0]), keep=("blocks", "matrix", "input"))
+    return relprop.explain(
+        digit_scene_model(),
+        SCENES.images,
+        list(SCENES.digits[:, 0]),
+        keep=("blocks", "matrix", "input"),
+    )
 
 
 def test_shapes(explanation):
@@ -25,7 +30,9 @@ def test_shapes(explanation):
     assert explanation.matrix.shape == (3, 65, 65) and explanation.input.shape == (3, 1, 32, 32)
     assert [block.path for block in explanation.blocks] == [f"blocks.{i}.attn" for i in range(4)]
     assert explanation.blocks[0].relevance.shape == (3, 4, 65, 65)
-    assert explanation.target == tuple(SCENES.digits[:, 0].tolist()) and explanation.output.shape == (3,)
+    assert explanation.target == tuple(
+        SCENES.digits[:, 0].tolist()
+    ) and explanation.output.shape == (3,)
 
 
 def test_scores_are_what_attention_carried(explanation):
@@ -42,22 +49,36 @@ def test_heatmap_is_the_papers_upsampling(explanation):
     patches = explanation.scores[:, 1:].reshape(3, 1, 8, 8)
     expected = torch.nn.functional.interpolate(patches, scale_factor=4, mode="bilinear")[:, 0]
     torch.testing.assert_close(explanation.heatmap(), expected)
-    assert explanation.heatmap(16).shape == (3, 16, 16) and explanation.heatmap((10, 20)).shape == (3, 10, 20)
+    assert explanation.heatmap(16).shape == (3, 16, 16) and explanation.heatmap((10, 20)).shape == (
+        3,
+        10,
+        20,
+    )
 
 
 def test_save_and_load_give_the_same(explanation, tmp_path):
     again = relprop.load(explanation.save(tmp_path / "one.safetensors"))
     assert list(again.streams) == list(explanation.streams) == ["input_0"]
-    fields = [(explanation, again, f.name) for f in dataclasses.fields(explanation) if f.name != "streams"]
-    fields += [(explanation.streams["input_0"], again.streams["input_0"], f.name) for f in dataclasses.fields(relprop.explanation.TokenScores)]
+    fields = [
+        (explanation, again, f.name) for f in dataclasses.fields(explanation) if f.name != "streams"
+    ]
+    fields += [
+        (explanation.streams["input_0"], again.streams["input_0"], f.name)
+        for f in dataclasses.fields(relprop.explanation.TokenScores)
+    ]
     for mine, theirs, name in fields:
         mine, theirs = getattr(mine, name), getattr(theirs, name)
         if isinstance(mine, torch.Tensor):
             assert torch.equal(mine, theirs), name
         elif name not in ("ledger", "blocks"):
             assert mine == theirs, name
-    assert again.ledger.worst() == explanation.ledger.worst() and str(again.ledger) == str(explanation.ledger)
-    assert all(torch.equal(a.relevance, b.relevance) and a.path == b.path for a, b in zip(again.blocks, explanation.blocks, strict=True))
+    assert again.ledger.worst() == explanation.ledger.worst() and str(again.ledger) == str(
+        explanation.ledger
+    )
+    assert all(
+        torch.equal(a.relevance, b.relevance) and a.path == b.path
+        for a, b in zip(again.blocks, explanation.blocks, strict=True)
+    )
 
 
 def test_loading_something_else_is_refused(tmp_path):
@@ -79,10 +100,18 @@ def test_plots(explanation, tmp_path):
 
 def test_batch_size_and_precision(explanation):
     model = digit_scene_model()
-    parts = relprop.explain(model, SCENES.images, explanation.target and list(explanation.target), batch_size=2, precision="float64")
+    parts = relprop.explain(
+        model,
+        SCENES.images,
+        explanation.target and list(explanation.target),
+        batch_size=2,
+        precision="float64",
+    )
     whole = relprop.explain(model.double(), SCENES.images.double(), list(explanation.target))
     assert parts.scores.dtype == torch.float64 and parts.ledger.started.shape == (3,)
-    torch.testing.assert_close(parts.scores, whole.scores, rtol=1e-9, atol=1e-9 * float(whole.scores.abs().max()))
+    torch.testing.assert_close(
+        parts.scores, whole.scores, rtol=1e-9, atol=1e-9 * float(whole.scores.abs().max())
+    )
 
 
 def test_stability_of_a_trained_model():

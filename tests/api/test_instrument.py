@@ -1,4 +1,5 @@
-"""The hook interface: values, gradients and relevances by name, and hooks that observe or replace relevance as it flows."""
+"""The hook interface: values, gradients and relevances by name, and hooks that observe or replace
+relevance as it flows."""
 
 import pytest
 import torch
@@ -17,16 +18,30 @@ def model():
 def test_relevance_and_gradient_equal_the_kept_blocks(model):
     blocks = relprop.explain(model, X, 3, keep="blocks").blocks
     with relprop.instrument(model, X, target=3) as probe:
-        relevance, gradient = probe.relevance("blocks.*.attn:softmax"), probe.gradient("blocks.*.attn:softmax")
+        relevance, gradient = (
+            probe.relevance("blocks.*.attn:softmax"),
+            probe.gradient("blocks.*.attn:softmax"),
+        )
         value = probe.value("blocks.*.attn:softmax")
     for i, block in enumerate(blocks):
-        for mine, theirs in ((relevance, block.relevance), (gradient, block.gradient), (value, block.attention)):
-            torch.testing.assert_close(mine[f"blocks.{i}.attn:softmax"], theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
+        for mine, theirs in (
+            (relevance, block.relevance),
+            (gradient, block.gradient),
+            (value, block.attention),
+        ):
+            torch.testing.assert_close(
+                mine[f"blocks.{i}.attn:softmax"],
+                theirs,
+                rtol=1e-9,
+                atol=1e-9 * float(theirs.abs().max()),
+            )
 
 
 def test_values_are_what_forward_hooks_see(model):
     seen = {}
-    handle = model.blocks[1].mlp.register_forward_hook(lambda module, args, output: seen.update(output=output.detach()))
+    handle = model.blocks[1].mlp.register_forward_hook(
+        lambda module, args, output: seen.update(output=output.detach())
+    )
     with torch.no_grad():
         model(X)
     handle.remove()
@@ -52,7 +67,9 @@ def test_gradients_are_autograds(model):
 def test_relevance_sums_to_one_along_the_residual_stream(model):
     with relprop.instrument(model, X, target=3) as probe:
         for name, relevance in probe.relevance("blocks.?").items():
-            assert torch.allclose(relevance.flatten(1).sum(1), torch.ones(3, dtype=torch.float64)), name
+            assert torch.allclose(
+                relevance.flatten(1).sum(1), torch.ones(3, dtype=torch.float64)
+            ), name
         assert probe.ledger().balanced(1e-10)
 
 
@@ -70,22 +87,32 @@ def test_silencing_a_head_changes_the_relevance_below(model):
     with relprop.instrument(model, X, target=3) as probe:
         before = probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"]
         handle = probe.hook("blocks.2.attn:softmax", lambda r: r * keep)
-        assert probe.relevance("blocks.2.attn:softmax")["blocks.2.attn:softmax"][:, 0].abs().max() == 0
+        assert (
+            probe.relevance("blocks.2.attn:softmax")["blocks.2.attn:softmax"][:, 0].abs().max() == 0
+        )
         after = probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"]
         assert (after - before).abs().max() > 1e-3 * before.abs().max()
         handle.remove()
-        assert torch.equal(probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"], before)
+        assert torch.equal(
+            probe.relevance("blocks.1.attn:softmax")["blocks.1.attn:softmax"], before
+        )
 
 
 def test_a_hook_of_the_wrong_shape_is_refused(model):
     with relprop.instrument(model, X, target=3) as probe:
         probe.hook("blocks.2.attn:softmax", lambda r: r[:, :1])
-        with pytest.raises(relprop.RelpropError, match=r"returned \[3, 1, 65, 65\]; the relevance there is \[3, 4, 65, 65\]"):
+        with pytest.raises(
+            relprop.RelpropError,
+            match=r"returned \[3, 1, 65, 65\]; the relevance there is \[3, 4, 65, 65\]",
+        ):
             probe.relevance("blocks.1.mlp")
 
 
 def test_unknown_names_and_closed_instruments_are_refused(model):
-    with relprop.instrument(model, X, target=3) as probe, pytest.raises(relprop.errors.OptionError, match=r"no node is called 'blocks\.9'"):
+    with (
+        relprop.instrument(model, X, target=3) as probe,
+        pytest.raises(relprop.errors.OptionError, match=r"no node is called 'blocks\.9'"),
+    ):
         probe.value("blocks.9")
     with pytest.raises(relprop.RelpropError, match="closed"):
         probe.value("blocks.1")

@@ -1,4 +1,5 @@
-"""The commands as they are run, in this process: exit code, standard output, standard error. And small models in folders, nothing downloaded."""
+"""The commands as they are run, in this process: exit code, standard output, standard error. And
+small models in folders, nothing downloaded."""
 
 import sys
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tests.runs.sources import bert, tokenizer
 @pytest.fixture
 def relprop_says(capsys, monkeypatch):
     """``relprop_says("explain", ...)``: what the console entry point does with these arguments."""
+
     def run(*arguments):
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["relprop", *map(str, arguments)])
@@ -25,18 +27,31 @@ def relprop_says(capsys, monkeypatch):
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return SimpleNamespace(code=ended.value.code or 0, out=said.out, err=said.err)
+
     return run
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """Models in folders whose names have spaces and letters of several scripts: ``text`` and ``image``."""
+    """Models in folders whose names have spaces and letters of several scripts: ``text`` and
+    ``image``."""
     root = tmp_path_factory.mktemp("Модели и 模型")
     torch.manual_seed(0)
     bert().save_pretrained(root / "текст 1")
     tokenizer().save_pretrained(root / "текст 1")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, id2label={0: "cat", 1: "dog", 2: "дом"}, label2id={"cat": 0, "dog": 1, "дом": 2})
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    config = transformers.ViTConfig(
+        **sizes,
+        image_size=32,
+        patch_size=8,
+        id2label={0: "cat", 1: "dog", 2: "дом"},
+        label2id={"cat": 0, "dog": 1, "дом": 2},
+    )
     transformers.ViTForImageClassification(config).save_pretrained(root / "image")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(root / "image")
     return SimpleNamespace(text=root / "текст 1", image=root / "image", root=root)
@@ -46,5 +61,7 @@ def folders(tmp_path_factory):
 def photo(tmp_path):
     """A picture in a file, in a folder, with the kind of name that pictures have."""
     path = tmp_path / "Фото 1.png"
-    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 40, 3), dtype=np.uint8)).save(path)
+    PIL.Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (50, 40, 3), dtype=np.uint8)
+    ).save(path)
     return path

@@ -1,4 +1,5 @@
-"""docs/command-line.md: run its commands, in order, in an empty folder. ``python -m tests.cli.page`` writes what they print into the page."""
+"""docs/command-line.md: run its commands, in order, in an empty folder. ``python -m
+tests.cli.page`` writes what they print into the page."""
 
 import contextlib
 import io
@@ -18,14 +19,17 @@ PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def printed(command: str) -> tuple[int, str]:
-    """The exit code, and standard output with standard error after it, without spaces at the ends of lines."""
+    """The exit code, and standard output with standard error after it, without spaces at the ends
+    of lines."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(shlex.split(command)[1:])
         except SystemExit as ended:
             code = int(ended.code or 0)
-    return code, "\n".join(line.rstrip() for line in (out.getvalue() + err.getvalue()).splitlines()).rstrip()
+    return code, "\n".join(
+        line.rstrip() for line in (out.getvalue() + err.getvalue()).splitlines()
+    ).rstrip()
 
 
 def written() -> list[tuple[str, str]]:
@@ -46,9 +50,14 @@ def prepare() -> None:
 
 def fill() -> None:
     """Write the page anew."""
+
     def filled(block: re.Match[str]) -> str:
         commands = [line[2:] for line in block[1].splitlines() if line.startswith("$ ")]
-        return "```console\n" + "".join(f"$ {command}\n{printed(command)[1]}\n" for command in commands) + "```"
+        return (
+            "```console\n"
+            + "".join(f"$ {command}\n{printed(command)[1]}\n" for command in commands)
+            + "```"
+        )
 
     text = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

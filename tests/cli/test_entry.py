@@ -1,4 +1,5 @@
-"""The entry point as a process: nothing heavy is imported for help, exit codes, no tracebacks, no progress where nobody looks."""
+"""The entry point as a process: nothing heavy is imported for help, exit codes, no tracebacks, no
+progress where nobody looks."""
 
 import io
 import os
@@ -17,15 +18,41 @@ COMMANDS = ("demo", "explain", "compare", "check", "methods", "doctor", "evaluat
 
 
 def ran(*arguments, options=(), **kwargs):
-    return subprocess.run([sys.executable, *options, "-m", "relprop", *arguments], capture_output=True, text=True, encoding="utf-8", **kwargs)
+    return subprocess.run(
+        [sys.executable, *options, "-m", "relprop", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        **kwargs,
+    )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"], ["explain", "x.png", "--model", "demo:digits", "--out", "x.gif"]], ids=["help", "one", "usage"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["explain", "--help"],
+        ["explain", "x.png", "--model", "demo:digits", "--out", "x.gif"],
+    ],
+    ids=["help", "one", "usage"],
+)
 def test_pytorch_is_not_imported_for_help_or_wrong_usage(arguments):
     done = ran(*arguments, options=["-X", "importtime"])
-    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rpartition("|")[2].strip().split(".")[0]
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     assert {"typer", "relprop"} <= imported
-    assert not imported & {"torch", "numpy", "transformers", "timm", "matplotlib", "PIL", "safetensors"}
+    assert not imported & {
+        "torch",
+        "numpy",
+        "transformers",
+        "timm",
+        "matplotlib",
+        "PIL",
+        "safetensors",
+    }
 
 
 def test_help_names_every_command_and_the_exit_codes():
@@ -40,20 +67,32 @@ def test_every_command_has_json_and_says_its_exit_codes(relprop_says, name):
     assert said.code == 0 and "--json" in said.out and "Exit codes:" in said.out
 
 
-@pytest.mark.parametrize("code, arguments, complaint", [
-    (0, ["methods", "--json"], ""),
-    (1, ["explain", "nowhere.png", "--model", "demo:digits"], "relprop: there is no file 'nowhere.png'"),
-    (2, ["explain", "--model", "demo:digits"], "relprop: explain needs an input or a data set"),
-    (2, ["nonsense"], "nonsense"),
-    (2, ["explain", "x", "--nonsense"], "--nonsense"),
-], ids=["done", "refused", "wrong", "command", "option"])
+@pytest.mark.parametrize(
+    "code, arguments, complaint",
+    [
+        (0, ["methods", "--json"], ""),
+        (
+            1,
+            ["explain", "nowhere.png", "--model", "demo:digits"],
+            "relprop: there is no file 'nowhere.png'",
+        ),
+        (2, ["explain", "--model", "demo:digits"], "relprop: explain needs an input or a data set"),
+        (2, ["nonsense"], "nonsense"),
+        (2, ["explain", "x", "--nonsense"], "--nonsense"),
+    ],
+    ids=["done", "refused", "wrong", "command", "option"],
+)
 def test_exit_codes(code, arguments, complaint):
     done = ran(*arguments)
     assert done.returncode == code and complaint in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_terminal_without_the_characters_is_no_error():
-    done = subprocess.run([sys.executable, "-m", "relprop", "methods", "transformer_attribution"], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(
+        [sys.executable, "-m", "relprop", "methods", "transformer_attribution"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
     assert done.returncode == 0 and b"(?A" in done.stdout
 
 
@@ -98,23 +137,38 @@ def test_the_remaining_time_is_that_of_the_steps_left_at_the_pace_of_those_done(
     for name in ("loading", "opening", "explaining"):
         steps.next(name)
     steps.changed = steps.began + 6.0
-    assert steps.left(steps.changed + 1.0) == pytest.approx(2 * 3.0 - 1.0) and steps.left(steps.changed + 6.5) is None
+    assert (
+        steps.left(steps.changed + 1.0) == pytest.approx(2 * 3.0 - 1.0)
+        and steps.left(steps.changed + 6.5) is None
+    )
 
 
 def test_names_are_imported_when_asked_for():
-    code = "import sys, relprop; assert 'torch' not in sys.modules; assert set(relprop.__all__) <= set(dir(relprop)); relprop.errors; assert 'torch' not in sys.modules"
-    code += "; relprop.explain; assert 'torch' in sys.modules; assert relprop.methods.available(); from relprop import *; assert Explanation and trace"
+    code = (
+        "import sys, relprop; assert 'torch' not in sys.modules; assert "
+        "set(relprop.__all__) <= set(dir(relprop)); relprop.errors; assert 'torch' not "
+        "in sys.modules"
+    )
+    code += (
+        "; relprop.explain; assert 'torch' in sys.modules; assert "
+        "relprop.methods.available(); from relprop import *; assert Explanation and trace"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="module 'relprop' has no attribute 'nonsense'"):
         relprop.nonsense  # noqa: B018
 
 
 def test_what_type_checkers_see_is_what_is_there():
-    """The names imported under TYPE_CHECKING are those that ``__getattr__`` knows, from the same modules."""
+    """The names imported under TYPE_CHECKING are those that ``__getattr__`` knows, from the same
+    modules."""
     import ast
     from pathlib import Path
 
-    block = next(s for s in ast.parse(Path(relprop.__file__).read_text()).body if isinstance(s, ast.If))
+    block = next(
+        s for s in ast.parse(Path(relprop.__file__).read_text()).body if isinstance(s, ast.If)
+    )
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
     assert set(seen) == set(relprop.__all__)
-    assert {name: f"relprop.{home}" for name, home in relprop._HOME_OF.items()} == {n: m for n, m in seen.items() if m != "relprop"}
+    assert {name: f"relprop.{home}" for name, home in relprop._HOME_OF.items()} == {
+        n: m for n, m in seen.items() if m != "relprop"
+    }

@@ -1,4 +1,5 @@
-"""docs/command-line.md: its commands print what it says, and it names every command, option and exit code."""
+"""docs/command-line.md: its commands print what it says, and it names every command, option and
+exit code."""
 
 import re
 
@@ -26,12 +27,25 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch):
         assert words(found) == words(says), command
         numbers = [[float(n) for n in NUMBER.findall(text)] for text in (found, says)]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=2e-6), command
-    assert {p.name for p in tmp_path.iterdir()} == {"scene.png", "maps.png", "maps.safetensors", "compared.png"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "scene.png",
+        "maps.png",
+        "maps.safetensors",
+        "compared.png",
+    }
 
 
 def test_every_command_has_its_place():
     page = PAGE.read_text(encoding="utf-8")
     commands = get_command(app).commands
-    assert all(f"`relprop {name}`" in page for name in commands) and set(re.findall(r"`relprop (\w+)`", page)) == set(commands)
-    known = {option for command in commands.values() for p in command.params for option in p.opts if option.startswith("--")}
+    assert all(f"`relprop {name}`" in page for name in commands) and set(
+        re.findall(r"`relprop (\w+)`", page)
+    ) == set(commands)
+    known = {
+        option
+        for command in commands.values()
+        for p in command.params
+        for option in p.opts
+        if option.startswith("--")
+    }
     assert set(re.findall(r"`(--[a-z-]+)`", page)) - {"--index-url", "--help"} <= known

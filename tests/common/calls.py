@@ -1,7 +1,9 @@
-"""A ``Call`` from an ATen operator and plain tensors, without any graph: what a rule is told, built by hand.
+"""A ``Call`` from an ATen operator and plain tensors, without any graph: what a rule is told, built
+by hand.
 
-A ``Spec`` is such a call before its tensors are known: an operator, its arguments with ``Hole(shape)`` where a tensor is to
-stand, and a role for each tensor (``a`` activation, ``p`` parameter, ``c`` constant), in order of appearance.
+A ``Spec`` is such a call before its tensors are known: an operator, its arguments with
+``Hole(shape)`` where a tensor is to stand, and a role for each tensor (``a`` activation, ``p``
+parameter, ``c`` constant), in order of appearance.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,7 +29,13 @@ def leaves(value, kind):
     """Everything of type ``kind`` in nested arguments, in order of appearance."""
     if isinstance(value, kind):
         return [value]
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    children = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return [leaf for child in children for leaf in leaves(child, kind)]
 
 
@@ -37,7 +45,11 @@ def replaced(value, kind, new):
         return next(new)
     if isinstance(value, dict):
         return {key: replaced(child, kind, new) for key, child in value.items()}
-    return type(value)(replaced(child, kind, new) for child in value) if isinstance(value, (list, tuple)) else value
+    return (
+        type(value)(replaced(child, kind, new) for child in value)
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def argument_names(op, args, kwargs):
@@ -48,7 +60,8 @@ def argument_names(op, args, kwargs):
 
 
 def make_call(op, *args, roles="", needed=(), output=None, **kwargs):
-    """The call ``op(*args, **kwargs)``. ``roles``: one letter per tensor (default: floating ones are activations)."""
+    """The call ``op(*args, **kwargs)``. ``roles``: one letter per tensor (default: floating ones
+    are activations)."""
     tensors = leaves((args, kwargs), Tensor)
     letters = roles or "".join("a" if x.is_floating_point() else "c" for x in tensors)
     names = argument_names(op, args, kwargs)
@@ -79,7 +92,9 @@ class Spec:
     def hole_roles(self):
         """The roles of the tensors still missing."""
         kinds = leaves((self.args, self.kwargs), (Hole, Tensor))
-        return [role for role, kind in zip(self.roles, kinds, strict=True) if isinstance(kind, Hole)]
+        return [
+            role for role, kind in zip(self.roles, kinds, strict=True) if isinstance(kind, Hole)
+        ]
 
     def call(self, tensors):
         """The call with ``tensors`` in the holes."""
@@ -98,9 +113,16 @@ def given(share, operand):
 
 def amounts(split):
     """The sums of a split's shares, ``Total`` included."""
-    return [s.value.double() if isinstance(s, Total) else s.double().sum() for s in split.shares if s is not None]
+    return [
+        s.value.double() if isinstance(s, Total) else s.double().sum()
+        for s in split.shares
+        if s is not None
+    ]
 
 
 def unread(call, *indices):
     """The same call where nobody reads the relevance of operands ``indices``."""
-    return replace(call, operands=tuple(replace(o, needed=i not in indices) for i, o in enumerate(call.operands)))
+    return replace(
+        call,
+        operands=tuple(replace(o, needed=i not in indices) for i, o in enumerate(call.operands)),
+    )

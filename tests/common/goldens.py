@@ -1,4 +1,5 @@
-"""The numbers computed with the authors' code (``tests/goldens/README.md``), and the small models they were computed on."""
+"""The numbers computed with the authors' code (``tests/goldens/README.md``), and the small models
+they were computed on."""
 
 import functools
 import json
@@ -31,7 +32,10 @@ def vit():
     from timm.models import VisionTransformer
 
     goldens = Goldens("vit_small_f64")
-    options = {name: goldens.meta[name] for name in ("patch_size", "embed_dim", "depth", "num_heads", "num_classes")}
+    options = {
+        name: goldens.meta[name]
+        for name in ("patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+    }
     model = VisionTransformer(img_size=goldens.meta["img_size"], **options)
     model.load_state_dict(goldens.weights())
     return goldens, model.double().eval()
@@ -43,13 +47,21 @@ def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
     goldens = Goldens("bert_small_f64")
-    fields = {k: v for k, v in goldens.meta.items() if k not in ("targets", "dtype", "transformers", "seed", "num_labels")}
-    model = BertForSequenceClassification(BertConfig(**fields, num_labels=goldens.meta["num_labels"]))
+    fields = {
+        k: v
+        for k, v in goldens.meta.items()
+        if k not in ("targets", "dtype", "transformers", "seed", "num_labels")
+    }
+    model = BertForSequenceClassification(
+        BertConfig(**fields, num_labels=goldens.meta["num_labels"])
+    )
     model.load_state_dict(goldens.weights())
     return goldens, model.double().eval()
 
 
 def off(found, golden):
     """The largest difference, as a share of the golden's largest magnitude."""
-    assert found.shape == golden.shape, f"{list(found.shape)} is compared with a golden of {list(golden.shape)}"
+    assert found.shape == golden.shape, (
+        f"{list(found.shape)} is compared with a golden of {list(golden.shape)}"
+    )
     return float((found.double() - golden.double()).abs().max() / golden.double().abs().max())

@@ -1,8 +1,10 @@
-"""An oracle for AttnLRP and CP-LRP that shares nothing with ``relprop``: input × gradient of the user's own eager model, in which the derivative of
-single functions is another. As ε → 0 the rules of Achtibat et al. 2024 and Ali et al. 2022 are such derivatives.
+"""An oracle for AttnLRP and CP-LRP that shares nothing with ``relprop``: input × gradient of the
+user's own eager model, in which the derivative of single functions is another. As ε → 0 the rules
+of Achtibat et al. 2024 and Ali et al. 2022 are such derivatives.
 
-Norms divide by a constant (or are x·const as a whole), activations are x·const, products of two activations pass half the derivative to each.
-Everything is computed in the model's own type: casts to float32, which many models make on their way, are left out.
+Norms divide by a constant (or are x·const as a whole), activations are x·const, products of two
+activations pass half the derivative to each. Everything is computed in the model's own type: casts
+to float32, which many models make on their way, are left out.
 """
 
 import torch
@@ -10,7 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-ACTIVATIONS = {F.gelu, F.silu, F.relu, torch.relu, torch.tanh, torch.sigmoid, Tensor.tanh, Tensor.sigmoid, Tensor.relu}
+ACTIVATIONS = {
+    F.gelu,
+    F.silu,
+    F.relu,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    Tensor.tanh,
+    Tensor.sigmoid,
+    Tensor.relu,
+}
 PRODUCTS = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm}
 TIMES = {torch.mul, Tensor.mul, Tensor.__mul__}
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -32,7 +44,8 @@ def live(x: object) -> bool:
 
 
 class LocalGradients(TorchFunctionMode):
-    """``norm``: ``"deviation"`` is the constant, or the whole norm is (``"identity"``). ``constants``: attention maps and gates are."""
+    """``norm``: ``"deviation"`` is the constant, or the whole norm is (``"identity"``).
+    ``constants``: attention maps and gates are."""
 
     def __init__(self, norm: str = "deviation", constants: bool = False) -> None:
         super().__init__()
@@ -71,7 +84,9 @@ class LocalGradients(TorchFunctionMode):
         if self.norm == "identity":
             return constant(x, F.layer_norm(x, shape, weight, bias, eps))
         dims = tuple(range(-len(shape), 0))
-        y = (x - x.mean(dims, keepdim=True)) / (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt().detach()
+        y = (x - x.mean(dims, keepdim=True)) / (
+            x.var(dims, unbiased=False, keepdim=True) + eps
+        ).sqrt().detach()
         return y * (1 if weight is None else weight) + (0 if bias is None else bias)
 
     def product(self, u, v):
@@ -82,7 +97,8 @@ class LocalGradients(TorchFunctionMode):
 
 
 def contributions(model: nn.Module, x: Tensor, scalar, **rules) -> Tensor:
-    """x ⊙ ∂ scalar(model, x)/∂x under these rules, of x's shape. ``scalar`` gives one number per sample, (batch,)."""
+    """x ⊙ ∂ scalar(model, x)/∂x under these rules, of x's shape. ``scalar`` gives one number per
+    sample, (batch,)."""
     for p in model.parameters():
         p.requires_grad_(False)
     x = x.detach().clone().requires_grad_()

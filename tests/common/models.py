@@ -1,6 +1,8 @@
-"""Small random transformers in plain ``torch.nn``, as users write them, and the Hypothesis strategy over their settings.
+"""Small random transformers in plain ``torch.nn``, as users write them, and the Hypothesis strategy
+over their settings.
 
-Every weight is drawn from a generator of its own seed, biases and norms included, so that nothing is zero or one by accident.
+Every weight is drawn from a generator of its own seed, biases and norms included, so that nothing
+is zero or one by accident.
 """
 
 import math
@@ -17,7 +19,8 @@ TOKENS, FEATURES, VOCABULARY, CLASSES = 5, 6, 11, 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """One small transformer. ``pool`` is what the head reads; ``shared`` calls one block ``depth`` times; ``tied`` reuses the embedding as head."""
+    """One small transformer. ``pool`` is what the head reads; ``shared`` calls one block ``depth``
+    times; ``tied`` reuses the embedding as head."""
 
     depth: int = 2
     heads: int = 2
@@ -49,9 +52,17 @@ def recipes(draw, **fixed):
     """Any recipe; ``fixed`` settings stay as they are."""
     ids = fixed.get("ids", draw(st.booleans()))
     drawn = {
-        "depth": draw(st.integers(1, 3)), "heads": draw(st.sampled_from([1, 2, 4])), "norm": draw(st.sampled_from(["pre", "post"])),
-        "activation": draw(st.sampled_from(sorted(ACTIVATIONS))), "bias": draw(st.booleans()), "pool": draw(st.sampled_from(["class", "mean", "last"])),
-        "shared": draw(st.booleans()), "ids": ids, "tied": ids and draw(st.booleans()), "parallel": draw(st.booleans()), "fused": draw(st.booleans()),
+        "depth": draw(st.integers(1, 3)),
+        "heads": draw(st.sampled_from([1, 2, 4])),
+        "norm": draw(st.sampled_from(["pre", "post"])),
+        "activation": draw(st.sampled_from(sorted(ACTIVATIONS))),
+        "bias": draw(st.booleans()),
+        "pool": draw(st.sampled_from(["class", "mean", "last"])),
+        "shared": draw(st.booleans()),
+        "ids": ids,
+        "tied": ids and draw(st.booleans()),
+        "parallel": draw(st.booleans()),
+        "fused": draw(st.booleans()),
         "seed": draw(st.integers(0, 1000)),
     }
     return Recipe(**{**drawn, **fixed})
@@ -68,7 +79,11 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, tokens, width = x.shape
-        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(batch, tokens, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         if self.fused:
             mixed = F.scaled_dot_product_attention(q, k, v)
         else:
@@ -77,7 +92,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each beside a skip connection: norms before or after, one after the other or side by side."""
+    """Attention and an MLP, each beside a skip connection: norms before or after, one after the
+    other or side by side."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -85,8 +101,10 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(recipe.width), nn.LayerNorm(recipe.width)
         self.attention = Attention(recipe)
         self.mlp = nn.Sequential(
-            nn.Linear(recipe.width, 2 * recipe.width, bias=recipe.bias), ACTIVATIONS[recipe.activation](),
-            nn.Linear(2 * recipe.width, recipe.width, bias=recipe.bias), nn.Dropout(0.5),
+            nn.Linear(recipe.width, 2 * recipe.width, bias=recipe.bias),
+            ACTIVATIONS[recipe.activation](),
+            nn.Linear(2 * recipe.width, recipe.width, bias=recipe.bias),
+            nn.Dropout(0.5),
         )
 
     def forward(self, x):
@@ -102,15 +120,22 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """What a ``Recipe`` describes: (batch, TOKENS) ids or (batch, TOKENS, FEATURES) floats in, (batch, outputs) logits out."""
+    """What a ``Recipe`` describes: (batch, TOKENS) ids or (batch, TOKENS, FEATURES) floats in,
+    (batch, outputs) logits out."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
-        self.embed = nn.Embedding(VOCABULARY, recipe.width) if recipe.ids else nn.Linear(FEATURES, recipe.width, bias=recipe.bias)
+        self.embed = (
+            nn.Embedding(VOCABULARY, recipe.width)
+            if recipe.ids
+            else nn.Linear(FEATURES, recipe.width, bias=recipe.bias)
+        )
         self.position = nn.Parameter(torch.empty(1, recipe.tokens, recipe.width))
         self.cls = nn.Parameter(torch.empty(1, 1, recipe.width)) if recipe.pool == "class" else None
-        self.blocks = nn.ModuleList(Block(recipe) for _ in range(1 if recipe.shared else recipe.depth))
+        self.blocks = nn.ModuleList(
+            Block(recipe) for _ in range(1 if recipe.shared else recipe.depth)
+        )
         self.norm = nn.LayerNorm(recipe.width)
         self.head = nn.Linear(recipe.width, recipe.outputs, bias=recipe.bias)
         if recipe.tied:
@@ -126,11 +151,16 @@ class Transformer(nn.Module):
             for _ in range(self.recipe.depth if self.recipe.shared else 1):
                 x = block(x)
         x = self.norm(x)
-        return self.head({"class": lambda: x[:, 0], "mean": lambda: x.mean(1), "last": lambda: x[:, -1]}[self.recipe.pool]())
+        return self.head(
+            {"class": lambda: x[:, 0], "mean": lambda: x.mean(1), "last": lambda: x[:, -1]}[
+                self.recipe.pool
+            ]()
+        )
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter drawn anew, norms around 1, the rest at a size that keeps attention far from uniform."""
+    """Every parameter drawn anew, norms around 1, the rest at a size that keeps attention far from
+    uniform."""
     source = torch.Generator().manual_seed(seed)
     norms = {id(m.weight) for m in model.modules() if isinstance(m, nn.LayerNorm)}
     with torch.no_grad():
@@ -146,7 +176,13 @@ def build(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **chang
     return randomise(Transformer(recipe), recipe.seed).to(dtype).eval()
 
 
-def sample(recipe: Recipe = Recipe(), batch: int = 3, dtype: torch.dtype = torch.float64, seed: int = 1, **changes) -> torch.Tensor:
+def sample(
+    recipe: Recipe = Recipe(),
+    batch: int = 3,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 1,
+    **changes,
+) -> torch.Tensor:
     """Inputs for the model of a recipe; every sample has content of its own."""
     source = torch.Generator().manual_seed(seed)
     if replace(recipe, **changes).ids:
@@ -155,7 +191,8 @@ def sample(recipe: Recipe = Recipe(), batch: int = 3, dtype: torch.dtype = torch
 
 
 def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference, as a part of the largest magnitude: tolerances scale, they are never absolute."""
+    """The largest difference, as a part of the largest magnitude: tolerances scale, they are never
+    absolute."""
     assert a.shape == b.shape, f"{list(a.shape)} is not {list(b.shape)}"
     scale = max(float(a.abs().max()), float(b.abs().max()))
     gap = float((a - b).abs().max())

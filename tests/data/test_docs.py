@@ -1,4 +1,5 @@
-"""The page on data sets: its examples run on small files of each format, and every reader is on it."""
+"""The page on data sets: its examples run on small files of each format, and every reader is on
+it."""
 
 import json
 import re
@@ -19,14 +20,23 @@ PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text()
 def files(folder):
     for name in ("cat/1.jpg", "dog/1.jpg"):
         (folder / "photos" / name).parent.mkdir(parents=True)
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)).save(folder / "photos" / name)
+        Image.fromarray(
+            np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+        ).save(folder / "photos" / name)
     test_gtsegs.written(folder / "gtsegs_ijcv.mat", *test_gtsegs.contents())
     test_eraser.written(folder / "movies", test_eraser.annotation([[test_eraser.evidence(1, 4)]]))
     (folder / "reviews.csv").write_text("text,stars\na fine film,4\n")
-    (folder / "pairs.jsonl").write_text(json.dumps({"premise": "A cat sat.", "hypothesis": "It sat.", "label": "neutral"}))
+    (folder / "pairs.jsonl").write_text(
+        json.dumps({"premise": "A cat sat.", "hypothesis": "It sat.", "label": "neutral"})
+    )
     (folder / "why.jsonl").write_text(json.dumps({"text": "a fine film", "why": [0, 1, 0]}))
-    (folder / "photos.tsv").write_text("file\tlabel\nphotos/cat/1.jpg\tcat\nphotos/dog/1.jpg\tdog\n")
-    rows = datasets.Dataset.from_dict({"text": ["x"], "label": [0]}, features=Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])}))
+    (folder / "photos.tsv").write_text(
+        "file\tlabel\nphotos/cat/1.jpg\tcat\nphotos/dog/1.jpg\tdog\n"
+    )
+    rows = datasets.Dataset.from_dict(
+        {"text": ["x"], "label": [0]},
+        features=Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])}),
+    )
     datasets.DatasetDict({"test": rows}).save_to_disk(folder / "saved")
     test_huggingface.squad_file(folder / "dev-v2.0.json")
 
@@ -50,7 +60,11 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
 
 
 def test_every_reader_is_on_the_page():
-    readers = [name for name in relprop.data.__all__ if hasattr(getattr(relprop.data, name), "identity") and name != "Source"]
+    readers = [
+        name
+        for name in relprop.data.__all__
+        if hasattr(getattr(relprop.data, name), "identity") and name != "Source"
+    ]
     assert len(readers) == 7 and all(f"`{name}`" in PAGE for name in readers)
 
 

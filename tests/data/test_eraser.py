@@ -1,4 +1,5 @@
-"""ERASER's files: what its offsets count, which words are in the rationale, and the model's tokens of them."""
+"""ERASER's files: what its offsets count, which words are in the rationale, and the model's tokens
+of them."""
 
 import json
 
@@ -11,15 +12,42 @@ from tests.adapters.tokenizers_in_code import wordpiece
 from tests.data.laws import holds_the_laws
 
 DOCUMENT = "the cats are unhappy .\n\n  dogs  like café noise ,\tand\nthe end\n"
-TOKENS = ["the", "cats", "are", "unhappy", ".", "dogs", "like", "café", "noise", ",\tand", "the", "end"]
+TOKENS = [
+    "the",
+    "cats",
+    "are",
+    "unhappy",
+    ".",
+    "dogs",
+    "like",
+    "café",
+    "noise",
+    ",\tand",
+    "the",
+    "end",
+]
 
 
 def evidence(start, end, docid="negR_1.txt"):
-    return {"docid": docid, "start_token": start, "end_token": end, "start_sentence": -1, "end_sentence": -1, "text": " ".join(TOKENS[start:end])}
+    return {
+        "docid": docid,
+        "start_token": start,
+        "end_token": end,
+        "start_sentence": -1,
+        "end_sentence": -1,
+        "text": " ".join(TOKENS[start:end]),
+    }
 
 
 def annotation(groups, name="negR_1.txt", label="NEG", **more):
-    return {"annotation_id": name, "classification": label, "evidences": groups, "query": "What is the sentiment of this review?", "query_type": None, **more}
+    return {
+        "annotation_id": name,
+        "classification": label,
+        "evidences": groups,
+        "query": "What is the sentiment of this review?",
+        "query_type": None,
+        **more,
+    }
 
 
 def written(folder, *annotations, split="test"):
@@ -31,38 +59,67 @@ def written(folder, *annotations, split="test"):
 
 
 def test_reviews(tmp_path):
-    written(tmp_path, annotation([[evidence(1, 4)], [evidence(3, 5), evidence(10, 12)]]), annotation([], "posR_2.txt", "POS"))
+    written(
+        tmp_path,
+        annotation([[evidence(1, 4)], [evidence(3, 5), evidence(10, 12)]]),
+        annotation([], "posR_2.txt", "POS"),
+    )
     source = EraserMovies(tmp_path)
     holds_the_laws(source, 2, lambda: EraserMovies(tmp_path), fork=True)
     first, second = source
-    assert first.key == "negR_1.txt" and first.inputs == DOCUMENT and [s.label for s in source] == [0, 1] and source.labels == ("NEG", "POS")
-    assert [first.inputs[w.start:w.end] for w in first.words] == TOKENS
-    assert [token for token, marked in zip(TOKENS, first.rationale, strict=True) if marked] == ["cats", "are", "unhappy", ".", "the", "end"]
+    assert (
+        first.key == "negR_1.txt"
+        and first.inputs == DOCUMENT
+        and [s.label for s in source] == [0, 1]
+        and source.labels == ("NEG", "POS")
+    )
+    assert [first.inputs[w.start : w.end] for w in first.words] == TOKENS
+    assert [token for token, marked in zip(TOKENS, first.rationale, strict=True) if marked] == [
+        "cats",
+        "are",
+        "unhappy",
+        ".",
+        "the",
+        "end",
+    ]
     told = source.identity()
     (tmp_path / "docs/posR_2.txt").write_text("a film of many fine cats")
     assert EraserMovies(tmp_path).identity() != told
-    assert second.inputs == "a fine film\nof cats" and not any(second.rationale) and len(second.words) == 5
+    assert (
+        second.inputs == "a fine film\nof cats"
+        and not any(second.rationale)
+        and len(second.words) == 5
+    )
 
 
 def test_tokens_are_counted_as_eraser_does():
-    """Its loader: lines stripped, empty ones dropped, cut at single spaces, empty tokens dropped."""
+    """Its loader: lines stripped, empty ones dropped, cut at single spaces, empty tokens
+    dropped."""
     for text in (DOCUMENT, "", "\n\n", " a\xa0b  c \n\x85d\x1c e ", "one"):
         lines = [line.strip() for line in text.split("\n")]
         expected = [token for line in lines if line for token in line.split(" ") if token]
-        assert [text[w.start:w.end] for w in eraser_words(text)] == expected
+        assert [text[w.start : w.end] for w in eraser_words(text)] == expected
 
 
 def test_rationales_reach_the_models_tokens(tmp_path):
     sample = EraserMovies(written(tmp_path, annotation([[evidence(3, 4), evidence(7, 8)]])))[0]
     tokenizer = wordpiece()
-    encoding = tokenizer([sample.inputs], truncation=True, max_length=24, padding="max_length", return_tensors="pt")
+    encoding = tokenizer(
+        [sample.inputs], truncation=True, max_length=24, padding="max_length", return_tensors="pt"
+    )
     pieces = word_pieces(sample.words, encoding)
     tokens = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     for word, places in zip(TOKENS[:8], pieces[:8], strict=True):
-        assert "".join(tokens[p].removeprefix("##") for p in places) == word.replace("é", "e") or "[UNK]" in [tokens[p] for p in places]
+        assert "".join(tokens[p].removeprefix("##") for p in places) == word.replace(
+            "é", "e"
+        ) or "[UNK]" in [tokens[p] for p in places]
     marked = torch.zeros(encoding["input_ids"].shape[1], dtype=torch.bool)
-    marked[[p for word, flag in zip(pieces, sample.rationale, strict=True) if flag for p in word]] = True
-    assert marked.any() and not marked[0] and pieces[-1] == ()  # cut off, and still in the rationale's list
+    marked[
+        [p for word, flag in zip(pieces, sample.rationale, strict=True) if flag for p in word]
+    ] = True
+    assert (
+        marked.any() and not marked[0] and pieces[-1] == ()
+    )  # cut off, and still in the rationale's list
     assert len(sample.rationale) == len(pieces)
 
 
@@ -76,12 +133,18 @@ def test_splits_and_classes(tmp_path):
 BAD = {
     "evidence outside": (annotation([[evidence(10, 13)]]), "tokens 10 to 13: the document has 12"),
     "evidence of nothing": (annotation([[evidence(3, 3)]]), "tokens 3 to 3"),
-    "two documents": (annotation([[evidence(0, 1), evidence(0, 1, "posR_2.txt")]]), "evidence in 2 documents"),
+    "two documents": (
+        annotation([[evidence(0, 1), evidence(0, 1, "posR_2.txt")]]),
+        "evidence in 2 documents",
+    ),
     "no document": (annotation([], "none.txt"), "no document docs/none.txt"),
     "outside docs": (annotation([], "../test.jsonl"), "no document docs/../test.jsonl"),
     "class": (annotation([], label="SUPPORTS"), "classification 'SUPPORTS'"),
     "flat evidences": (annotation([evidence(0, 1)]), "a list of groups"),
-    "no evidences": ({"annotation_id": "negR_1.txt", "classification": "NEG"}, "no column 'evidences'"),
+    "no evidences": (
+        {"annotation_id": "negR_1.txt", "classification": "NEG"},
+        "no column 'evidences'",
+    ),
     "no offsets": (annotation([[{"docid": "negR_1.txt"}]]), "no column 'start_token'"),
 }
 

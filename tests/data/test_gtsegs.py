@@ -17,7 +17,9 @@ NAMES = ("n01440764_1", "n02089867_22", "n01440764_33")
 def contents(seed=0):
     random = np.random.default_rng(seed)
     sizes = [(30, 50), (41, 17), (20, 20)]
-    return [random.integers(0, 256, (*s, 3), dtype=np.uint8) for s in sizes], [random.integers(0, 2, s, dtype=np.uint8) for s in sizes]
+    return [random.integers(0, 256, (*s, 3), dtype=np.uint8) for s in sizes], [
+        random.integers(0, 2, s, dtype=np.uint8) for s in sizes
+    ]
 
 
 def written(path, pictures, masks, names=NAMES):
@@ -29,13 +31,29 @@ def written(path, pictures, masks, names=NAMES):
             return inside.create_dataset(name, data=data).ref
 
         def column(name, references):
-            value.create_dataset(name, data=np.array(references, dtype=h5py.ref_dtype)[:, None], dtype=h5py.ref_dtype)
+            value.create_dataset(
+                name, data=np.array(references, dtype=h5py.ref_dtype)[:, None], dtype=h5py.ref_dtype
+            )
 
         column("img", [put(f"p{i}", p.T) for i, p in enumerate(pictures)])
         cells = [put(f"m{i}", m.T) for i, m in enumerate(masks)]
-        column("gt", [inside.create_dataset(f"c{i}", data=np.array([[c]], dtype=h5py.ref_dtype), dtype=h5py.ref_dtype).ref for i, c in enumerate(cells)])
+        column(
+            "gt",
+            [
+                inside.create_dataset(
+                    f"c{i}", data=np.array([[c]], dtype=h5py.ref_dtype), dtype=h5py.ref_dtype
+                ).ref
+                for i, c in enumerate(cells)
+            ],
+        )
         if names:
-            column("id", [put(f"n{i}", np.array([[ord(c)] for c in n], dtype=np.uint16)) for i, n in enumerate(names)])
+            column(
+                "id",
+                [
+                    put(f"n{i}", np.array([[ord(c)] for c in n], dtype=np.uint16))
+                    for i, n in enumerate(names)
+                ],
+            )
     return path
 
 
@@ -48,9 +66,15 @@ def test_as_the_authors_read_it(path):
     source = ImageNetSegmentation(path)
     holds_the_laws(source, 3, lambda: ImageNetSegmentation(path), fork=True)
     for sample, picture, mask in zip(source, *contents(), strict=True):
-        expected = transforms.Compose([transforms.Resize((224, 224)), transforms.ToTensor()])(Image.fromarray(picture))
-        nearest = transforms.Resize((224, 224), transforms.InterpolationMode.NEAREST)(Image.fromarray(mask))
-        assert torch.equal(sample.inputs, expected) and torch.equal(sample.mask, torch.from_numpy(np.array(nearest)).long())
+        expected = transforms.Compose([transforms.Resize((224, 224)), transforms.ToTensor()])(
+            Image.fromarray(picture)
+        )
+        nearest = transforms.Resize((224, 224), transforms.InterpolationMode.NEAREST)(
+            Image.fromarray(mask)
+        )
+        assert torch.equal(sample.inputs, expected) and torch.equal(
+            sample.mask, torch.from_numpy(np.array(nearest)).long()
+        )
         assert sample.label is None and sample.mask.shape == (224, 224)
     assert [s.key for s in source] == [f"{i}:{name}" for i, name in enumerate(NAMES)]
 
@@ -59,15 +83,21 @@ def test_masks_lie_on_their_pictures(tmp_path):
     """One white corner, marked: the mask is where the picture is white, whatever the axes."""
     picture, mask = np.zeros((40, 60, 3), np.uint8), np.zeros((40, 60), np.uint8)
     picture[:20, 30:], mask[:20, 30:] = 255, 1
-    sample = ImageNetSegmentation(written(tmp_path / "x.mat", [picture], [mask], None), size=(20, 30))[0]
+    sample = ImageNetSegmentation(
+        written(tmp_path / "x.mat", [picture], [mask], None), size=(20, 30)
+    )[0]
     assert sample.key == "0" and torch.equal((sample.inputs > 0.5).all(0), sample.mask == 1)
     assert sample.mask[:10, 15:].all() and sample.mask.sum() == 150
 
 
 def test_grey_pictures_and_unknown_pixels(tmp_path):
     picture, mask = np.full((4, 6), 51, np.uint8), np.array([[-1, 0, 1, 0, 1, -1]] * 4, np.int8)
-    sample = ImageNetSegmentation(written(tmp_path / "x.mat", [picture], [mask], None), size=(4, 6))[0]
-    assert torch.equal(sample.inputs, torch.full((3, 4, 6), 0.2)) and torch.equal(sample.mask, torch.from_numpy(mask).long())
+    sample = ImageNetSegmentation(
+        written(tmp_path / "x.mat", [picture], [mask], None), size=(4, 6)
+    )[0]
+    assert torch.equal(sample.inputs, torch.full((3, 4, 6), 0.2)) and torch.equal(
+        sample.mask, torch.from_numpy(mask).long()
+    )
 
 
 def test_labels_by_name(path):
@@ -77,7 +107,9 @@ def test_labels_by_name(path):
 
 
 def test_names_must_tell_the_class(tmp_path):
-    source = ImageNetSegmentation(written(tmp_path / "x.mat", *contents(), names=None), classes=("n01440764",))
+    source = ImageNetSegmentation(
+        written(tmp_path / "x.mat", *contents(), names=None), classes=("n01440764",)
+    )
     with pytest.raises(InputError, match="does not begin with a WordNet id"):
         source[0]
 
@@ -91,7 +123,9 @@ def changed(path, name, value):
 
 def test_missing_and_misshapen(path):
     changed(path, "value/img", np.zeros((3, 4)))
-    with pytest.raises(InputError, match=r"(?s)/value/img is \(3, 4\), float64: references \(N, 1\).*gtsegs.mat"):
+    with pytest.raises(
+        InputError, match=r"(?s)/value/img is \(3, 4\), float64: references \(N, 1\).*gtsegs.mat"
+    ):
         ImageNetSegmentation(path)
     changed(path, "value/img", None)
     with pytest.raises(InputError, match=r"(?s)no /value/img; there is gt, id.*gtsegs.mat"):
@@ -107,7 +141,7 @@ def test_missing_and_misshapen(path):
 
 def test_files_that_are_not_whole(path, tmp_path):
     whole = path.read_bytes()
-    (tmp_path / "half.mat").write_bytes(whole[:len(whole) // 2])
+    (tmp_path / "half.mat").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "old.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(500))
     for name in ("half.mat", "old.mat"):
         with pytest.raises(InputError, match=rf"(?s)not a whole HDF5 file.*{name}"):
@@ -119,11 +153,20 @@ def test_files_that_are_not_whole(path, tmp_path):
 
 
 BAD = {
-    "mask's size": (lambda p, m: (p, [m[0].T, *m[1:]]), r"a picture of \[30, 50\] pixels, a mask of \[50, 30\]"),
+    "mask's size": (
+        lambda p, m: (p, [m[0].T, *m[1:]]),
+        r"a picture of \[30, 50\] pixels, a mask of \[50, 30\]",
+    ),
     "mask's values": (lambda p, m: (p, [m[0] * 7, *m[1:]]), r"a mask of \[0, 7\]"),
     "mask's shape": (lambda p, m: (p, [m[0][0], *m[1:]]), r"/value/gt refers to \[50\], uint8"),
-    "picture's type": (lambda p, m: ([p[0] / 255, *p[1:]], m), r"/value/img refers to \[3, 50, 30\], float64"),
-    "picture's channels": (lambda p, m: ([p[0][..., :2], *p[1:]], m), r"/value/img refers to \[2, 50, 30\]"),
+    "picture's type": (
+        lambda p, m: ([p[0] / 255, *p[1:]], m),
+        r"/value/img refers to \[3, 50, 30\], float64",
+    ),
+    "picture's channels": (
+        lambda p, m: ([p[0][..., :2], *p[1:]], m),
+        r"/value/img refers to \[2, 50, 30\]",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""Picture files of every kind, folders of them, and timm's and Hugging Face's processing cut in two."""
+"""Picture files of every kind, folders of them, and timm's and Hugging Face's processing cut in
+two."""
 
 import numpy as np
 import pytest
@@ -19,7 +20,14 @@ def noise(height, width, channels=3, seed=0):
 
 
 def folder(root):
-    for i, (name, kind) in enumerate([("cat/b.png", "RGB"), ("cat/a.jpg", "RGB"), ("dog/deep/c.PNG", "RGB"), ("ant/x.webp", "RGB")]):
+    for i, (name, kind) in enumerate(
+        [
+            ("cat/b.png", "RGB"),
+            ("cat/a.jpg", "RGB"),
+            ("dog/deep/c.PNG", "RGB"),
+            ("ant/x.webp", "RGB"),
+        ]
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         noise(20, 30 + i, seed=i).convert(kind).save(root / name)
     (root / "cat/notes.txt").write_text("no picture")
@@ -32,7 +40,12 @@ def test_an_imagenet_style_folder(tmp_path):
     source = ImageFolder(folder(tmp_path / "val"), size=(8, 12))
     holds_the_laws(source, 4, lambda: ImageFolder(tmp_path / "val", size=(8, 12)), fork=True)
     assert source.labels == ("ant", "cat", "dog") and source.name == "val"
-    assert [(s.key, s.label) for s in source] == [("ant/x.webp", 0), ("cat/a.jpg", 1), ("cat/b.png", 1), ("dog/deep/c.PNG", 2)]
+    assert [(s.key, s.label) for s in source] == [
+        ("ant/x.webp", 0),
+        ("cat/a.jpg", 1),
+        ("cat/b.png", 1),
+        ("dog/deep/c.PNG", 2),
+    ]
     assert source[0].inputs.shape == (3, 8, 12)
     assert source.identity() != ImageFolder(tmp_path / "val").identity()
 
@@ -40,14 +53,21 @@ def test_an_imagenet_style_folder(tmp_path):
 def test_the_default_is_the_papers_resize(tmp_path):
     folder(tmp_path)
     with Image.open(tmp_path / "cat/a.jpg") as picture:
-        expected = transforms.Compose([transforms.Resize((224, 224)), transforms.ToTensor()])(picture.convert("RGB"))
+        expected = transforms.Compose([transforms.Resize((224, 224)), transforms.ToTensor()])(
+            picture.convert("RGB")
+        )
     assert torch.equal(ImageFolder(tmp_path)[1].inputs, expected)
 
 
 def test_labels_are_numbered_by_the_models_classes(tmp_path):
     folder(tmp_path)
     source = ImageFolder(tmp_path, classes=("zebra", "dog", "ant", "cat"))
-    assert source.labels == ("zebra", "dog", "ant", "cat") and [s.label for s in source] == [2, 3, 3, 1]
+    assert source.labels == ("zebra", "dog", "ant", "cat") and [s.label for s in source] == [
+        2,
+        3,
+        3,
+        1,
+    ]
     with pytest.raises(InputError, match="ant are none of the 2 classes"):
         len(ImageFolder(tmp_path, classes=("dog", "cat")))
 
@@ -57,7 +77,10 @@ def test_a_flat_folder_has_no_labels(tmp_path):
         noise(5, 5).save(tmp_path / name)
     source = ImageFolder(tmp_path, size=4)
     holds_the_laws(source, 2, lambda: ImageFolder(tmp_path, size=4))
-    assert source.labels is None and [(s.key, s.label) for s in source] == [("1.png", None), ("2.png", None)]
+    assert source.labels is None and [(s.key, s.label) for s in source] == [
+        ("1.png", None),
+        ("2.png", None),
+    ]
 
 
 def test_a_folder_is_read_no_further_than_asked(tmp_path):
@@ -69,12 +92,16 @@ def test_a_folder_is_read_no_further_than_asked(tmp_path):
         source[2]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a picture", "half"], ids=["empty", "text", "truncated"])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a picture", "half"], ids=["empty", "text", "truncated"]
+)
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "tif", "webp"])
 def test_broken_files_are_named(tmp_path, content, ending):
     path = tmp_path / f"x.{ending}"
     noise(64, 64).save(path)
-    path.write_bytes(path.read_bytes()[:len(path.read_bytes()) // 2] if content == "half" else content)
+    path.write_bytes(
+        path.read_bytes()[: len(path.read_bytes()) // 2] if content == "half" else content
+    )
     with pytest.raises(InputError, match=f"x.{ending}"):
         ImageFolder(tmp_path)[0]
 
@@ -91,8 +118,13 @@ def tensor(pixels):
 
 def test_grey_is_three_equal_channels(tmp_path):
     picture = noise(6, 7, 1)
-    assert torch.equal(one(tmp_path, picture), (torch.from_numpy(np.array(picture)).float() / 255).expand(3, 6, 7))
-    assert set(one(tmp_path, picture.point(lambda v: 255 * (v > 99), "1")).unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(
+        one(tmp_path, picture), (torch.from_numpy(np.array(picture)).float() / 255).expand(3, 6, 7)
+    )
+    assert set(one(tmp_path, picture.point(lambda v: 255 * (v > 99), "1")).unique().tolist()) == {
+        0.0,
+        1.0,
+    }
 
 
 def test_transparency_is_left_out(tmp_path):
@@ -106,13 +138,17 @@ def test_palettes_become_their_colours(tmp_path):
     picture = noise(6, 7).quantize(16)
     assert torch.equal(one(tmp_path, picture), tensor(picture.convert("RGB")))
     picture.save(tmp_path / "x.png", transparency=bytes([0, 128, 255]))
-    assert torch.equal(ImageFolder(tmp_path, size=(6, 7))[0].inputs, tensor(picture.convert("RGB")))  # and no warning
+    assert torch.equal(
+        ImageFolder(tmp_path, size=(6, 7))[0].inputs, tensor(picture.convert("RGB"))
+    )  # and no warning
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     levels = np.linspace(0, 65535, 42).astype(np.uint16).reshape(6, 7)
     image = one(tmp_path, Image.fromarray(levels))
-    assert torch.equal(image, torch.from_numpy(np.round(levels / 257).astype(np.float32) / 255).expand(3, 6, 7))
+    assert torch.equal(
+        image, torch.from_numpy(np.round(levels / 257).astype(np.float32) / 255).expand(3, 6, 7)
+    )
     assert image.max() == 1 and image.min() == 0
 
 
@@ -142,7 +178,12 @@ CONFIGS = {
     "center": {"crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"},
     "not square": {"input_size": (3, 32, 48), "crop_pct": 0.9},
     "squash": {"crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"},
-    "border": {"crop_pct": 1.0, "crop_mode": "border", "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
+    "border": {
+        "crop_pct": 1.0,
+        "crop_mode": "border",
+        "mean": (0.5, 0.4, 0.3),
+        "std": (0.2, 0.3, 0.4),
+    },
 }
 
 
@@ -155,7 +196,9 @@ def test_timms_transform_is_cut_in_two(shape, changes):
     picture = noise(*shape)
     image = transform(picture)
     assert image.min() >= 0 and image.max() <= 1
-    assert torch.equal(normalize(image), timm.data.create_transform(**config, is_training=False)(picture))
+    assert torch.equal(
+        normalize(image), timm.data.create_transform(**config, is_training=False)(picture)
+    )
     assert torch.equal(normalize(torch.stack([image, image])), torch.stack([normalize(image)] * 2))
 
 
@@ -163,7 +206,12 @@ def test_a_timm_models_own_transform(tmp_path):
     model = timm.create_model("deit_tiny_patch16_224", depth=1)
     transform, normalize = image_transform(model)
     picture = noise(300, 280)
-    assert torch.equal(normalize(transform(picture)), timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)(picture))
+    assert torch.equal(
+        normalize(transform(picture)),
+        timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)(
+            picture
+        ),
+    )
     smaller = image_transform(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1))[0]
     assert smaller(picture).shape == (3, 64, 64)
     noise(300, 280).save(tmp_path / "x.png")
@@ -181,14 +229,21 @@ def test_hugging_face_processors_are_cut_in_two(kind):
     assert torch.allclose(normalize(transform(picture)), expected, rtol=1e-5, atol=1e-5)
     plain = getattr(transformers, kind)(do_normalize=False)
     transform, normalize = image_transform(plain)
-    assert torch.equal(normalize(transform(picture)), plain(picture, return_tensors="pt")["pixel_values"][0])
+    assert torch.equal(
+        normalize(transform(picture)), plain(picture, return_tensors="pt")["pixel_values"][0]
+    )
 
 
 def test_a_processors_settings_are_of_the_identity(tmp_path):
     noise(40, 50).save(tmp_path / "x.png")
 
     def source(size=32):
-        return ImageFolder(tmp_path, transform=image_transform(transformers.ViTImageProcessor(size={"height": size, "width": size}))[0])
+        return ImageFolder(
+            tmp_path,
+            transform=image_transform(
+                transformers.ViTImageProcessor(size={"height": size, "width": size})
+            )[0],
+        )
 
     holds_the_laws(source(), 1, source)
     assert source().identity() != source(33).identity()
@@ -209,11 +264,27 @@ BAD = {
     "no folder": (lambda root: ImageFolder(root / "none"), InputError, "does not exist"),
     "a file": (lambda root: ImageFolder(root / "x.txt"), InputError, "is no folder"),
     "no pictures": (lambda root: len(ImageFolder(root)), InputError, "no pictures"),
-    "size and transform": (lambda root: ImageFolder(root, size=3, transform=lambda p: p), OptionError, "exclude each other"),
-    "one class": (lambda root: ImageFolder(root, classes="cat"), OptionError, "(?s)classes='cat': names of classes, each once"),
-    "class twice": (lambda root: ImageFolder(root, classes=("cat", "cat")), OptionError, "each once"),
+    "size and transform": (
+        lambda root: ImageFolder(root, size=3, transform=lambda p: p),
+        OptionError,
+        "exclude each other",
+    ),
+    "one class": (
+        lambda root: ImageFolder(root, classes="cat"),
+        OptionError,
+        "(?s)classes='cat': names of classes, each once",
+    ),
+    "class twice": (
+        lambda root: ImageFolder(root, classes=("cat", "cat")),
+        OptionError,
+        "each once",
+    ),
     "no size": (lambda root: ImageFolder(root, size=0), OptionError, "size=0"),
-    "no model": (lambda root: image_transform(torch.nn.Linear(2, 2)), OptionError, "Linear says nothing"),
+    "no model": (
+        lambda root: image_transform(torch.nn.Linear(2, 2)),
+        OptionError,
+        "Linear says nothing",
+    ),
 }
 
 

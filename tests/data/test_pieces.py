@@ -1,4 +1,5 @@
-"""Words and their tokens, by characters: for every kind of tokenizer, every text, cut off or padded."""
+"""Words and their tokens, by characters: for every kind of tokenizer, every text, cut off or
+padded."""
 
 import pytest
 from hypothesis import example, given
@@ -25,18 +26,29 @@ def test_words_are_the_text_without_white_space(text):
     assert split_words(text, 1) == tuple(Span(w.start, w.end, 1) for w in words)
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("It's fine-tuned, no?", ["It", "'", "s", "fine", "-", "tuned", ",", "no", "?"]),
-    ("$5.00 + 3", ["$", "5", ".", "00", "+", "3"]), ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
-    ("cafe\u0301 x", ["cafe\u0301", "x"]), ("a_b\tc\u00a0d", ["a", "_", "b", "c", "d"]), ("", []), (" \n", []), ("...", [".", ".", "."]),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("It's fine-tuned, no?", ["It", "'", "s", "fine", "-", "tuned", ",", "no", "?"]),
+        ("$5.00 + 3", ["$", "5", ".", "00", "+", "3"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("cafe\u0301 x", ["cafe\u0301", "x"]),
+        ("a_b\tc\u00a0d", ["a", "_", "b", "c", "d"]),
+        ("", []),
+        (" \n", []),
+        ("...", [".", ".", "."]),
+    ],
+)
 def test_split_words(text, expected):
-    assert [text[w.start:w.end] for w in split_words(text)] == expected
+    assert [text[w.start : w.end] for w in split_words(text)] == expected
 
 
 def covered(text, offsets, words, pieces):
     """Of each word, the characters that its tokens hold."""
-    return [{c for p in places for c in range(*offsets[p])} & set(range(w.start, w.end)) for w, places in zip(words, pieces, strict=True)]
+    return [
+        {c for p in places for c in range(*offsets[p])} & set(range(w.start, w.end))
+        for w, places in zip(words, pieces, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,13 +60,30 @@ def test_every_character_of_a_word_is_in_its_tokens(kind, first, second):
     for row, text in enumerate((first, second)):
         words = split_words(text)
         pieces, record = word_pieces(words, encoding, row), encoding.encodings[row]
-        known = {c for offsets, number in zip(record.offsets, record.sequence_ids, strict=True) if number is not None for c in range(*offsets)}
-        assert covered(text, record.offsets, words, pieces) == [set(range(w.start, w.end)) & known for w in words]
-        assert all(list(p) == sorted(set(p)) and all(record.sequence_ids[t] is not None for t in p) for p in pieces)
+        known = {
+            c
+            for offsets, number in zip(record.offsets, record.sequence_ids, strict=True)
+            if number is not None
+            for c in range(*offsets)
+        }
+        assert covered(text, record.offsets, words, pieces) == [
+            set(range(w.start, w.end)) & known for w in words
+        ]
+        assert all(
+            list(p) == sorted(set(p)) and all(record.sequence_ids[t] is not None for t in p)
+            for p in pieces
+        )
         if kind in ("WordPiece", "byte-level BPE") and not any(c in text for c in "न"):
-            assert known >= {c for w in words for c in range(w.start, w.end)}  # nothing of a text without marks is dropped
-        for token, (offsets, number) in enumerate(zip(record.offsets, record.sequence_ids, strict=True)):
-            inside = [max(w.start, offsets[0]) < min(w.end, offsets[1]) and number is not None for w in words]
+            assert known >= {
+                c for w in words for c in range(w.start, w.end)
+            }  # nothing of a text without marks is dropped
+        for token, (offsets, number) in enumerate(
+            zip(record.offsets, record.sequence_ids, strict=True)
+        ):
+            inside = [
+                max(w.start, offsets[0]) < min(w.end, offsets[1]) and number is not None
+                for w in words
+            ]
             assert inside == [token in p for p in pieces]
 
 
@@ -63,7 +92,10 @@ def test_tokens_spell_their_words():
     tokenizer = wordpiece()
     encoding = tokenizer([text], padding="max_length", max_length=40)
     tokens = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    spelled = ["".join(tokens[p].removeprefix("##") for p in places) for places in word_pieces(split_words(text), encoding)]
+    spelled = [
+        "".join(tokens[p].removeprefix("##") for p in places)
+        for places in word_pieces(split_words(text), encoding)
+    ]
     assert spelled == ["the", "unhappy", "cats", "don", "'", "t", "like", "it"]
 
 
@@ -72,7 +104,10 @@ def test_pairs_are_told_apart():
     encoding = tokenizer([texts[0]], [texts[1]])
     tokens = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     words = (*split_words(texts[0]), *split_words(texts[1], 1))
-    spelled = ["".join(tokens[p].removeprefix("##") for p in places) for places in word_pieces(words, encoding)]
+    spelled = [
+        "".join(tokens[p].removeprefix("##") for p in places)
+        for places in word_pieces(words, encoding)
+    ]
     assert spelled == ["the", "cats", "the", "dogs", "like"]
 
 
@@ -91,14 +126,28 @@ def test_a_token_of_two_words_is_in_both():
     tokenizer = TOKENIZERS["byte-level BPE"]
     text = "don't like"
     encoding = tokenizer([text])
-    whole, = (i for i, (start, end) in enumerate(encoding.encodings[0].offsets) if text[start:end].strip() == "'t")
-    assert [whole in places for places in word_pieces(split_words(text), encoding)] == [False, True, True, False]
+    (whole,) = (
+        i
+        for i, (start, end) in enumerate(encoding.encodings[0].offsets)
+        if text[start:end].strip() == "'t"
+    )
+    assert [whole in places for places in word_pieces(split_words(text), encoding)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_overlapping():
     words = (Span(0, 3), Span(4, 6), Span(7, 9), Span(4, 6, 1))
     assert overlapping(words, [Span(2, 5)]) == (True, True, False, False)
-    assert overlapping(words, [Span(3, 4), Span(5, 5), Span(0, 9, 1)]) == (False, False, False, True)
+    assert overlapping(words, [Span(3, 4), Span(5, 5), Span(0, 9, 1)]) == (
+        False,
+        False,
+        False,
+        True,
+    )
     assert overlapping(words, []) == (False,) * 4
 
 

@@ -1,4 +1,5 @@
-"""A real sentence encoder from a package: its weights are those of the original, and the similarity of two real sentences is explained."""
+"""A real sentence encoder from a package: its weights are those of the original, and the similarity
+of two real sentences is explained."""
 
 import hashlib
 import importlib.util
@@ -10,10 +11,15 @@ import relprop
 from relprop.demo import minilm
 from relprop.errors import InputError, OptionError
 
-needed = pytest.mark.skipif(importlib.util.find_spec(minilm.PACKAGE) is None, reason="the extra minilm is not installed")
+needed = pytest.mark.skipif(
+    importlib.util.find_spec(minilm.PACKAGE) is None, reason="the extra minilm is not installed"
+)
 PAIRS = (
     ["A man is playing the guitar on stage.", "The cat sleeps on the warm sofa."],
-    ["Someone performs music in front of an audience.", "Interest rates were raised by the central bank."],
+    [
+        "Someone performs music in front of an audience.",
+        "Interest rates were raised by the central bank.",
+    ],
 )
 #: SHA-256 of model.safetensors as sentence-transformers publishes it.
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -50,17 +56,26 @@ def test_padding_changes_nothing(pair):
 
 @needed
 def test_the_similarity_of_two_sentences_is_explained(pair):
-    """Both sentences have scores by word; AttnLRP's add up to the cosine, less what biases absorb, and most of it is on what the sentences share."""
+    """Both sentences have scores by word; AttnLRP's add up to the cosine, less what biases absorb,
+    and most of it is on what the sentences share."""
     model, inputs, tokenizer = pair
     e = relprop.explain(model, inputs, method="attnlrp", processor=tokenizer)
     first, second = (e[name].words(0) for name in ("first_input_ids", "second_input_ids"))
-    assert [w for w, _ in first] == "a man is playing the guitar on stage .".split() and [w for w, _ in second] == "someone performs music in front of an audience .".split()
+    assert [w for w, _ in first] == "a man is playing the guitar on stage .".split() and [
+        w for w, _ in second
+    ] == "someone performs music in front of an audience .".split()
     assert e.ledger.worst() < 1e-5
-    assert {w for w, _ in sorted(first, key=lambda x: -x[1])[:2]} == {"guitar", "stage"} and {w for w, _ in sorted(second, key=lambda x: -x[1])[:2]} == {"performs", "music"}
+    assert {w for w, _ in sorted(first, key=lambda x: -x[1])[:2]} == {"guitar", "stage"} and {
+        w for w, _ in sorted(second, key=lambda x: -x[1])[:2]
+    } == {"performs", "music"}
     for method in ("transformer_attribution", "gae", "rollout", "attcat"):
         e = relprop.explain(model, inputs, method=method, processor=tokenizer)
         for name, texts in zip(("first_input_ids", "second_input_ids"), PAIRS, strict=True):
-            assert e[name].scores.shape == inputs[name].shape and torch.isfinite(e[name].scores).all() and float(e[name].scores.abs().max()) > 0
+            assert (
+                e[name].scores.shape == inputs[name].shape
+                and torch.isfinite(e[name].scores).all()
+                and float(e[name].scores.abs().max()) > 0
+            )
             assert len(e[name].words(1)) == len(texts[1].replace(".", " .").split())
 
 

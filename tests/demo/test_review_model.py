@@ -1,4 +1,5 @@
-"""The shipped text model: right on reviews it has never seen, by the evidence; its tokenizer; and where explanations of it fall."""
+"""The shipped text model: right on reviews it has never seen, by the evidence; its tokenizer; and
+where explanations of it fall."""
 
 import importlib.util
 import json
@@ -11,7 +12,15 @@ import torch
 
 import relprop
 from relprop.demo import review_model as module
-from relprop.demo.review_model import NUMBERS, POSITIONS, TOKENIZER, WEIGHTS, review_model, review_numbers, review_tokenizer
+from relprop.demo.review_model import (
+    NUMBERS,
+    POSITIONS,
+    TOKENIZER,
+    WEIGHTS,
+    review_model,
+    review_numbers,
+    review_tokenizer,
+)
 from relprop.demo.reviews import make_review, make_reviews
 from relprop.errors import OptionError
 
@@ -37,9 +46,16 @@ def reviews():
 def accuracy(model, tokenizer, reviews):
     samples = [r.sample("") for r in reviews]
     with torch.no_grad():
-        logits = torch.cat([
-            model(**tokenizer([s.inputs for s in samples[i:i + 100]], padding=True, return_tensors="pt")).logits for i in range(0, len(samples), 100)
-        ])
+        logits = torch.cat(
+            [
+                model(
+                    **tokenizer(
+                        [s.inputs for s in samples[i : i + 100]], padding=True, return_tensors="pt"
+                    )
+                ).logits
+                for i in range(0, len(samples), 100)
+            ]
+        )
     return float((logits.argmax(1) == torch.tensor([s.label for s in samples])).float().mean())
 
 
@@ -55,7 +71,8 @@ def test_held_out_reviews_are_read_rightly(model, tokenizer, reviews):
 
 
 def test_minimal_pairs_are_told_apart(model, tokenizer, reviews):
-    """One negation put in or taken away turns the answer; other words about the other film do not."""
+    """One negation put in or taken away turns the answer; other words about the other film do
+    not."""
     one = [r.turned() for r in reviews if len(r.claims) == 1]
     other = [r.with_other_swapped() for r in reviews if r.others]
     assert len(one) > 100 and len(other) > 150
@@ -66,14 +83,29 @@ def test_words_are_those_of_the_tokenizer_and_many_are_several_pieces(tokenizer)
     for sample in make_reviews(50, seed=3):
         encoded = tokenizer(sample.inputs, return_offsets_mapping=True)
         [record] = encoded.encodings
-        places = [(a, b) for (a, b), special in zip(encoded["offset_mapping"], record.special_tokens_mask, strict=True) if not special]
+        places = [
+            (a, b)
+            for (a, b), special in zip(
+                encoded["offset_mapping"], record.special_tokens_mask, strict=True
+            )
+            if not special
+        ]
         assert "".join(sample.inputs[a:b] for a, b in places) == sample.inputs.replace(" ", "")
         for i, word in enumerate(sample.words):
-            pieces = [place for place, of in zip(encoded["offset_mapping"], record.word_ids, strict=True) if of == i]
+            pieces = [
+                place
+                for place, of in zip(encoded["offset_mapping"], record.word_ids, strict=True)
+                if of == i
+            ]
             assert (pieces[0][0], pieces[-1][1]) == (word.start, word.end)
         assert tokenizer.unk_token not in record.tokens
-        assert tokenizer.decode(encoded["input_ids"], skip_special_tokens=True).replace(" ", "") == sample.inputs.lower().replace(" ", "")
-    pieces = [len(tokenizer.tokenize(word)) for word in "wonderful enchanting tedious lifeless dreadful splendid".split()]
+        assert tokenizer.decode(encoded["input_ids"], skip_special_tokens=True).replace(
+            " ", ""
+        ) == sample.inputs.lower().replace(" ", "")
+    pieces = [
+        len(tokenizer.tokenize(word))
+        for word in "wonderful enchanting tedious lifeless dreadful splendid".split()
+    ]
     assert min(pieces) > 1
 
 
@@ -83,14 +115,33 @@ def test_every_review_fits(tokenizer):
 
 
 def on_the_reasons(model, tokenizer, samples, method):
-    """The share of the positive scores that lies on reasons, and the reasons' share of the words, each a mean over reviews."""
-    e = relprop.explain(model, [s.inputs for s in samples], [s.label for s in samples], method=method, processor=tokenizer, batch_size=25)
+    """The share of the positive scores that lies on reasons, and the reasons' share of the words,
+    each a mean over reviews."""
+    e = relprop.explain(
+        model,
+        [s.inputs for s in samples],
+        [s.label for s in samples],
+        method=method,
+        processor=tokenizer,
+        batch_size=25,
+    )
     shares = []
     for i, sample in enumerate(samples):
         words = e.words(i)
-        assert len(words) == len(sample.words) and all(w == sample.inputs[s.start:s.end].lower() for (w, _), s in zip(words, sample.words, strict=True))
-        scores, reason = torch.tensor([max(score, 0.0) for _, score in words]), torch.tensor(sample.rationale)
-        shares.append((float(scores[reason].sum() / scores.sum().clamp(min=1e-30)), float(reason.float().mean())))
+        assert len(words) == len(sample.words) and all(
+            w == sample.inputs[s.start : s.end].lower()
+            for (w, _), s in zip(words, sample.words, strict=True)
+        )
+        scores, reason = (
+            torch.tensor([max(score, 0.0) for _, score in words]),
+            torch.tensor(sample.rationale),
+        )
+        shares.append(
+            (
+                float(scores[reason].sum() / scores.sum().clamp(min=1e-30)),
+                float(reason.float().mean()),
+            )
+        )
     return torch.tensor(shares).mean(0).tolist()
 
 
@@ -116,12 +167,19 @@ def test_the_training_script_trains(tmp_path):
     spec.loader.exec_module(script)
     script.POOL, script.REVIEWS = 128, 20
     script.train(1, 1e-3, 0, tmp_path, 1, new_vocabulary=True)
-    new, shipped = set(review_tokenizer(tmp_path / TOKENIZER.name).get_vocab()), set(review_tokenizer().get_vocab())
-    assert len(new) == len(shipped) == 500 and len(new & shipped) > 450, "but for ties the shipped vocabulary is that of the grammar"
+    new, shipped = (
+        set(review_tokenizer(tmp_path / TOKENIZER.name).get_vocab()),
+        set(review_tokenizer().get_vocab()),
+    )
+    assert len(new) == len(shipped) == 500 and len(new & shipped) > 450, (
+        "but for ties the shipped vocabulary is that of the grammar"
+    )
     script.train(3, 1e-3, 0, tmp_path, 1)
     assert {p.name for p in tmp_path.iterdir()} == {WEIGHTS.name, TOKENIZER.name, NUMBERS.name}
     assert (tmp_path / TOKENIZER.name).read_text() == TOKENIZER.read_text()
-    assert set(json.loads((tmp_path / NUMBERS.name).read_text())["per_cent_right"]) == set(review_numbers()["per_cent_right"])
+    assert set(json.loads((tmp_path / NUMBERS.name).read_text())["per_cent_right"]) == set(
+        review_numbers()["per_cent_right"]
+    )
 
 
 def test_the_page_runs_and_its_numbers_are_the_files(capsys):
@@ -132,4 +190,13 @@ def test_the_page_runs_and_its_numbers_are_the_files(capsys):
     assert "['far', 'from', 'chore']" in capsys.readouterr().out
     right = review_numbers()["per_cent_right"]
     rows = re.findall(r"^\| .*? \| \**([\d.]+) %\**(?: of 2,000 reviews)? \|$", text, re.M)
-    assert [float(row) for row in rows] == [right[name] for name in ("held_out", "held_out", "negation_turned", "other_film_swapped", "training_combinations")]
+    assert [float(row) for row in rows] == [
+        right[name]
+        for name in (
+            "held_out",
+            "held_out",
+            "negation_turned",
+            "other_film_swapped",
+            "training_combinations",
+        )
+    ]

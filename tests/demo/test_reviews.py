@@ -1,4 +1,5 @@
-"""The grammar of reviews: the label follows from the rationale and from nothing else, spans are those of the words, and what is held out is."""
+"""The grammar of reviews: the label follows from the rationale and from nothing else, spans are
+those of the words, and what is held out is."""
 
 import re
 from collections import Counter
@@ -11,24 +12,37 @@ from relprop.data import Source
 from relprop.demo.reviews import LONGEST, SHORTEST, Reviews, make_review, make_reviews
 from relprop.errors import OptionError
 
-GOOD = set((
-    "wonderful brilliant charming moving funny clever gripping delightful superb enchanting splendid touching witty fresh thrilling lovely delight triumph joy gem treat masterpiece "
-    "move charm thrill amuse enchant"
-).split())
-BAD = set((
-    "boring awful dull clumsy tedious stupid weak dreadful tiresome shallow lifeless silly stale pompous bland dreary bore mess chore failure disaster letdown annoy tire irritate "
-    "disappoint depress"
-).split())
+GOOD = set(
+    (
+        "wonderful brilliant charming moving funny clever gripping delightful superb "
+        "enchanting splendid touching witty fresh thrilling lovely delight triumph joy "
+        "gem treat masterpiece "
+        "move charm thrill amuse enchant"
+    ).split()
+)
+BAD = set(
+    (
+        "boring awful dull clumsy tedious stupid weak dreadful tiresome shallow lifeless "
+        "silly stale pompous bland dreary bore mess chore failure disaster letdown annoy "
+        "tire irritate "
+        "disappoint depress"
+    ).split()
+)
 NEGATIONS = r"\b(not|hardly|never|far from|anything but|by no means|failed to|nothing to)\b"
 NEGATING = set("not hardly never far from anything but by no means failed nothing".split())
-ANOTHER = r"(sequel|remake|original|his earlier film|her previous picture|the other film that evening|the film we saw before|last film of|last movie with)"
+ANOTHER = (
+    r"(sequel|remake|original|his earlier film|her previous picture|the other film "
+    r"that evening|the film we saw before|last film of|last movie with)"
+)
 JOINED = r"\bwhereas\b|\bwhile\b|;|, but the|, but this|, but i |, but to|, but in"
 
-reviews = st.builds(make_review, st.integers(0, 10_000), seed=st.integers(0, 1000), held_out=st.booleans())
+reviews = st.builds(
+    make_review, st.integers(0, 10_000), seed=st.integers(0, 1000), held_out=st.booleans()
+)
 
 
 def spoken(sample):
-    return [sample.inputs[w.start:w.end] for w in sample.words]
+    return [sample.inputs[w.start : w.end] for w in sample.words]
 
 
 def reasons(sample):
@@ -36,7 +50,8 @@ def reasons(sample):
 
 
 def polarities(words):
-    """What claims say, from nothing but their words in order: a sentiment word ends a claim, and words before it negate it."""
+    """What claims say, from nothing but their words in order: a sentiment word ends a claim, and
+    words before it negate it."""
     said, negated = [], False
     for word in words:
         if word in GOOD | BAD:
@@ -58,7 +73,8 @@ def test_the_label_follows_from_the_rationale_alone(review):
 
 @given(reviews)
 def test_the_label_follows_from_the_text(review):
-    """Read from the text: in sentences that name no other film every sentiment counts and says the label; in the others none does, unless two claims are joined."""
+    """Read from the text: in sentences that name no other film every sentiment counts and says the
+    label; in the others none does, unless two claims are joined."""
     sample = review.sample("x")
     counted = []
     for sentence in re.split(r"(?<=\.)\s", sample.inputs):
@@ -71,7 +87,9 @@ def test_the_label_follows_from_the_text(review):
             continue
         for word in sentiments:
             before = sentence.lower().split(word)[0]
-            assert ((word in GOOD) != bool(re.search(NEGATIONS, before))) == bool(sample.label), sentence
+            assert ((word in GOOD) != bool(re.search(NEGATIONS, before))) == bool(sample.label), (
+                sentence
+            )
             counted.append(word)
     assert not Counter(counted) - Counter(reasons(sample))
     joined = any(re.search(JOINED, s.lower()) for s in sample.inputs.split(". "))
@@ -84,7 +102,10 @@ def test_spans_point_at_the_words(review):
     assert len(sample.words) == len(sample.rationale) and SHORTEST <= len(sample.words) <= LONGEST
     assert all(re.fullmatch(r"\w+|[^\w\s]", word) for word in spoken(sample))
     assert "".join(spoken(sample)) == re.sub(r"\s", "", sample.inputs)
-    assert all(a.end <= b.start and a.text == 0 for a, b in zip(sample.words, sample.words[1:], strict=False))
+    assert all(
+        a.end <= b.start and a.text == 0
+        for a, b in zip(sample.words, sample.words[1:], strict=False)
+    )
     assert len(re.findall(r"\. ", sample.inputs)) >= 1, "several sentences"
 
 
@@ -98,13 +119,18 @@ def test_the_other_film_never_changes_the_label(review):
 @given(reviews)
 def test_turning_the_negations_turns_the_label(review):
     plain, turned = review.sample("x"), review.turned().sample("x")
-    assert turned.label == 1 - plain.label and set(polarities(reasons(turned))) == {bool(turned.label)}
-    assert [w for w in reasons(turned) if w in GOOD | BAD] == [w for w in reasons(plain) if w in GOOD | BAD]
+    assert turned.label == 1 - plain.label and set(polarities(reasons(turned))) == {
+        bool(turned.label)
+    }
+    assert [w for w in reasons(turned) if w in GOOD | BAD] == [
+        w for w in reasons(plain) if w in GOOD | BAD
+    ]
 
 
 @given(reviews)
 def test_without_its_reasons_a_review_says_nothing_of_its_label(review):
-    """What is left is drawn without regard to the label: neutral sentences hold no sentiment word."""
+    """What is left is drawn without regard to the label: neutral sentences hold no sentiment
+    word."""
     for sentence in review.sentences:
         if isinstance(sentence, str):
             assert not set(re.findall(r"\w+", sentence.lower())) & (GOOD | BAD)
@@ -112,24 +138,43 @@ def test_without_its_reasons_a_review_says_nothing_of_its_label(review):
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 1000), st.booleans())
 def test_a_review_does_not_depend_on_how_many_there_are(n, more, seed, held_out):
-    few, many = make_reviews(n, seed=seed, held_out=held_out), make_reviews(n + more, seed=seed, held_out=held_out)
-    assert [(s.key, s.inputs, s.label, s.words, s.rationale) for s in few] == [(s.key, s.inputs, s.label, s.words, s.rationale) for s in many[:n]]
+    few, many = (
+        make_reviews(n, seed=seed, held_out=held_out),
+        make_reviews(n + more, seed=seed, held_out=held_out),
+    )
+    assert [(s.key, s.inputs, s.label, s.words, s.rationale) for s in few] == [
+        (s.key, s.inputs, s.label, s.words, s.rationale) for s in many[:n]
+    ]
 
 
 def test_seeds_and_parts_differ():
-    texts = [[s.inputs for s in make_reviews(20, seed=seed, held_out=part)] for seed in (0, 1) for part in (False, True)]
+    texts = [
+        [s.inputs for s in make_reviews(20, seed=seed, held_out=part)]
+        for seed in (0, 1)
+        for part in (False, True)
+    ]
     assert len({text for some in texts for text in some}) == 80
 
 
 def test_what_is_held_out_is_not_in_training():
     def combinations(held_out):
-        claims = [c for i in range(3000) for r in [make_review(i, seed=3, held_out=held_out)] for c in (*r.claims, *r.others)]
-        return {(c.kind, c.negation is None, c.frame if c.negation is None else c.negation, c.word) for c in claims}
+        claims = [
+            c
+            for i in range(3000)
+            for r in [make_review(i, seed=3, held_out=held_out)]
+            for c in (*r.claims, *r.others)
+        ]
+        return {
+            (c.kind, c.negation is None, c.frame if c.negation is None else c.negation, c.word)
+            for c in claims
+        }
+
     training, held = combinations(False), combinations(True)
     assert held and not training & held
 
     def words(held_out):
         return {w.lower() for s in make_reviews(3000, seed=3, held_out=held_out) for w in spoken(s)}
+
     assert words(True) <= words(False), "every word of a held-out review is in training reviews"
 
 
@@ -141,15 +186,24 @@ def test_labels_are_balanced_and_words_alone_do_not_tell():
     training, held = make_reviews(3000, seed=5, held_out=False), make_reviews(1000, seed=6)
     assert 0.45 < sum(s.label for s in held) / len(held) < 0.55
     counts = CountVectorizer()
-    fitted = LogisticRegression(max_iter=2000).fit(counts.fit_transform([s.inputs for s in training]), [s.label for s in training])
+    fitted = LogisticRegression(max_iter=2000).fit(
+        counts.fit_transform([s.inputs for s in training]), [s.label for s in training]
+    )
     right = fitted.score(counts.transform([s.inputs for s in held]), [s.label for s in held])
     assert right < 0.6, right
 
 
 def test_the_source():
     source = Reviews(5, seed=2)
-    assert isinstance(source, Source) and len(source) == 5 and source.kind == "text" and source.labels == ("negative", "positive")
-    assert [s.inputs for s in source] == [s.inputs for s in make_reviews(5, seed=2)] and source[1].key == "1"
+    assert (
+        isinstance(source, Source)
+        and len(source) == 5
+        and source.kind == "text"
+        and source.labels == ("negative", "positive")
+    )
+    assert [s.inputs for s in source] == [s.inputs for s in make_reviews(5, seed=2)] and source[
+        1
+    ].key == "1"
     assert source.identity() == {"name": "film reviews", "n": 5, "seed": 2}
     with pytest.raises(IndexError, match="review 5 of 5"):
         source[5]

@@ -1,4 +1,5 @@
-"""The site's pages run: each page's Python blocks, in order, in one namespace, in a folder of their own; loaders of weights give small models built here."""
+"""The site's pages run: each page's Python blocks, in order, in one namespace, in a folder of their
+own; loaders of weights give small models built here."""
 
 import os
 import re
@@ -19,9 +20,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str) -> list[str]:
-    """The page's Python blocks, each with empty lines in front, so that a traceback's line is the page's."""
+    """The page's Python blocks, each with empty lines in front, so that a traceback's line is the
+    page's."""
     text = (DOCS / page).read_text()
-    return ["\n" * text[:m.start(1)].count("\n") + m[1] for m in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)]
+    return [
+        "\n" * text[: m.start(1)].count("\n") + m[1]
+        for m in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
 
 
 def run(page: str, **scope) -> dict:
@@ -40,7 +45,15 @@ def a_folder(tmp_path, monkeypatch):
 
 
 def small_llm():
-    config = transformers.GPT2Config(vocab_size=500, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=3)
+    config = transformers.GPT2Config(
+        vocab_size=500,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
     return transformers.GPT2LMHeadModel(config).eval()
 
 
@@ -48,10 +61,22 @@ def small_llm():
 def loaders(monkeypatch):
     """What downloads weights: small models in their place, of the classes that a user would get."""
     create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create("vit_tiny_patch16_224", depth=2) if pretrained else None)
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: review_tokenizer())
-    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", lambda name: review_model())
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: small_llm())
+    monkeypatch.setattr(
+        timm,
+        "create_model",
+        lambda name, pretrained: create("vit_tiny_patch16_224", depth=2) if pretrained else None,
+    )
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda name: review_tokenizer()
+    )
+    monkeypatch.setattr(
+        transformers.AutoModelForSequenceClassification,
+        "from_pretrained",
+        lambda name: review_model(),
+    )
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda name: small_llm()
+    )
 
 
 def test_five_minutes(loaders, capsys):
@@ -59,7 +84,11 @@ def test_five_minutes(loaders, capsys):
     PIL.Image.fromarray(pixels).save("dog.jpg")
     scope = run("start.md")
     printed = capsys.readouterr().out
-    assert scope["heat"].shape == (200, 300) and Path("map.png").exists() and Path("words.png").exists()
+    assert (
+        scope["heat"].shape == (200, 300)
+        and Path("map.png").exists()
+        and Path("words.png").exists()
+    )
     assert scope["tabby"].target == (281,) and scope["explanation"].target == (1, 1)
     assert scope["generation"].scores.shape[1] == 6 and scope["why_third"].scores.any()
     assert "check: ok" in printed and "not" in printed
@@ -67,17 +96,32 @@ def test_five_minutes(loaders, capsys):
 
 def test_the_first_page(loaders):
     scope = run("index.md", images=torch.randn(2, 3, 224, 224))
-    assert scope["explanation"].target == (243, 243) and scope["explanation"].heatmap().shape == (2, 224, 224)
+    assert scope["explanation"].target == (243, 243) and scope["explanation"].heatmap().shape == (
+        2,
+        224,
+        224,
+    )
 
 
 def test_three_ways_to_say_a_rule():
-    """The block of write-a-rule.md that speaks of a layer, an operator and a part of the reader's; the rest of that page is tested in test_house.py."""
+    """The block of write-a-rule.md that speaks of a layer, an operator and a part of the reader's;
+    the rest of that page is tested in test_house.py."""
+
     @torch.library.custom_op("mylib_of_the_guide::gated_norm", mutates_args=())
     def gated_norm(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 
-    ways = next(b for b in blocks("write-a-rule.md") if "with_rule(MyNorm" in b).replace("ops.mylib.", "ops.mylib_of_the_guide.")
-    scope = {"relprop": relprop, "torch": torch, "MyNorm": torch.nn.LayerNorm, "my_rule": relprop.rules.carry, "model": digit_scene_model(), "inputs": torch.rand(1, 1, 32, 32)}
+    ways = next(b for b in blocks("write-a-rule.md") if "with_rule(MyNorm" in b).replace(
+        "ops.mylib.", "ops.mylib_of_the_guide."
+    )
+    scope = {
+        "relprop": relprop,
+        "torch": torch,
+        "MyNorm": torch.nn.LayerNorm,
+        "my_rule": relprop.rules.carry,
+        "model": digit_scene_model(),
+        "inputs": torch.rand(1, 1, 32, 32),
+    }
     exec(compile(ways, "write-a-rule.md", "exec"), scope)
     assert scope["rules"] is not relprop.rules.PAPER
 
@@ -85,16 +129,20 @@ def test_three_ways_to_say_a_rule():
 def test_the_mathematics(capsys):
     scope = run("mathematics.md")
     assert "ledger" in capsys.readouterr().out
-    assert all(abs(float(p)) > 5 for p in scope["plain"]) and all(0 <= f <= 1 for f in scope["found"])
+    assert all(abs(float(p)) > 5 for p in scope["plain"]) and all(
+        0 <= f <= 1 for f in scope["found"]
+    )
 
 
 def test_a_model_of_ones_own(capsys):
     run("own-model.md")
     printed = capsys.readouterr().out
     report = blocks("own-model.md")
-    shown = re.search(r"```text\n(check: .*?)\n```", (DOCS / "own-model.md").read_text(), re.DOTALL)[1]
+    shown = re.search(
+        r"```text\n(check: .*?)\n```", (DOCS / "own-model.md").read_text(), re.DOTALL
+    )[1]
     assert len(report) == 4
-    for line in shown.splitlines():        # the report on the page is what is printed
+    for line in shown.splitlines():  # the report on the page is what is printed
         assert line == "  ..." or line.removesuffix(" ...") in printed, line
     assert "special_erfcx" in printed
 
@@ -125,4 +173,6 @@ def test_the_warnings_named_on_the_first_page_are_the_librarys():
     assert len(rows) == 5
     for row in rows:
         for piece in (p.strip(" `") for p in row.split("…")):
-            assert piece in source or piece.removesuffix(" softmax").removesuffix(" a") in source, piece
+            assert piece in source or piece.removesuffix(" softmax").removesuffix(" a") in source, (
+                piece
+            )

@@ -1,6 +1,8 @@
-"""Models that other libraries have changed: PEFT, accelerate, gradient checkpointing; and with heads of one's own.
+"""Models that other libraries have changed: PEFT, accelerate, gradient checkpointing; and with
+heads of one's own.
 
-Weights are small and seeded; nothing is downloaded. Where the change is undone by the library itself, the two explanations are compared.
+Weights are small and seeded; nothing is downloaded. Where the change is undone by the library
+itself, the two explanations are compared.
 """
 
 import warnings
@@ -19,9 +21,17 @@ from tests.common.models import closeness
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*is deprecated and will be removed in v6:FutureWarning", "ignore:None of the inputs have requires_grad=True",
+    "ignore:.*is deprecated and will be removed in v6:FutureWarning",
+    "ignore:None of the inputs have requires_grad=True",
 )
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40, "max_position_embeddings": 16}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 40,
+    "max_position_embeddings": 16,
+}
 
 
 def randomised(model):
@@ -34,7 +44,9 @@ def randomised(model):
 
 
 def classifier():
-    return randomised(transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3)))
+    return randomised(
+        transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=3))
+    )
 
 
 def generator(**changes):
@@ -51,7 +63,9 @@ def inputs():
 
 def lora(model, **changes):
     torch.manual_seed(3)
-    return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **changes)).eval()
+    return peft.get_peft_model(
+        model, peft.LoraConfig(r=2, init_lora_weights=False, **changes)
+    ).eval()
 
 
 def explained(model, target=1, **options):
@@ -64,7 +78,15 @@ def explained(model, target=1, **options):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logits = model(**x).logits
-    assert closeness(e.output, logits[:, target] if logits.dim() == 2 else torch.stack([logits[i, p, c] for i, (p, c) in enumerate(e.target)])) <= 1e-4
+    assert (
+        closeness(
+            e.output,
+            logits[:, target]
+            if logits.dim() == 2
+            else torch.stack([logits[i, p, c] for i, (p, c) in enumerate(e.target)]),
+        )
+        <= 1e-4
+    )
     return e
 
 
@@ -96,7 +118,12 @@ def test_lora_switched_off_and_between_adapters():
         without = output(model)
     assert closeness(without, output(classifier())) <= 1e-6
     torch.manual_seed(9)
-    model.add_adapter("second", peft.LoraConfig(r=2, init_lora_weights=False, task_type="SEQ_CLS", target_modules=["query"]))
+    model.add_adapter(
+        "second",
+        peft.LoraConfig(
+            r=2, init_lora_weights=False, task_type="SEQ_CLS", target_modules=["query"]
+        ),
+    )
     model.set_adapter("second")
     with_second = explained(model).output
     model.set_adapter("default")
@@ -105,11 +132,24 @@ def test_lora_switched_off_and_between_adapters():
 
 
 ADAPTERS = {
-    "injected": lambda: peft.inject_adapter_in_model(peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["value"]), classifier()),
+    "injected": lambda: peft.inject_adapter_in_model(
+        peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["value"]), classifier()
+    ),
     "DoRA": lambda: lora(classifier(), use_dora=True, target_modules=["query"]),
-    "IA3": lambda: peft.get_peft_model(classifier(), peft.IA3Config(target_modules=["value", "output.dense"], feedforward_modules=["output.dense"], init_ia3_weights=False)),
-    "trained heads": lambda: lora(classifier(), task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["classifier"]),
-    "prompt tuning": lambda: peft.get_peft_model(classifier(), peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3)),
+    "IA3": lambda: peft.get_peft_model(
+        classifier(),
+        peft.IA3Config(
+            target_modules=["value", "output.dense"],
+            feedforward_modules=["output.dense"],
+            init_ia3_weights=False,
+        ),
+    ),
+    "trained heads": lambda: lora(
+        classifier(), task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["classifier"]
+    ),
+    "prompt tuning": lambda: peft.get_peft_model(
+        classifier(), peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3)
+    ),
 }
 
 
@@ -120,13 +160,23 @@ def test_other_adapters(name):
 
 def test_virtual_tokens_are_no_content():
     e = explained(ADAPTERS["prompt tuning"]().eval())
-    assert e.source.tolist() == [-1] * 3 + list(range(7)) and not e.content[:, :3].any() and e.content[0, 3:].all()
+    assert (
+        e.source.tolist() == [-1] * 3 + list(range(7))
+        and not e.content[:, :3].any()
+        and e.content[0, 3:].all()
+    )
 
 
-@pytest.mark.parametrize("config", [
-    peft.LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"]),
-    peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
-], ids=["LoRA", "prefix tuning"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        peft.LoraConfig(
+            task_type="CAUSAL_LM", r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"]
+        ),
+        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    ],
+    ids=["LoRA", "prefix tuning"],
+)
 def test_an_adapted_generator_explains_its_next_token(config):
     e = explained(peft.get_peft_model(generator(), config).eval(), target=None)
     assert [p for p, _ in e.target] == [6, 4]
@@ -143,7 +193,13 @@ def test_dispatched_to_one_device():
 
 def test_offloaded_weights_are_refused():
     model = accelerate.cpu_offload(classifier(), execution_device="cpu")
-    with pytest.raises(InputError, match=r"word_embeddings.weight' is offloaded: its weights are there only while its module runs"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"word_embeddings.weight' is offloaded: its weights are there only while "
+            r"its module runs"
+        ),
+    ):
         relprop.explain(model, inputs(), 1)
 
 
@@ -157,7 +213,11 @@ def test_prepared_for_mixed_precision():
     with torch.no_grad():
         own = model(**x).logits[:, 1]
     assert closeness(e.output, own) <= 2 * torch.finfo(torch.bfloat16).eps
-    assert 1e-6 < closeness(e.output, exact.output) <= 0.1 and e.scores.dtype == torch.float32 and e.tokens
+    assert (
+        1e-6 < closeness(e.output, exact.output) <= 0.1
+        and e.scores.dtype == torch.float32
+        and e.tokens
+    )
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -170,17 +230,26 @@ def test_gradient_checkpointing(reentrant):
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.train()
     x = inputs()
-    assert closeness(relprop.explain(model, x, 1).scores, explained(classifier()).scores) <= 1e-6 and model.training
+    assert (
+        closeness(relprop.explain(model, x, 1).scores, explained(classifier()).scores) <= 1e-6
+        and model.training
+    )
 
 
 def test_gradient_checkpointing_in_timm():
     def made():
-        return randomised(timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3))
+        return randomised(
+            timm.models.VisionTransformer(
+                img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3
+            )
+        )
 
     x = torch.randn(2, 3, 16, 16)
     model = made().train()
     model.set_grad_checkpointing()
-    assert closeness(relprop.explain(model, x, 1).scores, relprop.explain(made(), x, 1).scores) <= 1e-6
+    assert (
+        closeness(relprop.explain(model, x, 1).scores, relprop.explain(made(), x, 1).scores) <= 1e-6
+    )
 
 
 # heads and halves of the user's own
@@ -191,11 +260,23 @@ class Stars(transformers.BertPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.bert, self.a, self.b = transformers.BertModel(config), nn.Linear(config.hidden_size, 8), nn.Linear(8, 5)
+        self.bert, self.a, self.b = (
+            transformers.BertModel(config),
+            nn.Linear(config.hidden_size, 8),
+            nn.Linear(8, 5),
+        )
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None):
-        return {"stars": self.b(torch.tanh(self.a(self.bert(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0])))}
+        return {
+            "stars": self.b(
+                torch.tanh(
+                    self.a(
+                        self.bert(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0]
+                    )
+                )
+            )
+        }
 
 
 class Around(nn.Module):
@@ -211,12 +292,18 @@ class Around(nn.Module):
         return self.head((hidden * weights).sum(1) / weights.sum(1))
 
 
-@pytest.mark.parametrize("make", [lambda: Stars(transformers.BertConfig(**SIZES)), Around], ids=["sub-class", "module around"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Stars(transformers.BertConfig(**SIZES)), Around],
+    ids=["sub-class", "module around"],
+)
 def test_heads_of_ones_own(make):
     model, x = randomised(make()), inputs()
     e = relprop.explain(model, x, 2)
     own = model(**x)
-    assert closeness(e.output, (own if torch.is_tensor(own) else own["stars"])[:, 2].detach()) <= 1e-5
+    assert (
+        closeness(e.output, (own if torch.is_tensor(own) else own["stars"])[:, 2].detach()) <= 1e-5
+    )
     assert e.scores.any() and not e.scores[1, -2:].any()
 
 
@@ -227,4 +314,6 @@ def test_half_precision_generators(dtype, tied):
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     e = relprop.explain(model, x, keep="blocks")
     assert e.scores.dtype == torch.float32 and torch.isfinite(e.scores).all() and e.scores.any()
-    assert all(torch.isfinite(b.gradient).all() and b.relevance.dtype == torch.float32 for b in e.blocks)
+    assert all(
+        torch.isfinite(b.gradient).all() and b.relevance.dtype == torch.float32 for b in e.blocks
+    )

@@ -1,6 +1,8 @@
-"""A user's own rules: by operator, module class and module path; the process-wide layer; whole modules as one operation; a custom op.
+"""A user's own rules: by operator, module class and module path; the process-wide layer; whole
+modules as one operation; a custom op.
 
-The custom operator is a gated norm from ``torch.library``: unknown at first, refused with the message that says how, then three lines.
+The custom operator is a gated norm from ``torch.library``: unknown at first, refused with the
+message that says how, then three lines.
 """
 
 import functools
@@ -11,7 +13,13 @@ import torch
 from torch import nn
 
 import relprop
-from relprop.errors import NoAttentionError, RelpropError, RelpropWarning, RuleError, UnknownOperation
+from relprop.errors import (
+    NoAttentionError,
+    RelpropError,
+    RelpropWarning,
+    RuleError,
+    UnknownOperation,
+)
 from relprop.rules import PAPER, carry
 from tests.common.models import Attention, Block, Recipe, build, closeness, randomise, sample
 
@@ -31,20 +39,26 @@ def plain_model():
 
 
 def explain(rules="paper", model=None, **options):
-    return relprop.explain(plain_model() if model is None else model, sample(), 1, rules=rules, keep=KEEP, **options)
+    return relprop.explain(
+        plain_model() if model is None else model, sample(), 1, rules=rules, keep=KEEP, **options
+    )
 
 
 def rules_at(e, path):
     return {a.rule for a in e.ledger.accounts if a.path == path}
 
 
-# -- RuleSet.with_rule -------------------------------------------------------------------------------------------------------
+# -- RuleSet.with_rule
+# --------------------------------------------------------------------------------------------------
 
 KEYS = {
     "operator packet": (aten.gelu, {"blocks.0.mlp.1", "blocks.1.mlp.1"}),
     "operator overload": (aten.gelu.default, {"blocks.0.mlp.1", "blocks.1.mlp.1"}),
     "module class": (nn.GELU, {"blocks.0.mlp.1", "blocks.1.mlp.1"}),
-    "a class above it": (nn.LayerNorm, {"blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm"}),
+    "a class above it": (
+        nn.LayerNorm,
+        {"blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm"},
+    ),
     "path": ("blocks.0.mlp.1", {"blocks.0.mlp.1"}),
     "path pattern": ("blocks.*.norm1", {"blocks.0.norm1", "blocks.1.norm1"}),
 }
@@ -78,7 +92,10 @@ def test_a_path_tells_the_calls_of_one_module_apart():
     e = explain(PAPER.with_rule("blocks.0.norm1@1", halved), model)
     assert {a.path for a in e.ledger.accounts if a.rule == "halved"} == {"blocks.0.norm1@1"}
     both = explain(PAPER.with_rule("blocks.0.norm1", halved), model)
-    assert {a.path for a in both.ledger.accounts if a.rule == "halved"} == {"blocks.0.norm1", "blocks.0.norm1@1"}
+    assert {a.path for a in both.ledger.accounts if a.rule == "halved"} == {
+        "blocks.0.norm1",
+        "blocks.0.norm1@1",
+    }
 
 
 def test_a_path_matches_every_alias_of_a_module():
@@ -98,14 +115,22 @@ def test_a_class_holds_for_every_call_of_a_shared_module(key):
 
 
 def test_a_rule_that_gives_nothing_ends_the_walk_there():
-    e = explain(PAPER.with_rule("blocks.1.mlp", lambda relevance, call: torch.zeros_like(relevance)))
+    e = explain(
+        PAPER.with_rule("blocks.1.mlp", lambda relevance, call: torch.zeros_like(relevance))
+    )
     assert torch.isfinite(e.scores).all() and closeness(e.input, explain().input) > 1e-6
 
 
 BROKEN = {
     "raises": (lambda relevance, call: 1 / 0, r"failed on aten.gelu.default: division by zero"),
-    "returns too many": (lambda relevance, call: (relevance, relevance), r"returned 2 shares for 1 operands"),
-    "returns nothing": (lambda relevance, call: None, r"'NoneType' object is not iterable|returned NoneType"),
+    "returns too many": (
+        lambda relevance, call: (relevance, relevance),
+        r"returned 2 shares for 1 operands",
+    ),
+    "returns nothing": (
+        lambda relevance, call: None,
+        r"'NoneType' object is not iterable|returned NoneType",
+    ),
     "returns another shape": (lambda relevance, call: (relevance[..., :1],), r"shape"),
 }
 
@@ -119,7 +144,9 @@ def test_a_broken_rule_is_named_with_its_place(name):
     assert re.search(said, flat) and "blocks.1.mlp.1" in flat, flat
 
 
-# -- the process-wide layer --------------------------------------------------------------------------------------------------
+# -- the process-wide layer
+# --------------------------------------------------------------------------------------------------
+
 
 def test_a_registered_rule_changes_the_next_explanation_and_remove_undoes_it():
     before = explain()
@@ -159,11 +186,16 @@ def test_registered_rules_hold_for_a_cached_program_and_for_every_rule_set():
 def test_the_roll_up_is_not_changed_by_rules():
     """Rollout reads no relevance: rules for relevance must not reach it."""
     plain = relprop.explain(build(), sample(), method="rollout")
-    with relprop.register_rule(aten.gelu)(halved), relprop.register_rule(aten.add)(lambda r, call: (r, None)):
+    with (
+        relprop.register_rule(aten.gelu)(halved),
+        relprop.register_rule(aten.add)(lambda r, call: (r, None)),
+    ):
         assert relprop.explain(build(), sample(), method="rollout").scores.equal(plain.scores)
 
 
-# -- a module as one operation -----------------------------------------------------------------------------------------------
+# -- a module as one operation
+# -----------------------------------------------------------------------------------------------
+
 
 class Mlp(nn.Module):
     """Several operations; a rule on its class makes them one."""
@@ -230,16 +262,23 @@ def test_a_regions_call_can_be_replayed_and_differentiated():
         return call.only(x * pull(relevance / output)[0])
 
     e = explain(PAPER.with_rule(Mlp, by_gradient), model)
-    assert (torch.isfinite(e.scores).all() and rules_at(e, "part") == {"by_gradient"}) or any(a.rule == "by_gradient" for a in e.ledger.accounts)
+    assert (torch.isfinite(e.scores).all() and rules_at(e, "part") == {"by_gradient"}) or any(
+        a.rule == "by_gradient" for a in e.ledger.accounts
+    )
 
 
 def test_a_region_that_leaks_an_inner_tensor_is_refused():
-    with pytest.raises(RuleError, match=r"the call of 'part' cannot be one operation: 2 of its tensors are used outside it"):
+    with pytest.raises(
+        RuleError,
+        match=r"the call of 'part' cannot be one operation: 2 of its tensors are used outside it",
+    ):
         explain(PAPER.with_rule(Leaky, carry), randomise(Around(Leaky())).double())
 
 
 def test_a_rule_that_hides_the_only_attention_leaves_nothing_to_explain():
-    with pytest.raises(NoAttentionError, match=r"inside a module that a rule of yours treats as one operation"):
+    with pytest.raises(
+        NoAttentionError, match=r"inside a module that a rule of yours treats as one operation"
+    ):
         explain(PAPER.with_rule(Attention, carry))
 
 
@@ -256,10 +295,13 @@ def test_a_whole_block_by_its_class_hides_all_sites():
         explain(PAPER.with_rule(Block, carry))
 
 
-# -- a layer with an operator of its own -------------------------------------------------------------------------------------
+# -- a layer with an operator of its own
+# -------------------------------------------------------------------------------------
+
 
 def define(name, *, derivative):
     """``x / rms(x) · sigmoid(gate)`` as a custom operator."""
+
     @torch.library.custom_op(f"relprop_tests::{name}", mutates_args=())
     def op(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt() * gate.sigmoid()
@@ -272,7 +314,9 @@ def define(name, *, derivative):
 
     op.register_vmap(batched)
     if derivative:
-        op.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+        op.register_autograd(
+            backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+        )
     return op
 
 
@@ -284,7 +328,10 @@ def backward(ctx, grad):
         return torch.autograd.grad(y, (x, gate), grad)
 
 
-OPS = {True: define("gated_norm", derivative=True), False: define("gated_norm_without_derivative", derivative=False)}
+OPS = {
+    True: define("gated_norm", derivative=True),
+    False: define("gated_norm_without_derivative", derivative=False),
+}
 
 
 class GatedNorm(nn.Module):
@@ -303,7 +350,9 @@ def with_gated_norm(derivative, where="norm1"):
 
 
 def operator(derivative):
-    return getattr(torch.ops.relprop_tests, "gated_norm" if derivative else "gated_norm_without_derivative")
+    return getattr(
+        torch.ops.relprop_tests, "gated_norm" if derivative else "gated_norm_without_derivative"
+    )
 
 
 @pytest.mark.parametrize("derivative", [True, False], ids=["with derivative", "without derivative"])
@@ -312,15 +361,28 @@ def test_an_unknown_operator_is_refused_with_the_message_that_says_how(derivativ
         explain(model=with_gated_norm(derivative), on_unknown="error")
     said = str(caught.value)
     assert f"no relevance rule for {operator(derivative).default}" in said
-    assert "blocks.0.norm1" in said and "test_customisation.py" in said and "self.op(x, self.gate)" in said
-    assert f"relprop.rules.PAPER.with_rule(torch.ops.{operator(derivative).default}, relprop.rules.carry)" in said
+    assert (
+        "blocks.0.norm1" in said
+        and "test_customisation.py" in said
+        and "self.op(x, self.gate)" in said
+    )
+    assert (
+        f"relprop.rules.PAPER.with_rule(torch.ops.{operator(derivative).default}, "
+        "relprop.rules.carry)"
+    ) in said
     assert "register_rule" in said and "relprop.check(model, inputs)" in said
 
 
 def test_it_is_refused_as_generic_too_because_its_derivative_is_out_of_reach():
-    with pytest.raises(UnknownOperation, match=r"relprop_tests.gated_norm.default, and torch.func cannot enter its derivative"):
+    with pytest.raises(
+        UnknownOperation,
+        match=r"relprop_tests.gated_norm.default, and torch.func cannot enter its derivative",
+    ):
         explain(model=with_gated_norm(True))
-    with pytest.raises(UnknownOperation, match=r"gated_norm_without_derivative.default, and PyTorch has no derivative of it"):
+    with pytest.raises(
+        UnknownOperation,
+        match=r"gated_norm_without_derivative.default, and PyTorch has no derivative of it",
+    ):
         explain(model=with_gated_norm(False))
 
 
@@ -333,16 +395,23 @@ def test_check_names_it_before_anything_runs():
 def test_an_aten_operator_without_a_rule_is_generic_and_says_so_once():
     model = randomise(Around(nn.Softmax2d()))
     model.part.forward = lambda x: torch.logaddexp(x, 2 * x)
-    with pytest.warns(RelpropWarning, match="take the generic one.*aten.logaddexp.default") as warned:
+    with pytest.warns(
+        RelpropWarning, match="take the generic one.*aten.logaddexp.default"
+    ) as warned:
         e = explain(model=model.double())
         explain(model=model)
     assert len(warned) == 1
-    assert e.facts["generic"] == ["aten.logaddexp.default"] and e.ledger.balanced(1e-9) and torch.isfinite(e.scores).all()
+    assert (
+        e.facts["generic"] == ["aten.logaddexp.default"]
+        and e.ledger.balanced(1e-9)
+        and torch.isfinite(e.scores).all()
+    )
 
 
 @pytest.mark.parametrize("derivative", [True, False], ids=["with derivative", "without derivative"])
 def test_three_lines_make_it_work(derivative):
-    """A norm and a gate by a parameter: one element in, one element out. Below the first attention map no gradient is asked for."""
+    """A norm and a gate by a parameter: one element in, one element out. Below the first attention
+    map no gradient is asked for."""
     model = with_gated_norm(derivative)
 
     @relprop.register_rule(operator(derivative))
@@ -361,9 +430,12 @@ def test_three_lines_make_it_work(derivative):
 
 
 def test_its_gradient_is_the_operators_own():
-    """Above an attention map the operator's registered derivative is used: as for the same norm written out in PyTorch."""
+    """Above an attention map the operator's registered derivative is used: as for the same norm
+    written out in PyTorch."""
     model, plain = with_gated_norm(True, "norm2"), with_gated_norm(True, "norm2")
-    plain.blocks[0].norm2.op = lambda x, gate: x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt() * gate.sigmoid()
+    plain.blocks[0].norm2.op = lambda x, gate: (
+        x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt() * gate.sigmoid()
+    )
     e = explain(PAPER.with_rule(operator(True), carry), model)
     assert closeness(e.blocks[0].gradient, explain(model=plain).blocks[0].gradient) <= 1e-9
     assert closeness(e.scores, explain(model=plain).scores) <= 1e-9
@@ -371,7 +443,9 @@ def test_its_gradient_is_the_operators_own():
 
 def test_without_a_derivative_above_an_attention_map_it_is_refused_clearly():
     model, rules = with_gated_norm(False, "norm2"), PAPER.with_rule(operator(False), carry)
-    with pytest.raises(RelpropError, match=r"gradient cannot be taken: .*no autograd formula was registered"):
+    with pytest.raises(
+        RelpropError, match=r"gradient cannot be taken: .*no autograd formula was registered"
+    ):
         relprop.explain(model, sample(), 1, rules=rules)
     e = relprop.explain(model, sample(), 1, rules=rules, use_gradient=False)
     assert torch.isfinite(e.scores).all() and e.ledger.balanced(1e-12)
@@ -380,7 +454,11 @@ def test_without_a_derivative_above_an_attention_map_it_is_refused_clearly():
 def test_the_message_snippet_works_as_pasted():
     with pytest.raises(UnknownOperation) as caught:
         explain(model=with_gated_norm(True), on_unknown="error")
-    snippet = next(line.split("then", 1)[1].split("#")[0].strip() for line in str(caught.value).splitlines() if line.strip().startswith("then"))
+    snippet = next(
+        line.split("then", 1)[1].split("#")[0].strip()
+        for line in str(caught.value).splitlines()
+        if line.strip().startswith("then")
+    )
     scope = {"relprop": relprop, "torch": torch}
     exec(snippet, scope)
     e = explain(scope["rules"], with_gated_norm(True), on_unknown="error")

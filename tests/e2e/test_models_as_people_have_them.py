@@ -1,6 +1,8 @@
-"""Models as people have them: compiled, wrapped, checkpointed, hooked, parametrized, in any mode. Each is explained as the plain model it stands for.
+"""Models as people have them: compiled, wrapped, checkpointed, hooked, parametrized, in any mode.
+Each is explained as the plain model it stands for.
 
-A row is (what is done to the plain model, what undoes it for the comparison); the odd model is left exactly as it was.
+A row is (what is done to the plain model, what undoes it for the comparison); the odd model is left
+exactly as it was.
 """
 
 import re
@@ -99,7 +101,9 @@ def with_gradients(model):
 SAME = {
     "torch.compile(model)": lambda m: torch.compile(m, backend=never),
     "torch.compile(model), the default compiler": torch.compile,
-    "torch.compile of torch.compile": lambda m: torch.compile(torch.compile(m, backend=never), backend=never),
+    "torch.compile of torch.compile": lambda m: torch.compile(
+        torch.compile(m, backend=never), backend=never
+    ),
     "torch.compile(model.forward)": lambda m: torch.compile(m.forward, backend=never),
     "model.forward": lambda m: m.forward,
     "model.compile()": in_place,
@@ -128,7 +132,11 @@ def expected():
 def core(model):
     """The module under whatever is around it."""
     while True:
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or getattr(model, "__self__", None)
+        inner = (
+            getattr(model, "_orig_mod", None)
+            or getattr(model, "_torchdynamo_orig_callable", None)
+            or getattr(model, "__self__", None)
+        )
         if inner is None:
             return model
         model = inner
@@ -141,29 +149,42 @@ def test_is_explained_as_the_plain_model(name, expected):
     before = snapshot(core(model), [x])
     for _ in range(2):
         e = relprop.explain(model, x, [0, 1, 2], keep="input")
-        assert closeness(e.scores, expected.scores) <= 1e-12 and closeness(e.input, expected.input) <= 1e-9
+        assert (
+            closeness(e.scores, expected.scores) <= 1e-12
+            and closeness(e.input, expected.input) <= 1e-9
+        )
         assert closeness(e.output, expected.output) <= 1e-12
         assert_undisturbed(before, snapshot(core(model), [x]))
 
 
 def test_distributed_data_parallel(tmp_path, expected):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
     try:
         model = nn.parallel.DistributedDataParallel(build())
         for odd in (model, torch.compile(model, backend=never)):
             before = snapshot(model, [])
-            assert closeness(relprop.explain(odd, sample(), [0, 1, 2]).scores, expected.scores) <= 1e-12
+            assert (
+                closeness(relprop.explain(odd, sample(), [0, 1, 2]).scores, expected.scores)
+                <= 1e-12
+            )
             assert_undisturbed(before, snapshot(model, []))
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_sharded_parameters_are_refused(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
     try:
         model = build()
         fully_shard(model)
-        with pytest.raises(InputError, match=r"parameter 'position' is sharded \(DTensor\)\s+then\s+explain the whole model"):
+        with pytest.raises(
+            InputError,
+            match=r"parameter 'position' is sharded \(DTensor\)\s+then\s+explain the whole model",
+        ):
             relprop.explain(model, sample(), 1)
     finally:
         torch.distributed.destroy_process_group()
@@ -171,8 +192,16 @@ def test_sharded_parameters_are_refused(tmp_path):
 
 def test_a_model_on_several_devices_is_refused():
     far = nn.Linear(4, 4)
-    far.weight = nn.Parameter(FakeTensor(FakeTensorMode(), torch.empty(4, 4, device="meta"), torch.device("mps:0")))
-    with pytest.raises(InputError, match=r"the model is on several devices: '0.weight' on cpu, '1.weight' on mps:0\s+then\s+put it on one: model.to\('cpu'\)"):
+    far.weight = nn.Parameter(
+        FakeTensor(FakeTensorMode(), torch.empty(4, 4, device="meta"), torch.device("mps:0"))
+    )
+    with pytest.raises(
+        InputError,
+        match=(
+            r"the model is on several devices: '0.weight' on cpu, '1.weight' on "
+            r"mps:0\s+then\s+put it on one: model.to\('cpu'\)"
+        ),
+    ):
         relprop.explain(nn.Sequential(nn.Linear(6, 4), far), torch.randn(2, 5, 6), 1)
 
 
@@ -202,15 +231,26 @@ def test_what_overflows_in_float16_is_refused_and_precision_helps():
     with pytest.raises(RelpropError, match=r"scores of 2 samples are not finite.*precision="):
         relprop.explain(model, x, 1)
     e = relprop.explain(model, x, 1, precision="float32", keep="blocks")
-    assert torch.isfinite(e.scores).all() and max(float(b.gradient.abs().max()) for b in e.blocks) > torch.finfo(torch.float16).max
+    assert (
+        torch.isfinite(e.scores).all()
+        and max(float(b.gradient.abs().max()) for b in e.blocks) > torch.finfo(torch.float16).max
+    )
 
 
-@pytest.mark.parametrize("kind", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal],
+    ids=lambda f: f.__name__,
+)
 def test_a_parametrized_model_is_the_model_of_the_weights_it_makes(kind):
     def parametrized():
         torch.manual_seed(0)
         model = build()
-        for module in (*(b.attention.qkv for b in model.blocks), *(b.mlp[0] for b in model.blocks), model.head):
+        for module in (
+            *(b.attention.qkv for b in model.blocks),
+            *(b.mlp[0] for b in model.blocks),
+            model.head,
+        ):
             kind(module, "weight")
         return model.eval()
 
@@ -227,9 +267,13 @@ def test_a_parametrized_model_is_the_model_of_the_weights_it_makes(kind):
     assert closeness(relprop.explain(model, x, 1).output, model(x)[:, 1].detach()) <= 1e-12
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["scaled, then multiplied", "multiplied, then scaled"])
+@pytest.mark.parametrize(
+    "before", [True, False], ids=["scaled, then multiplied", "multiplied, then scaled"]
+)
 def test_integer_weights_that_are_dequantised_in_the_model(before):
-    """Weight-only quantisation written out: explained as the model of the dequantised weights, its bias and all."""
+    """Weight-only quantisation written out: explained as the model of the dequantised weights, its
+    bias and all."""
+
     class Stored(nn.Module):
         def __init__(self, linear):
             super().__init__()
@@ -241,8 +285,12 @@ def test_integer_weights_that_are_dequantised_in_the_model(before):
         def forward(self, x):
             flat = x.flatten(0, -2)
             if before:
-                return torch.addmm(self.bias, flat, (self.stored.to(x.dtype) * self.scale[:, None]).t()).unflatten(0, x.shape[:-1])
-            return (flat @ self.stored.to(x.dtype).t() * self.scale).unflatten(0, x.shape[:-1]) + self.bias
+                return torch.addmm(
+                    self.bias, flat, (self.stored.to(x.dtype) * self.scale[:, None]).t()
+                ).unflatten(0, x.shape[:-1])
+            return (flat @ self.stored.to(x.dtype).t() * self.scale).unflatten(
+                0, x.shape[:-1]
+            ) + self.bias
 
     model, plain, x = build(), build(), sample()
     for odd, usual in zip(model.blocks, plain.blocks, strict=True):
@@ -250,16 +298,35 @@ def test_integer_weights_that_are_dequantised_in_the_model(before):
             odd.mlp[at] = Stored(odd.mlp[at])
             usual.mlp[at].weight.data = odd.mlp[at].stored * odd.mlp[at].scale[:, None]
     e, f = relprop.explain(model, x, 1, keep="input"), relprop.explain(plain, x, 1, keep="input")
-    assert closeness(e.output, f.output) <= 1e-12 and closeness(e.scores, f.scores) <= 1e-9 and closeness(e.input, f.input) <= 1e-9
+    assert (
+        closeness(e.output, f.output) <= 1e-12
+        and closeness(e.scores, f.scores) <= 1e-9
+        and closeness(e.input, f.input) <= 1e-9
+    )
 
 
 REFUSED = {
-    "a compiled function": (lambda: torch.compile(lambda x: x, backend=never), r"model is function, not a torch.nn.Module then explain the module it calls"),
+    "a compiled function": (
+        lambda: torch.compile(lambda x: x, backend=never),
+        r"model is function, not a torch.nn.Module then explain the module it calls",
+    ),
     "a number": (lambda: 3, r"model is int, not a torch.nn.Module"),
-    "lazy parameters": (lambda: nn.Sequential(nn.LazyLinear(4), nn.Softmax(-1)), r"parameter '0.weight' has no shape yet then call the model once"),
-    "weights that change when they are used": (lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), r"module '0' \(Embedding\) rewrites its weights.*max_norm=1.0"),
-    "a part without values": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4, device="meta")), r"parameter '1.weight' is on the meta device: the model has no weights yet then load them"),
-    "a buffer without values": (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False, device="meta")), r"'1.running_mean' is on the meta device"),
+    "lazy parameters": (
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.Softmax(-1)),
+        r"parameter '0.weight' has no shape yet then call the model once",
+    ),
+    "weights that change when they are used": (
+        lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)),
+        r"module '0' \(Embedding\) rewrites its weights.*max_norm=1.0",
+    ),
+    "a part without values": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4, device="meta")),
+        r"parameter '1.weight' is on the meta device: the model has no weights yet then load them",
+    ),
+    "a buffer without values": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False, device="meta")),
+        r"'1.running_mean' is on the meta device",
+    ),
 }
 
 

@@ -1,6 +1,8 @@
-"""The user's model and process are the same before and after, also when something raises half way; and what the user changes is seen.
+"""The user's model and process are the same before and after, also when something raises half way;
+and what the user changes is seen.
 
-``Snapshot`` writes down everything that could be disturbed; two of them are compared item by item, so a failure names the item.
+``Snapshot`` writes down everything that could be disturbed; two of them are compared item by item,
+so a failure names the item.
 """
 
 import gc
@@ -33,7 +35,8 @@ class Loud(nn.Module):
 
 
 def lively_model(**changes):
-    """A model in every kind of state: train flags mixed, a frozen parameter, gradients, hooks, a buffer."""
+    """A model in every kind of state: train flags mixed, a frozen parameter, gradients, hooks, a
+    buffer."""
     model = build(RECIPE, **changes)
     model(sample(RECIPE)).sum().backward()
     model.blocks[0].norm1.weight.requires_grad_(False)
@@ -51,11 +54,30 @@ def snapshot(model, inputs):
         seen[f"{name}: attributes"] = sorted(vars(module))
         seen[f"{name}: training"] = module.training
         seen[f"{name}: class"] = type(module)
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks"):
+        for hooks in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_state_dict_hooks",
+        ):
             seen[f"{name}: {hooks}"] = {k: id(v) for k, v in getattr(module, hooks).items()}
         for kind in ("_parameters", "_buffers"):
             for key, t in getattr(module, kind).items():
-                seen[f"{name}.{key}"] = None if t is None else (id(t), id(t.grad), t.requires_grad, t.dtype, t._version, t.data_ptr(), bits(t), bits(t.grad), t.grad_fn)
+                seen[f"{name}.{key}"] = (
+                    None
+                    if t is None
+                    else (
+                        id(t),
+                        id(t.grad),
+                        t.requires_grad,
+                        t.dtype,
+                        t._version,
+                        t.data_ptr(),
+                        bits(t),
+                        bits(t.grad),
+                        t.grad_fn,
+                    )
+                )
     seen["inputs"] = [(id(t), t._version, t.requires_grad, id(t.grad), bits(t)) for t in inputs]
     return seen | process()
 
@@ -63,17 +85,33 @@ def snapshot(model, inputs):
 def process():
     """The flags of this process and its random state."""
     return {
-        "rng": bits(torch.get_rng_state()), "grad mode": torch.is_grad_enabled(), "inference mode": torch.is_inference_mode_enabled(),
-        "default dtype": torch.get_default_dtype(), "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic), "threads": torch.get_num_threads(),
-        "autocast": torch.is_autocast_enabled("cpu"), "matmul precision": torch.get_float32_matmul_precision(),
-        "default device": torch.get_default_device(), "anomaly": torch.is_anomaly_enabled(),
-        "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()),
+        "rng": bits(torch.get_rng_state()),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "threads": torch.get_num_threads(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "default device": torch.get_default_device(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "sdpa": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+        ),
     }
 
 
 def bits(t):
-    return None if t is None else t.detach().contiguous().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    return (
+        None
+        if t is None
+        else t.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        if t.numel()
+        else b""
+    )
 
 
 def assert_undisturbed(before, after):
@@ -84,10 +122,14 @@ def assert_undisturbed(before, after):
 
 CALLS = {
     "explain": lambda model, x: relprop.explain(model, x),
-    "explain, everything kept": lambda model, x: relprop.explain(model, x, 1, keep=("blocks", "matrix", "input"), normalize_rows=True),
+    "explain, everything kept": lambda model, x: relprop.explain(
+        model, x, 1, keep=("blocks", "matrix", "input"), normalize_rows=True
+    ),
     "explain, precision": lambda model, x: relprop.explain(model, x, precision="float32"),
     "explain, callable": lambda model, x: relprop.explain(model, x, lambda y: y.softmax(-1)[0, 1]),
-    "explain_many": lambda model, x: relprop.explain_many(model, x, [0, 1, lambda y: y[0, 0] - y[0, 1]], batch_size=2),
+    "explain_many": lambda model, x: relprop.explain_many(
+        model, x, [0, 1, lambda y: y[0, 0] - y[0, 1]], batch_size=2
+    ),
     "rollout": lambda model, x: relprop.explain(model, x, method="rollout"),
     "trace": relprop.trace,
     "check": relprop.check,
@@ -113,8 +155,18 @@ def raising_target(output):
 
 
 FAILURES = {
-    "rule on an op": (RuleError, lambda m, x: relprop.explain(m, x, rules=relprop.rules.PAPER.with_rule(torch.ops.aten.gelu, raising_rule))),
-    "rule deep down": (RuleError, lambda m, x: relprop.explain(m, x, keep="input", rules=relprop.rules.PAPER.with_rule("blocks.0.norm1", raising_rule))),
+    "rule on an op": (
+        RuleError,
+        lambda m, x: relprop.explain(
+            m, x, rules=relprop.rules.PAPER.with_rule(torch.ops.aten.gelu, raising_rule)
+        ),
+    ),
+    "rule deep down": (
+        RuleError,
+        lambda m, x: relprop.explain(
+            m, x, keep="input", rules=relprop.rules.PAPER.with_rule("blocks.0.norm1", raising_rule)
+        ),
+    ),
     "target": (RelpropError, lambda m, x: relprop.explain(m, x, raising_target)),
     "target, second": (RelpropError, lambda m, x: relprop.explain_many(m, x, [0, raising_target])),
     "target out of range": (RelpropError, lambda m, x: relprop.explain(m, x, 99)),
@@ -136,7 +188,10 @@ def test_a_registered_rule_that_raises_leaves_no_trace():
     model, x = lively_model(), sample(RECIPE)
     before = snapshot(model, [x])
     expected = relprop.explain(model, x).scores
-    with relprop.register_rule(torch.ops.aten.gelu)(raising_rule), pytest.raises(RuleError, match="a rule raises"):
+    with (
+        relprop.register_rule(torch.ops.aten.gelu)(raising_rule),
+        pytest.raises(RuleError, match="a rule raises"),
+    ):
         relprop.explain(model, x)
     assert_undisturbed(before, snapshot(model, [x]))
     assert relprop.explain(model, x).scores.equal(expected)
@@ -153,7 +208,12 @@ def test_a_forward_that_raises_leaves_the_model_as_it_was(call):
 
 def test_the_snapshot_can_tell():
     model, x = lively_model(), sample(RECIPE)
-    for disturb in (lambda: model.eval(), lambda: model.norm.weight.data.add_(1), lambda: torch.rand(1), lambda: setattr(model, "mark", 1)):
+    for disturb in (
+        lambda: model.eval(),
+        lambda: model.norm.weight.data.add_(1),
+        lambda: torch.rand(1),
+        lambda: setattr(model, "mark", 1),
+    ):
         before = snapshot(model, [x])
         disturb()
         with pytest.raises(AssertionError):
@@ -208,12 +268,18 @@ def replaced_by_assignment(model):
 
 
 def changed_data(model):
-    model.blocks[0].attention.qkv.weight.data = build(seed=7).blocks[0].attention.qkv.weight.detach().clone()
+    model.blocks[0].attention.qkv.weight.data = (
+        build(seed=7).blocks[0].attention.qkv.weight.detach().clone()
+    )
 
 
-@pytest.mark.parametrize("change", [other_weights, optimizer_step, replaced_parameter, replaced_by_assignment, changed_data])
+@pytest.mark.parametrize(
+    "change",
+    [other_weights, optimizer_step, replaced_parameter, replaced_by_assignment, changed_data],
+)
 def test_new_weights_are_used_by_the_next_call(change):
-    """The captured program is kept (weights are no part of it) and reads the weights of the moment."""
+    """The captured program is kept (weights are no part of it) and reads the weights of the
+    moment."""
     model, x = build(), sample()
     program, old = relprop.trace(model, x), relprop.explain(model, x, 1)
     change(model)
@@ -273,9 +339,21 @@ def nested_setting(model):
     model.recipe = replace(model.recipe, pool="last")
 
 
-@pytest.mark.parametrize("change", [
-    added_module, replaced_submodule, forward_hook, forward_pre_hook, patched_forward, changed_setting, another_class, parametrized, untied, nested_setting,
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        added_module,
+        replaced_submodule,
+        forward_hook,
+        forward_pre_hook,
+        patched_forward,
+        changed_setting,
+        another_class,
+        parametrized,
+        untied,
+        nested_setting,
+    ],
+)
 def test_a_changed_structure_is_captured_anew(change):
     model, x = build(), sample()
     relprop.explain(model, x, 1)

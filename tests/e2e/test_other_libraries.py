@@ -1,6 +1,8 @@
-"""Models of libraries that relprop has no line of code about: PyTorch's own layers, torchvision, open_clip. One graph, whoever wrote the model.
+"""Models of libraries that relprop has no line of code about: PyTorch's own layers, torchvision,
+open_clip. One graph, whoever wrote the model.
 
-Where two libraries have the same architecture, weights are copied from one to the other and the explanations are compared.
+Where two libraries have the same architecture, weights are copied from one to the other and the
+explanations are compared.
 """
 
 import pytest
@@ -10,7 +12,11 @@ from open_clip.transformer import TextTransformer
 from open_clip.transformer import VisionTransformer as ClipTower
 from torch import nn
 from torchvision.models import MaxVit, VisionTransformer
-from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+from torchvision.models.swin_transformer import (
+    PatchMergingV2,
+    SwinTransformer,
+    SwinTransformerBlockV2,
+)
 
 import relprop
 from tests.common.models import closeness
@@ -21,7 +27,8 @@ FEATURES, WIDTH, TOKENS = 6, 8, 5
 
 
 def explained(model, x, **options):
-    """Explanations of three classes, joined: they agree with the model's own outputs, leave it as it was, and keep samples apart.
+    """Explanations of three classes, joined: they agree with the model's own outputs, leave it as
+    it was, and keep samples apart.
 
     One class may have no positive evidence in a sample; each sample has some for one of them.
     """
@@ -31,10 +38,20 @@ def explained(model, x, **options):
     assert_undisturbed(before, snapshot(model, tensors))
     own = model(**x) if isinstance(x, dict) else model(x)
     assert closeness(torch.stack([e.output for e in found], 1), own[:, :3].detach()) <= 1e-9
-    assert all(torch.isfinite(e.scores).all() and e.ledger.balanced(1e-9) and not e.facts["generic"] for e in found)
+    assert all(
+        torch.isfinite(e.scores).all() and e.ledger.balanced(1e-9) and not e.facts["generic"]
+        for e in found
+    )
     assert torch.stack([e.scores for e in found]).any(0).any(1).all()
-    alone = relprop.explain_many(model, {k: v[1:2] for k, v in x.items()} if isinstance(x, dict) else x[1:2], [0, 1, 2], **options)
-    assert all(closeness(a.scores, e.scores[1:2]) <= 1e-9 for a, e in zip(alone, found, strict=True))
+    alone = relprop.explain_many(
+        model,
+        {k: v[1:2] for k, v in x.items()} if isinstance(x, dict) else x[1:2],
+        [0, 1, 2],
+        **options,
+    )
+    assert all(
+        closeness(a.scores, e.scores[1:2]) <= 1e-9 for a, e in zip(alone, found, strict=True)
+    )
     return Found(found)
 
 
@@ -76,10 +93,16 @@ def words():
     return torch.randn(2, TOKENS, FEATURES, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_zero_attn": True}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"add_zero_attn": True}, {"add_bias_kv": True}], ids=str
+)
 def test_multihead_attention_either_way_round(options):
     x = words()
-    made = [explained(randomised(Attending(first, asked, **options)).double(), x) for first in (True, False) for asked in (True, False)]
+    made = [
+        explained(randomised(Attending(first, asked, **options)).double(), x)
+        for first in (True, False)
+        for asked in (True, False)
+    ]
     assert all(closeness(e.scores, made[0].scores) <= 1e-9 for e in made)
 
 
@@ -99,7 +122,9 @@ class Encoding(nn.Module):
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, **options)
         self.embed, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 3)
-        self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=not options)
+        self.encoder = nn.TransformerEncoder(
+            layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=not options
+        )
 
     def forward(self, x, pad=None):
         y = self.encoder(self.embed(x), src_key_padding_mask=pad)
@@ -108,9 +133,14 @@ class Encoding(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu", "norm_first": True}, {"bias": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"norm_first": True}, {"activation": "gelu", "norm_first": True}, {"bias": False}],
+    ids=str,
+)
 def test_the_transformer_encoder_and_its_fast_path(options):
-    """In ``eval`` mode it runs as one fused operation; explained is what it computes, layer by layer."""
+    """In ``eval`` mode it runs as one fused operation; explained is what it computes, layer by
+    layer."""
     model, x = randomised(Encoding(**options)).double(), words()
     e = explained(model, x)
     assert len(e[0].facts["attention_sites"]) == 2
@@ -129,16 +159,47 @@ def test_the_transformer_encoder_and_its_fast_path(options):
 
 
 def vit():
-    return randomised(VisionTransformer(image_size=16, patch_size=8, num_layers=2, num_heads=2, hidden_dim=WIDTH, mlp_dim=2 * WIDTH, num_classes=3)).double()
+    return randomised(
+        VisionTransformer(
+            image_size=16,
+            patch_size=8,
+            num_layers=2,
+            num_heads=2,
+            hidden_dim=WIDTH,
+            mlp_dim=2 * WIDTH,
+            num_classes=3,
+        )
+    ).double()
 
 
 def test_torchvisions_vit_is_timms_vit():
     ours, x = vit(), pixels()
-    theirs = timm.models.VisionTransformer(img_size=16, patch_size=8, embed_dim=WIDTH, depth=2, num_heads=2, mlp_ratio=2, num_classes=3).double().eval()
+    theirs = (
+        timm.models.VisionTransformer(
+            img_size=16,
+            patch_size=8,
+            embed_dim=WIDTH,
+            depth=2,
+            num_heads=2,
+            mlp_ratio=2,
+            num_classes=3,
+        )
+        .double()
+        .eval()
+    )
     state = ours.state_dict()
     renamed = {
-        "class_token": "cls_token", "encoder.pos_embedding": "pos_embed", "conv_proj": "patch_embed.proj", "encoder.ln": "norm", "heads.head": "head",
-        "ln_1": "norm1", "ln_2": "norm2", "self_attention.in_proj_": "attn.qkv.", "self_attention.out_proj": "attn.proj", "mlp.0": "mlp.fc1", "mlp.3": "mlp.fc2",
+        "class_token": "cls_token",
+        "encoder.pos_embedding": "pos_embed",
+        "conv_proj": "patch_embed.proj",
+        "encoder.ln": "norm",
+        "heads.head": "head",
+        "ln_1": "norm1",
+        "ln_2": "norm2",
+        "self_attention.in_proj_": "attn.qkv.",
+        "self_attention.out_proj": "attn.proj",
+        "mlp.0": "mlp.fc1",
+        "mlp.3": "mlp.fc2",
     }
     for i in range(2):
         renamed[f"encoder.layers.encoder_layer_{i}"] = f"blocks.{i}"
@@ -149,14 +210,22 @@ def test_torchvisions_vit_is_timms_vit():
         copied[name] = value
     theirs.load_state_dict(copied)
     e, f = explained(ours, x, keep="input"), explained(theirs, x, keep="input")
-    assert closeness(e.output, f.output) <= 1e-12 and closeness(e.scores, f.scores) <= 1e-9 and closeness(e.input, f.input) <= 1e-9
+    assert (
+        closeness(e.output, f.output) <= 1e-12
+        and closeness(e.scores, f.scores) <= 1e-9
+        and closeness(e.input, f.input) <= 1e-9
+    )
     assert e[0].heatmap().shape == (2, 16, 16) and e[0].grid == f[0].grid
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["v1", "v2"])
 def test_torchvisions_swin(second):
-    options = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if second else {}
-    model = SwinTransformer([2, 2], WIDTH, [2, 2], [2, 2], [4, 4], num_classes=3, stochastic_depth_prob=0.0, **options)
+    options = (
+        {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if second else {}
+    )
+    model = SwinTransformer(
+        [2, 2], WIDTH, [2, 2], [2, 2], [4, 4], num_classes=3, stochastic_depth_prob=0.0, **options
+    )
     e = explained(randomised(model).double(), pixels())
     assert len(e[0].facts["attention_sites"]) == 4 and e[0].heatmap().shape == (2, 16, 16)
 
@@ -181,12 +250,29 @@ def test_an_open_clip_picture_tower():
 
 
 def test_an_open_clip_tower_that_pools_by_attention():
-    model = randomised(ClipTower(16, 8, WIDTH, 2, 2, 2.0, output_dim=4, attentional_pool=True, attn_pooler_queries=2, attn_pooler_heads=2)).double()
+    model = randomised(
+        ClipTower(
+            16,
+            8,
+            WIDTH,
+            2,
+            2,
+            2.0,
+            output_dim=4,
+            attentional_pool=True,
+            attn_pooler_queries=2,
+            attn_pooler_heads=2,
+        )
+    ).double()
     assert len(explained(model, pixels())[0].facts["attention_sites"]) == 3
 
 
 def test_an_open_clip_text_tower_reads_up_to_the_last_token():
-    model = randomised(TextTransformer(context_length=6, vocab_size=20, width=WIDTH, heads=2, layers=2, output_dim=3)).double()
+    model = randomised(
+        TextTransformer(
+            context_length=6, vocab_size=20, width=WIDTH, heads=2, layers=2, output_dim=3
+        )
+    ).double()
     ids = torch.tensor([[18, 3, 4, 5, 19, 0], [18, 7, 19, 0, 0, 0]])  # the largest id ends a text
     e = explained(model, ids)
     assert not e.scores[:, 1, 3:].any() and e.scores[:, 0, 3].any() and not e.scores[:, 0, 5:].any()

@@ -1,6 +1,8 @@
-"""Quantised models, mixtures of experts and models with a choice of attention implementations: what their kernels stand for is explained.
+"""Quantised models, mixtures of experts and models with a choice of attention implementations: what
+their kernels stand for is explained.
 
-What has no derivative and stands for nothing else is refused by the name of its operation or of its module.
+What has no derivative and stands for nothing else is refused by the name of its operation or of its
+module.
 """
 
 import pytest
@@ -8,15 +10,30 @@ import torch
 import transformers
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torchao.quantization import Float8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    quantize_,
+)
 
 import relprop
 from relprop.errors import InputError, RelpropError, UnknownOperation
 from tests.common.models import closeness
-from tests.e2e.test_adapted_models import SIZES, classifier, explained, generator, inputs, randomised
+from tests.e2e.test_adapted_models import (
+    SIZES,
+    classifier,
+    explained,
+    generator,
+    inputs,
+    randomised,
+)
 from tests.e2e.test_non_invasive import snapshot
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning", "ignore:torch.quantize_per_tensor")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.ao.quantization is deprecated:DeprecationWarning",
+    "ignore:torch.quantize_per_tensor",
+)
 
 
 def mixture():
@@ -27,7 +44,9 @@ def mixture():
 # quantisation
 
 
-@pytest.mark.parametrize("config", [Int8WeightOnlyConfig(), Float8WeightOnlyConfig()], ids=["int8", "float8"])
+@pytest.mark.parametrize(
+    "config", [Int8WeightOnlyConfig(), Float8WeightOnlyConfig()], ids=["int8", "float8"]
+)
 def test_quantised_weights_are_explained_as_what_they_stand_for(config):
     model, plain = classifier(), classifier()
     quantize_(model, config)
@@ -36,7 +55,11 @@ def test_quantised_weights_are_explained_as_what_they_stand_for(config):
             b.weight = nn.Parameter(a.weight.dequantize())
     x = inputs()
     e, f = relprop.explain(model, x, 1, keep="input"), relprop.explain(plain, x, 1, keep="input")
-    assert closeness(e.output, f.output) <= 1e-5 and closeness(e.scores, f.scores) <= 1e-3 and closeness(e.input, f.input) <= 1e-3
+    assert (
+        closeness(e.output, f.output) <= 1e-5
+        and closeness(e.scores, f.scores) <= 1e-3
+        and closeness(e.input, f.input) <= 1e-3
+    )
     assert closeness(e.output, model(**x).logits[:, 1].detach()) <= 1e-5
     assert closeness(e.output, explained(classifier()).output) > 1e-5
 
@@ -48,7 +71,10 @@ def test_quantised_weights_are_read_anew():
     model.classifier.weight.qdata.neg_()
     after = relprop.explain(model, x, 1).output
     assert relprop.trace(model, x) is program and program.constants == {}
-    assert closeness(after, model(**x).logits[:, 1].detach()) <= 1e-5 and closeness(before, after) > 1e-2
+    assert (
+        closeness(after, model(**x).logits[:, 1].detach()) <= 1e-5
+        and closeness(before, after) > 1e-2
+    )
 
 
 def test_quantised_activations_are_refused_by_the_operations_name():
@@ -60,7 +86,13 @@ def test_quantised_activations_are_refused_by_the_operations_name():
 
 def test_packed_weights_are_refused_by_the_modules_name():
     model = torch.ao.quantization.quantize_dynamic(classifier(), {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(InputError, match=r"module 'bert.encoder.layer.0.attention.self.query._packed_params' \(LinearPackedParams\) keeps quantised weights packed"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"module 'bert.encoder.layer.0.attention.self.query._packed_params' "
+            r"\(LinearPackedParams\) keeps quantised weights packed"
+        ),
+    ):
         relprop.explain(model, inputs(), 1)
 
 
@@ -79,7 +111,9 @@ class FourBit(nn.Module):
     def __init__(self, linear):
         super().__init__()
         self.scale = nn.Parameter(linear.weight.detach().abs().amax() / 7, requires_grad=False)
-        self.weight = nn.Parameter((linear.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
+        self.weight = nn.Parameter(
+            (linear.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False
+        )
 
     def forward(self, x):
         return four_bit_product(x, self.weight, self.scale)
@@ -87,18 +121,23 @@ class FourBit(nn.Module):
 
 def test_a_kernel_of_another_library_is_refused_by_its_name():
     model = classifier()
-    model.bert.encoder.layer[1].intermediate.dense = FourBit(model.bert.encoder.layer[1].intermediate.dense)
+    model.bert.encoder.layer[1].intermediate.dense = FourBit(
+        model.bert.encoder.layer[1].intermediate.dense
+    )
     with pytest.raises(UnknownOperation, match=r"relprop_tests.four_bit_product.default") as caught:
         relprop.explain(model, inputs(), 1)
     assert "bert.encoder.layer.1.intermediate.dense" in str(caught.value)
 
 
 class OneLibrarys(nn.Module):
-    """A layer with integer parameters that only its library's own kernel can read: nothing can trace it."""
+    """A layer with integer parameters that only its library's own kernel can read: nothing can
+    trace it."""
 
     def __init__(self, linear):
         super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().mul(64).round().to(torch.int8), requires_grad=False)
+        self.weight = nn.Parameter(
+            linear.weight.detach().mul(64).round().to(torch.int8), requires_grad=False
+        )
 
     def forward(self, x):
         if get_proxy_mode() is not None:
@@ -108,11 +147,16 @@ class OneLibrarys(nn.Module):
 
 def test_weights_that_only_their_library_can_read_are_named():
     model = classifier()
-    model.bert.encoder.layer[1].intermediate.dense = OneLibrarys(model.bert.encoder.layer[1].intermediate.dense)
+    model.bert.encoder.layer[1].intermediate.dense = OneLibrarys(
+        model.bert.encoder.layer[1].intermediate.dense
+    )
     with pytest.raises(RelpropError) as caught:
         relprop.explain(model, inputs(), 1)
     assert "could not be captured" in str(caught.value)
-    assert "module 'bert.encoder.layer.1.intermediate.dense' (OneLibrarys) keeps its weights as Parameter of int8: explain the model before quantisation" in str(caught.value)
+    assert (
+        "module 'bert.encoder.layer.1.intermediate.dense' (OneLibrarys) keeps its "
+        "weights as Parameter of int8: explain the model before quantisation"
+    ) in str(caught.value)
 
 
 # implementations that a model offers

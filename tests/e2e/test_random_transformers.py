@@ -1,6 +1,8 @@
-"""End to end, over random small transformers: the books balance at every node, samples never meet, and the roll-up is Eq. 14's product.
+"""End to end, over random small transformers: the books balance at every node, samples never meet,
+and the roll-up is Eq. 14's product.
 
-Exactness is tested in float64; float32 is held to the ledger's own promise only (relevance on adds is ill-conditioned there).
+Exactness is tested in float64; float32 is held to the ledger's own promise only (relevance on adds
+is ill-conditioned there).
 """
 
 from dataclasses import replace
@@ -30,7 +32,9 @@ def assert_balanced(ledger, tolerance):
         assert (account.residual.abs() <= tolerance * account.absolute).all(), account
     totals = ledger.totals()
     explained = sum(totals[name] for name in ("reached", "absorbed", "lost", "unread", "residual"))
-    assert ((totals["started"] - explained).abs() <= tolerance * len(ledger.accounts) * scale_of(ledger)).all(), totals
+    assert (
+        (totals["started"] - explained).abs() <= tolerance * len(ledger.accounts) * scale_of(ledger)
+    ).all(), totals
 
 
 def assert_same(a, b, tolerance=EXACT):
@@ -50,7 +54,9 @@ def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
     assert len(e.ledger.accounts) > 8 * recipe.depth
     assert_balanced(e.ledger, 1e-5 if dtype == torch.float32 else 1e-12)
     (reached,) = e.ledger.reached.values()
-    assert closeness(reached.to(e.input.dtype), e.input.flatten(1).sum(1)) <= (1e-5 if dtype == torch.float32 else EXACT)
+    assert closeness(reached.to(e.input.dtype), e.input.flatten(1).sum(1)) <= (
+        1e-5 if dtype == torch.float32 else EXACT
+    )
 
 
 @FEW
@@ -64,7 +70,13 @@ def test_books_balance_when_the_walk_stops_at_the_last_site(recipe):
 def test_the_ledger_check_can_fail():
     e = relprop.explain(build(), sample())
     first = e.ledger.accounts[0]
-    wrong = replace(e.ledger, accounts=(replace(first, to_inputs=first.to_inputs + 1e-6 * first.absolute), *e.ledger.accounts[1:]))
+    wrong = replace(
+        e.ledger,
+        accounts=(
+            replace(first, to_inputs=first.to_inputs + 1e-6 * first.absolute),
+            *e.ledger.accounts[1:],
+        ),
+    )
     with pytest.raises(AssertionError):
         assert_balanced(wrong, 1e-12)
 
@@ -76,14 +88,14 @@ def test_a_batch_equals_its_samples_one_by_one(recipe, rules, n):
     e = relprop.explain(model, x, rules=rules, keep=("blocks", "input"))
     assert n == 1 or recipe.ids or closeness(e.scores[0], e.scores[1]) > 1e-3
     for i in range(n):
-        one = relprop.explain(model, x[i:i + 1], rules=rules, keep=("blocks", "input"))
-        assert closeness(e.scores[i:i + 1], one.scores) <= EXACT
-        assert closeness(e.input[i:i + 1], one.input) <= EXACT
+        one = relprop.explain(model, x[i : i + 1], rules=rules, keep=("blocks", "input"))
+        assert closeness(e.scores[i : i + 1], one.scores) <= EXACT
+        assert closeness(e.input[i : i + 1], one.input) <= EXACT
         assert e.target[i] == one.target[0]
         for ours, single in zip(e.blocks, one.blocks, strict=True):
             assert ours.path == single.path
             for part in ("attention", "gradient", "relevance"):
-                assert closeness(getattr(ours, part)[i:i + 1], getattr(single, part)) <= EXACT
+                assert closeness(getattr(ours, part)[i : i + 1], getattr(single, part)) <= EXACT
 
 
 @FEW
@@ -99,13 +111,21 @@ def test_the_order_of_samples_does_not_matter(recipe, order):
 @given(recipes(), st.integers(1, 4))
 def test_batch_size_splits_the_work_and_changes_nothing(recipe, size):
     model, x, keep = build(recipe), sample(recipe, 5), ("blocks", "matrix", "input")
-    whole, parts = relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep), relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep, batch_size=size)
+    whole, parts = (
+        relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep),
+        relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep, batch_size=size),
+    )
     assert_same(whole, parts)
-    assert closeness(whole.matrix, parts.matrix) <= EXACT and closeness(whole.input, parts.input) <= EXACT
+    assert (
+        closeness(whole.matrix, parts.matrix) <= EXACT
+        and closeness(whole.input, parts.input) <= EXACT
+    )
     assert whole.content.equal(parts.content) and len(parts.blocks) == len(whole.blocks)
     assert closeness(whole.blocks[0].relevance, parts.blocks[0].relevance) <= EXACT
     for name, value in whole.ledger.totals().items():
-        assert float((parts.ledger.totals()[name] - value).abs().max()) <= EXACT * float(scale_of(whole.ledger).max())
+        assert float((parts.ledger.totals()[name] - value).abs().max()) <= EXACT * float(
+            scale_of(whole.ledger).max()
+        )
 
 
 @FEW
@@ -143,7 +163,8 @@ def test_the_class_tokens_row_of_the_matrix_is_the_row(recipe, rules):
 
 
 def product_of_blocks(blocks):
-    """C = Ā(1)···Ā(B) (Eq. 13–14), in numpy, from what was kept at every site: the site nearest the output is the left factor."""
+    """C = Ā(1)···Ā(B) (Eq. 13–14), in numpy, from what was kept at every site: the site nearest the
+    output is the left factor."""
     c = 1.0
     for block in blocks:
         change = np.maximum(block.gradient.numpy() * block.relevance.numpy(), 0).mean(1)
@@ -155,7 +176,11 @@ def product_of_blocks(blocks):
 def reading(recipe):
     """Which positions the head reads, and how much of each."""
     s = recipe.tokens
-    return np.full(s, 1 / s) if recipe.pool == "mean" else np.eye(s)[0 if recipe.pool == "class" else s - 1]
+    return (
+        np.full(s, 1 / s)
+        if recipe.pool == "mean"
+        else np.eye(s)[0 if recipe.pool == "class" else s - 1]
+    )
 
 
 @FEW
@@ -201,7 +226,8 @@ def last_gradient(model, x):
 class Count(TorchDispatchMode):
     """Counts every operation that reaches the dispatcher, which a loop over samples would multiply.
 
-    Copies are left out: a reshape of a strided tensor makes one, and a batch of 1 has strides that need none.
+    Copies are left out: a reshape of a strided tensor makes one, and a batch of 1 has strides that
+    need none.
     """
 
     def __init__(self):
@@ -213,7 +239,15 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(ids=True, pool="mean", fused=False), Recipe(shared=True, parallel=True, pool="last")], ids=["class", "mean", "last"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(),
+        Recipe(ids=True, pool="mean", fused=False),
+        Recipe(shared=True, parallel=True, pool="last"),
+    ],
+    ids=["class", "mean", "last"],
+)
 def test_a_batch_is_one_vmapped_pass_not_a_loop(recipe):
     model, keep, counts = build(recipe), ("blocks", "matrix", "input"), {}
     relprop.explain(model, sample(recipe, 1), 0, keep=keep)

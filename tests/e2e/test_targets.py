@@ -1,12 +1,22 @@
-"""Targets: every accepted form equals the plain index; sums of outputs are explained term by term; heads of all kinds.
+"""Targets: every accepted form equals the plain index; sums of outputs are explained term by term;
+heads of all kinds.
 
-Models are tiny Hugging Face ones built from a config, and the plain transformers of ``tests.common.models``.
+Models are tiny Hugging Face ones built from a config, and the plain transformers of
+``tests.common.models``.
 """
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import relprop
 from relprop.errors import TargetError
@@ -14,7 +24,14 @@ from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sa
 
 EXACT = 1e-9
 RECIPES = [Recipe(), Recipe(ids=True, pool="mean", norm="post", fused=False)]
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 31, "max_position_embeddings": 16}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 31,
+    "max_position_embeddings": 16,
+}
 LABELS = {0: "cat", 1: "dog", 2: "owl"}
 
 
@@ -25,11 +42,23 @@ def assert_same(a, b):
 
 
 FORMS = {
-    "negative": -2, "numpy int": np.int64(2), "0-d tensor": torch.tensor(2), "0-d int32 tensor": torch.tensor(2, dtype=torch.int32), "list": [2, 2, 2],
-    "list of tensors": [torch.tensor(2)] * 3, "list of tuples": [(2,)] * 3, "tensor": torch.tensor([2, 2, 2]), "column": torch.tensor([[2], [2], [2]]),
-    "array": np.array([2, 2, 2]), "tuple": (2,), "callable": lambda out: out[0, 2], "callable, negative": lambda out: out[0, -2],
-    "callable, sum of one": lambda out: out[:, 2].sum(), "callable, by a mask": lambda out: (out * torch.eye(CLASSES)[2].to(out.dtype)).sum(),
-    "callable, index_select": lambda out: out.index_select(1, torch.tensor([2])).squeeze(), "callable, scaled": lambda out: 1.0 * out[0, 2],
+    "negative": -2,
+    "numpy int": np.int64(2),
+    "0-d tensor": torch.tensor(2),
+    "0-d int32 tensor": torch.tensor(2, dtype=torch.int32),
+    "list": [2, 2, 2],
+    "list of tensors": [torch.tensor(2)] * 3,
+    "list of tuples": [(2,)] * 3,
+    "tensor": torch.tensor([2, 2, 2]),
+    "column": torch.tensor([[2], [2], [2]]),
+    "array": np.array([2, 2, 2]),
+    "tuple": (2,),
+    "callable": lambda out: out[0, 2],
+    "callable, negative": lambda out: out[0, -2],
+    "callable, sum of one": lambda out: out[:, 2].sum(),
+    "callable, by a mask": lambda out: (out * torch.eye(CLASSES)[2].to(out.dtype)).sum(),
+    "callable, index_select": lambda out: out.index_select(1, torch.tensor([2])).squeeze(),
+    "callable, scaled": lambda out: 1.0 * out[0, 2],
 }
 
 
@@ -58,7 +87,9 @@ def test_one_target_per_sample_equals_each_ones_own():
     model, x = build(), sample()
     e = relprop.explain(model, x, [3, 0, 2])
     for i, k in enumerate([3, 0, 2]):
-        assert closeness(e.scores[i:i + 1], relprop.explain(model, x[i:i + 1], k).scores) <= EXACT
+        assert (
+            closeness(e.scores[i : i + 1], relprop.explain(model, x[i : i + 1], k).scores) <= EXACT
+        )
 
 
 def test_targets_differ_from_each_other():
@@ -67,13 +98,17 @@ def test_targets_differ_from_each_other():
     assert closeness(a.scores, b.scores) > 1e-2
 
 
-# -- combinations of outputs -------------------------------------------------------------------------------------------------
+# -- combinations of outputs
+# -------------------------------------------------------------------------------------------------
 
 COMBINATIONS = {
     "difference": (lambda y: y[0, 1] - y[0, 2], {1: 1.0, 2: -1.0}),
     "sum": (lambda y: y[0, 1] + y[0, 3], {1: 1.0, 3: 1.0}),
     "weighted": (lambda y: 2 * y[0, 0] - y[0, 1] / 4, {0: 2.0, 1: -0.25}),
-    "against the mean of the others": (lambda y: y[0, 1] - (y.sum() - y[0, 1]) / 3, {0: -1 / 3, 1: 1.0, 2: -1 / 3, 3: -1 / 3}),
+    "against the mean of the others": (
+        lambda y: y[0, 1] - (y.sum() - y[0, 1]) / 3,
+        {0: -1 / 3, 1: 1.0, 2: -1 / 3, 3: -1 / 3},
+    ),
 }
 
 
@@ -102,7 +137,11 @@ def test_a_linear_combination_is_that_of_its_terms(recipe, name):
 def row_of(blocks, recipe):
     """What the head reads of the product of I + E_h(∇A ⊙ R)⁺."""
     s = recipe.tokens
-    row = (torch.full((s,), 1 / s, dtype=torch.float64) if recipe.pool == "mean" else torch.eye(s, dtype=torch.float64)[0]).expand(3, 1, s)
+    row = (
+        torch.full((s,), 1 / s, dtype=torch.float64)
+        if recipe.pool == "mean"
+        else torch.eye(s, dtype=torch.float64)[0]
+    ).expand(3, 1, s)
     for block in reversed(blocks):
         row = row + row @ (block.gradient * block.relevance).clamp(min=0).mean(1)
     return row[:, 0]
@@ -110,7 +149,10 @@ def row_of(blocks, recipe):
 
 def test_a_single_term_starts_with_one_whatever_its_coefficient():
     model, x = build(), sample()
-    one, five = relprop.explain(model, x, 1, keep="blocks"), relprop.explain(model, x, lambda y: 5 * y[0, 1], keep="blocks")
+    one, five = (
+        relprop.explain(model, x, 1, keep="blocks"),
+        relprop.explain(model, x, lambda y: 5 * y[0, 1], keep="blocks"),
+    )
     assert closeness(five.blocks[0].relevance, one.blocks[0].relevance) <= EXACT
     assert closeness(five.blocks[0].gradient, 5 * one.blocks[0].gradient) <= EXACT
 
@@ -119,12 +161,18 @@ def test_many_terms_that_cancel_are_refused():
     model = build(Recipe(ids=True))
     model.head = randomise(torch.nn.Linear(8, 80)).double()
     with pytest.raises(TargetError, match="80 outputs whose coefficients sum to 0"):
-        relprop.explain(model, sample(Recipe(ids=True)), lambda y: y[0, :40].sum() - y[0, 40:].sum())
+        relprop.explain(
+            model, sample(Recipe(ids=True)), lambda y: y[0, :40].sum() - y[0, 40:].sum()
+        )
 
 
 NONLINEAR = {
-    "probability": lambda y: y.softmax(-1)[0, 1], "log probability": lambda y: y.log_softmax(-1)[0, 1], "odds": lambda y: y[0, 1].exp() / y[0, 2].exp(),
-    "margin to the best other": lambda y: y[0, 1] - y[0, 2:].amax(), "entropy": lambda y: (y.softmax(-1) * -y.log_softmax(-1)).sum(), "length": lambda y: y.square().sum().sqrt(),
+    "probability": lambda y: y.softmax(-1)[0, 1],
+    "log probability": lambda y: y.log_softmax(-1)[0, 1],
+    "odds": lambda y: y[0, 1].exp() / y[0, 2].exp(),
+    "margin to the best other": lambda y: y[0, 1] - y[0, 2:].amax(),
+    "entropy": lambda y: (y.softmax(-1) * -y.log_softmax(-1)).sum(),
+    "length": lambda y: y.square().sum().sqrt(),
     "product": lambda y: y[0, 0] * y[0, 1],
 }
 
@@ -136,26 +184,36 @@ def test_a_nonlinear_callable_is_finite_batch_exact_and_has_autograds_gradient(n
     e = relprop.explain(model, x, function, keep="blocks")
     assert torch.isfinite(e.scores).all() and float(e.scores.abs().max()) > 0
     y = model(x).detach().requires_grad_()
-    values = torch.stack([function(y[i:i + 1]) for i in range(3)])
+    values = torch.stack([function(y[i : i + 1]) for i in range(3)])
     assert closeness(e.output, values.detach()) <= 1e-12
     (slopes,) = torch.autograd.grad(values.sum(), y)
     classes = relprop.explain_many(model, x, list(range(CLASSES)), keep="blocks")
-    expected = sum(slopes[:, k, None, None, None] * c.blocks[0].gradient for k, c in enumerate(classes))
+    expected = sum(
+        slopes[:, k, None, None, None] * c.blocks[0].gradient for k, c in enumerate(classes)
+    )
     assert closeness(e.blocks[0].gradient, expected) <= EXACT
     for i in range(3):
-        assert closeness(e.scores[i:i + 1], relprop.explain(model, x[i:i + 1], function).scores) <= EXACT
+        assert (
+            closeness(e.scores[i : i + 1], relprop.explain(model, x[i : i + 1], function).scores)
+            <= EXACT
+        )
 
 
 def test_a_callable_that_passes_no_relevance_on_is_refused():
-    """A sum of negative terms has no positive one to give relevance to (Eq. 5): all of it would be lost before the model is reached."""
+    """A sum of negative terms has no positive one to give relevance to (Eq. 5): all of it would be
+    lost before the model is reached."""
     with pytest.raises(TargetError, match="none of its relevance arrives at the model's outputs"):
         relprop.explain(build(), sample(), lambda y: (y.softmax(-1) * y.log_softmax(-1)).sum())
 
 
-# -- Hugging Face heads ------------------------------------------------------------------------------------------------------
+# -- Hugging Face heads
+# --------------------------------------------------------------------------------------------------
+
 
 def bert(kind=BertForSequenceClassification, **settings):
-    config = BertConfig(**SMALL, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, **settings)
+    config = BertConfig(
+        **SMALL, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, **settings
+    )
     return randomise(kind(config)).double().eval()
 
 
@@ -181,8 +239,10 @@ def test_a_padded_batch_equals_its_sentences_alone_and_pads_score_nothing():
     e = relprop.explain(model, {"input_ids": ids, "attention_mask": mask}, 1)
     assert not e.scores[mask == 0].any() and e.content.equal(mask.bool())
     for i, n in enumerate((7, 5, 4)):
-        alone = relprop.explain(model, {"input_ids": ids[i:i + 1, :n], "attention_mask": mask[i:i + 1, :n]}, 1)
-        assert closeness(e.scores[i:i + 1, :n], alone.scores) <= 1e-7
+        alone = relprop.explain(
+            model, {"input_ids": ids[i : i + 1, :n], "attention_mask": mask[i : i + 1, :n]}, 1
+        )
+        assert closeness(e.scores[i : i + 1, :n], alone.scores) <= 1e-7
 
 
 def test_token_classification_takes_position_and_class():
@@ -192,28 +252,46 @@ def test_token_classification_takes_position_and_class():
     assert_same(e, relprop.explain(model, {"input_ids": ids}, lambda out: out.logits[0, 4, 1]))
     assert_same(e, relprop.explain(model, {"input_ids": ids}, (-3, -2)))
     each = relprop.explain(model, {"input_ids": ids}, [(4, 1), (0, 2), (6, 0)])
-    assert_same(each, relprop.explain(model, {"input_ids": ids}, torch.tensor([[4, 1], [0, 2], [6, 0]])))
+    assert_same(
+        each, relprop.explain(model, {"input_ids": ids}, torch.tensor([[4, 1], [0, 2], [6, 0]]))
+    )
     assert each.identity.argmax(1).tolist() == [4, 0, 6]
-    with pytest.raises(TargetError, match=r"target=None needs a class head; output 'logits' is \[1, 7, 3\]"):
+    with pytest.raises(
+        TargetError, match=r"target=None needs a class head; output 'logits' is \[1, 7, 3\]"
+    ):
         relprop.explain(model, {"input_ids": ids})
-    with pytest.raises(TargetError, match=r"target 7 is out of range: axis 0 of output 'logits' has 7"):
+    with pytest.raises(
+        TargetError, match=r"target 7 is out of range: axis 0 of output 'logits' has 7"
+    ):
         relprop.explain(model, {"input_ids": ids}, (7, 0))
     with pytest.raises(TargetError, match=r"has 1 indices, output 'logits' has 2 axes"):
         relprop.explain(model, {"input_ids": ids}, 1)
 
 
 def gpt2():
-    config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=16, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        vocab_size=31,
+        n_positions=16,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     return randomise(GPT2LMHeadModel(config)).double().eval()
 
 
 def llama():
-    config = LlamaConfig(**SMALL, num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    config = LlamaConfig(
+        **SMALL, num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
     return randomise(LlamaForCausalLM(config)).double().eval()
 
 
 MASKS = {
-    "none": None, "right": torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 4 + [0] * 3]), "left": torch.tensor([[1] * 7, [0] * 2 + [1] * 5, [0] * 3 + [1] * 4]),
+    "none": None,
+    "right": torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 4 + [0] * 3]),
+    "left": torch.tensor([[1] * 7, [0] * 2 + [1] * 5, [0] * 3 + [1] * 4]),
 }
 LAST = {"none": [6, 6, 6], "right": [6, 4, 3], "left": [6, 6, 6]}
 
@@ -229,7 +307,9 @@ def test_a_language_models_default_is_the_next_token_at_the_last_real_position(m
     e = relprop.explain(model, inputs)
     assert e.target == tuple(zip(last, best, strict=True))
     assert_same(e, relprop.explain(model, inputs, list(zip(last, best, strict=True))))
-    assert_same(relprop.explain(model, inputs, 9), relprop.explain(model, inputs, [(p, 9) for p in last]))
+    assert_same(
+        relprop.explain(model, inputs, 9), relprop.explain(model, inputs, [(p, 9) for p in last])
+    )
     assert e.identity.argmax(1).tolist() == last
     if MASKS[padding] is not None:
         assert not e.scores[MASKS[padding] == 0].any()
@@ -241,8 +321,8 @@ def test_a_padded_prompt_is_explained_as_without_pads(make):
     inputs = {"input_ids": ids, "attention_mask": MASKS["right"]}
     e = relprop.explain(model, inputs, 9)
     for i, n in enumerate((7, 5, 4)):
-        alone = relprop.explain(model, {"input_ids": ids[i:i + 1, :n]}, 9)
-        assert closeness(e.scores[i:i + 1, :n], alone.scores) <= 1e-7
+        alone = relprop.explain(model, {"input_ids": ids[i : i + 1, :n]}, 9)
+        assert closeness(e.scores[i : i + 1, :n], alone.scores) <= 1e-7
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
@@ -251,8 +331,16 @@ def test_a_mask_of_queries_and_keys_says_which_position_is_the_last(make, kind, 
     """(batch, 1, queries, keys), as a model takes it ready made: what no query sees is padding."""
     model, ids, last = make(), words(), LAST[padding]
     seen = torch.ones(7, 7, dtype=torch.bool).tril() & MASKS[padding].bool()[:, None, None]
-    seen = seen | torch.eye(7, dtype=torch.bool) if padding == "left" else seen  # a pad before the text has nothing else to look at
-    mask = seen if kind == "booleans" else torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    seen = (
+        seen | torch.eye(7, dtype=torch.bool) if padding == "left" else seen
+    )  # a pad before the text has nothing else to look at
+    mask = (
+        seen
+        if kind == "booleans"
+        else torch.zeros(seen.shape, dtype=torch.float64).masked_fill(
+            ~seen, torch.finfo(torch.float64).min
+        )
+    )
     inputs = {"input_ids": ids, "attention_mask": mask}
     e = relprop.explain(model, inputs)
     best = model(**inputs).logits[range(3), last].argmax(1).tolist()
@@ -268,7 +356,12 @@ def test_a_mask_shared_by_the_batch_is_every_samples():
     shared[..., 5:] = False
     e = relprop.explain(model, {"input_ids": ids, "attention_mask": shared}, 9)
     assert e.target == ((4, 9),) * 3
-    assert_same(e, relprop.explain(model, {"input_ids": ids, "attention_mask": shared.expand(3, -1, -1, -1)}, 9))
+    assert_same(
+        e,
+        relprop.explain(
+            model, {"input_ids": ids, "attention_mask": shared.expand(3, -1, -1, -1)}, 9
+        ),
+    )
 
 
 def test_later_positions_score_nothing_in_a_causal_model():

@@ -15,12 +15,18 @@ def test_of_a_normal_sample():
     values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found, half = bootstrap(values), 1.96 * float(values.std()) / math.sqrt(400)
     assert found.mean == pytest.approx(float(values.mean()), rel=1e-12) and found.samples == 400
-    assert found.low == pytest.approx(found.mean - half, abs=0.1 * half) and found.high == pytest.approx(found.mean + half, abs=0.1 * half)
+    assert found.low == pytest.approx(
+        found.mean - half, abs=0.1 * half
+    ) and found.high == pytest.approx(found.mean + half, abs=0.1 * half)
 
 
 def test_of_two_samples():
     """Means of two draws from {0, 1}: 0 and 1 a quarter of the time each."""
-    assert (bootstrap([0, 1]).low, bootstrap([0, 1]).mean, bootstrap([0, 1]).high) == (0.0, 0.5, 1.0)
+    assert (bootstrap([0, 1]).low, bootstrap([0, 1]).mean, bootstrap([0, 1]).high) == (
+        0.0,
+        0.5,
+        1.0,
+    )
 
 
 def test_seed_and_draws():
@@ -34,11 +40,22 @@ def test_of_a_statistic():
     table = torch.rand(20, 2, dtype=torch.float64)
     mean = bootstrap(table, 300, statistic=lambda t: float(t[:, 0].mean()))
     assert mean.low == pytest.approx(bootstrap(table[:, 0], 300).low, rel=1e-12)
-    ratio = bootstrap(torch.stack([2 * table[:, 0], table[:, 0]], 1), 100, statistic=lambda t: float(t[:, 0].sum() / t[:, 1].sum()))
+    ratio = bootstrap(
+        torch.stack([2 * table[:, 0], table[:, 0]], 1),
+        100,
+        statistic=lambda t: float(t[:, 0].sum() / t[:, 1].sum()),
+    )
     assert ratio.low == pytest.approx(2, rel=1e-12) and ratio.high == pytest.approx(2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("values", "text"), [([1.0], "at least 2 samples"), ([1.0, math.nan], "1 values are NaN"), ([[1.0], [2.0]], r"\(samples,\)")])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0], "at least 2 samples"),
+        ([1.0, math.nan], "1 values are NaN"),
+        ([[1.0], [2.0]], r"\(samples,\)"),
+    ],
+)
 def test_refused(values, text):
     with pytest.raises(InputError, match=text):
         bootstrap(values)

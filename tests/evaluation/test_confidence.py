@@ -27,25 +27,43 @@ def test_against_pairs(protocol):
     for i, target in enumerate([0, 1, 2, 0, 1]):
         lists = [s[content[i].bool()] for s in scores[i]]
         if protocol != "corrected":
-            lists = [torch.tensor(sorted(range(len(s)), key=s.tolist().__getitem__, reverse=True)) for s in lists]
+            lists = [
+                torch.tensor(sorted(range(len(s)), key=s.tolist().__getitem__, reverse=True))
+                for s in lists
+            ]
         others = [tau(lists[target].tolist(), lists[c].tolist()) for c in range(3) if c != target]
         assert found[i].item() == pytest.approx(sum(others) / 2, rel=EXACT, abs=EXACT)
 
 
 def test_the_papers_lists_say_something_else():
-    """Two classes that swap two tokens; that move one; that are opposites: τ of the scores is what it should be, τ of the index lists is another number."""
-    agree = torch.tensor([[[0.3, 0.9, 0.1, 0.6], [0.1, 0.9, 0.3, 0.6]]], dtype=torch.float64)  # lists 1302 and 1320
-    assert KendallConfidence()(agree, [0], content=ALL).item() == pytest.approx(tau([0.3, 0.9, 0.1, 0.6], [0.1, 0.9, 0.3, 0.6]), rel=EXACT)
-    assert KendallConfidence("paper")(agree, [0], content=ALL).item() == pytest.approx(tau([1, 3, 0, 2], [1, 3, 2, 0]), rel=EXACT)
+    """Two classes that swap two tokens; that move one; that are opposites: τ of the scores is what
+    it should be, τ of the index lists is another number."""
+    agree = torch.tensor(
+        [[[0.3, 0.9, 0.1, 0.6], [0.1, 0.9, 0.3, 0.6]]], dtype=torch.float64
+    )  # lists 1302 and 1320
+    assert KendallConfidence()(agree, [0], content=ALL).item() == pytest.approx(
+        tau([0.3, 0.9, 0.1, 0.6], [0.1, 0.9, 0.3, 0.6]), rel=EXACT
+    )
+    assert KendallConfidence("paper")(agree, [0], content=ALL).item() == pytest.approx(
+        tau([1, 3, 0, 2], [1, 3, 2, 0]), rel=EXACT
+    )
     swap = torch.tensor([[[0.4, 0.3, 0.2, 0.1], [0.3, 0.2, 0.1, 0.4]]], dtype=torch.float64)
-    turn = torch.tensor([[[0.1, 0.4, 0.3, 0.2], [0.4, 0.1, 0.2, 0.3]]], dtype=torch.float64)  # opposite scores; lists 1230 and 0321
+    turn = torch.tensor(
+        [[[0.1, 0.4, 0.3, 0.2], [0.4, 0.1, 0.2, 0.3]]], dtype=torch.float64
+    )  # opposite scores; lists 1230 and 0321
     assert KendallConfidence()(swap, [0], content=ALL).item() == pytest.approx(0, abs=EXACT)
-    assert KendallConfidence()(turn, [0], content=ALL).item() == -1 != KendallConfidence("paper")(turn, [0], content=ALL).item()
+    assert (
+        KendallConfidence()(turn, [0], content=ALL).item()
+        == -1
+        != KendallConfidence("paper")(turn, [0], content=ALL).item()
+    )
 
 
 def test_a_class_agnostic_method_has_no_confidence():
     scores = torch.rand(2, 1, 6).expand(2, 3, 6)
-    assert KendallConfidence()(scores, [0, 2], content=torch.ones(2, 6)).tolist() == pytest.approx([1, 1], rel=EXACT)
+    assert KendallConfidence()(scores, [0, 2], content=torch.ones(2, 6)).tolist() == pytest.approx(
+        [1, 1], rel=EXACT
+    )
 
 
 def test_one_score_for_all_tokens():
@@ -57,9 +75,19 @@ def test_one_score_for_all_tokens():
 
 
 WRONG = {
-    "label": (torch.rand(1, 2, 4), [2], ALL, "labels: 2 of sample 0 is out of range, the model has 2 classes"),
+    "label": (
+        torch.rand(1, 2, 4),
+        [2],
+        ALL,
+        "labels: 2 of sample 0 is out of range, the model has 2 classes",
+    ),
     "one class": (torch.rand(1, 1, 4), [0], ALL, "at least 2 are needed"),
-    "one token": (torch.rand(1, 2, 4), [0], [[0, 0, 1, 0]], "sample 0 has fewer than 2 content tokens"),
+    "one token": (
+        torch.rand(1, 2, 4),
+        [0],
+        [[0, 0, 1, 0]],
+        "sample 0 has fewer than 2 content tokens",
+    ),
     "NaN": (torch.rand(1, 2, 4) * torch.nan, [0], ALL, "scores: 8 values are NaN"),
     "axes": (torch.rand(2, 4), [0], ALL, r"\(batch, classes, tokens\) is needed"),
 }
@@ -74,5 +102,7 @@ def test_refused(case):
 
 def test_what_it_says_of_itself():
     assert isinstance(KendallConfidence(), Metric) and not KendallConfidence().higher_is_better
-    with pytest.raises(OptionError, match="protocol='code': one of 'corrected', 'paper', 'paper-code'"):
+    with pytest.raises(
+        OptionError, match="protocol='code': one of 'corrected', 'paper', 'paper-code'"
+    ):
         KendallConfidence("code")

@@ -6,7 +6,11 @@ from pathlib import Path
 import relprop.evaluation as evaluation
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluation-metrics.md").read_text()
-METRICS = [getattr(evaluation, name) for name in evaluation.__all__ if hasattr(getattr(evaluation, name), "deviations") and name != "Metric"]
+METRICS = [
+    getattr(evaluation, name)
+    for name in evaluation.__all__
+    if hasattr(getattr(evaluation, name), "deviations") and name != "Metric"
+]
 
 
 def test_the_example_runs(capsys):

@@ -7,11 +7,33 @@ import time
 
 import pytest
 
-ARGUMENTS = ["evaluate", "--data", "demo:digits", "--model", "demo:digits", "--method", "rollout", "--measure", "segmentation", "--samples", "40", "--batch-size", "4"]
+ARGUMENTS = [
+    "evaluate",
+    "--data",
+    "demo:digits",
+    "--model",
+    "demo:digits",
+    "--method",
+    "rollout",
+    "--measure",
+    "segmentation",
+    "--samples",
+    "40",
+    "--batch-size",
+    "4",
+]
 
 
 def started(out, *more):
-    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from relprop.cli import main; main()", *ARGUMENTS, "--out", str(out), *more]
+    command = [
+        sys.executable,
+        "-c",
+        "import torch; torch.set_num_threads(1); from relprop.cli import main; main()",
+        *ARGUMENTS,
+        "--out",
+        str(out),
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -21,7 +43,11 @@ def test_a_killed_evaluation_goes_on(tmp_path):
     killed = started(tmp_path / "killed")
     shards = tmp_path / "killed" / "shards"
     deadline = time.monotonic() + 120
-    while len(list(shards.glob("*.parquet"))) < 3 and killed.poll() is None and time.monotonic() < deadline:
+    while (
+        len(list(shards.glob("*.parquet"))) < 3
+        and killed.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     killed.kill()
     killed.communicate()

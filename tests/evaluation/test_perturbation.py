@@ -1,4 +1,5 @@
-"""Perturbation: the authors' hits and area, cases by hand, and the same curve whatever the batch size."""
+"""Perturbation: the authors' hits and area, cases by hand, and the same curve whatever the batch
+size."""
 
 import copy
 import functools
@@ -33,18 +34,31 @@ def the_authors():
 @pytest.mark.parametrize("batch_size", [64, 5, 1])
 def test_the_authors_numbers(batch_size):
     g, model = the_authors()
-    curve = ImagePerturbation()(model, g["pert.images"], g["pert.vis"][:, 0], g["pert.targets"], normalize=halves, batch_size=batch_size)
+    curve = ImagePerturbation()(
+        model,
+        g["pert.images"],
+        g["pert.vis"][:, 0],
+        g["pert.targets"],
+        normalize=halves,
+        batch_size=batch_size,
+    )
     assert torch.equal(curve.hits[:, 0].double(), g["pert.pos.model_hits"])
     assert torch.equal(curve.hits[:, 1:].T.double(), g["pert.pos.perturbations_hits"])
     assert curve.auc == pytest.approx(float(g["pert.pos.auc_trapz_0_to_0.9_percent"]), rel=EXACT)
-    assert curve.auc == pytest.approx(100 * float(torch.trapezoid(curve.accuracy, dx=0.1)), rel=EXACT)
+    assert curve.auc == pytest.approx(
+        100 * float(torch.trapezoid(curve.accuracy, dx=0.1)), rel=EXACT
+    )
 
 
 def test_the_papers_area_leaves_the_unperturbed_point_out():
     g, model = the_authors()
-    curve = ImagePerturbation(protocol="paper")(model, g["pert.images"], g["pert.vis"][:, 0], g["pert.targets"], normalize=halves)
+    curve = ImagePerturbation(protocol="paper")(
+        model, g["pert.images"], g["pert.vis"][:, 0], g["pert.targets"], normalize=halves
+    )
     hits = g["pert.pos.perturbations_hits"].mean(1)
-    assert curve.auc == pytest.approx(100 * 0.1 * float(hits.sum() - (hits[0] + hits[-1]) / 2), rel=EXACT)
+    assert curve.auc == pytest.approx(
+        100 * 0.1 * float(hits.sum() - (hits[0] + hits[-1]) / 2), rel=EXACT
+    )
 
 
 def pixels_left(x):
@@ -53,7 +67,8 @@ def pixels_left(x):
 
 
 def test_which_pixels_go():
-    """Ten pixels, each of its own power of two: what is left spells which were removed, in both orders, and before normalisation."""
+    """Ten pixels, each of its own power of two: what is left spells which were removed, in both
+    orders, and before normalisation."""
     image = (2.0 ** -torch.arange(1, 11)).view(1, 1, 2, 5)
     heat, left = torch.tensor([[[3.0, 1, 4, 1, 5], [9, 2, 6, 0, 7]]]), []
 
@@ -65,19 +80,34 @@ def test_which_pixels_go():
         left.clear()
         ImagePerturbation(order=order)(model, image, heat, [0], normalize=lambda x: x - 1)
         gone = [(x == -1).flatten() for x in left]
-        assert [int(g.sum()) for g in gone] == list(range(10)) and gone[1][first] and not gone[9][last]
-        assert torch.equal(left[0], image - 1) and all((a <= b).all() for a, b in itertools.pairwise(gone))
+        assert (
+            [int(g.sum()) for g in gone] == list(range(10)) and gone[1][first] and not gone[9][last]
+        )
+        assert torch.equal(left[0], image - 1) and all(
+            (a <= b).all() for a, b in itertools.pairwise(gone)
+        )
         ties = [int(gone[k][1]) - int(gone[k][3]) for k in range(10)]
         assert min(ties) == 0 and max(ties) == 1  # of the two pixels at 1 the earlier goes first
 
 
 def test_a_curve_by_hand():
-    """A model that says "class k" when k pixels are left is right about label 8 once only: after 20 %."""
-    curve = ImagePerturbation()(pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [8], normalize=same)
-    assert curve.hits.int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]] and curve.auc == pytest.approx(10, rel=EXACT)
-    start = ImagePerturbation()(pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [10], normalize=same)
-    assert start.auc == pytest.approx(5, rel=EXACT) and joined([curve, start]).values.tolist() == pytest.approx([10, 5], rel=EXACT)
-    paper = ImagePerturbation(protocol="paper")(pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [10], normalize=same)
+    """A model that says "class k" when k pixels are left is right about label 8 once only: after 20
+    %."""
+    curve = ImagePerturbation()(
+        pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [8], normalize=same
+    )
+    assert curve.hits.int().tolist() == [
+        [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    ] and curve.auc == pytest.approx(10, rel=EXACT)
+    start = ImagePerturbation()(
+        pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [10], normalize=same
+    )
+    assert start.auc == pytest.approx(5, rel=EXACT) and joined(
+        [curve, start]
+    ).values.tolist() == pytest.approx([10, 5], rel=EXACT)
+    paper = ImagePerturbation(protocol="paper")(
+        pixels_left, torch.ones(1, 1, 2, 5), torch.rand(1, 2, 5), [10], normalize=same
+    )
     assert paper.auc == 0
     with pytest.raises(InputError, match="2 curves of 2 protocols"):
         joined([curve, paper])
@@ -86,8 +116,16 @@ def test_a_curve_by_hand():
 def test_the_model_runs_as_in_eval_and_stays_as_it_was():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 3)).double().train()
     images = torch.rand(3, 1, 2, 2)
-    curves = [ImagePerturbation()(model, images, images[:, 0], [0, 1, 2], normalize=same) for _ in range(2)]
-    assert model.training and all(m.training for m in model) and torch.equal(curves[0].hits, curves[1].hits) and (images > 0).all()
+    curves = [
+        ImagePerturbation()(model, images, images[:, 0], [0, 1, 2], normalize=same)
+        for _ in range(2)
+    ]
+    assert (
+        model.training
+        and all(m.training for m in model)
+        and torch.equal(curves[0].hits, curves[1].hits)
+        and (images > 0).all()
+    )
 
 
 def test_the_explained_class_is_checked():
@@ -97,7 +135,13 @@ def test_the_explained_class_is_checked():
     predicted = model(images).argmax(1)
     e = relprop.explain(model, images)
     curve = ImagePerturbation()(model, images, e, predicted, normalize=same)
-    assert torch.equal(curve.hits, ImagePerturbation()(model, images, e.heatmap(), predicted, normalize=same).hits) and curve.hits[:, 0].all()
+    assert (
+        torch.equal(
+            curve.hits,
+            ImagePerturbation()(model, images, e.heatmap(), predicted, normalize=same).hits,
+        )
+        and curve.hits[:, 0].all()
+    )
     other = relprop.explain(model, images, target=int(predicted[0] + 1) % 10)
     with pytest.warns(RelpropWarning, match="not of the class the model predicts"):
         ImagePerturbation()(model, images, other, predicted, normalize=same)
@@ -108,11 +152,26 @@ def test_the_explained_class_is_checked():
 IMAGES, MAPS = torch.rand(2, 1, 2, 5), torch.rand(2, 2, 5)
 WRONG = {
     "sizes": (IMAGES, torch.rand(2, 2, 4), [0, 0], r"maps are \[2, 2, 4\], images \[2, 1, 2, 5\]"),
-    "NaN": (IMAGES, MAPS * torch.nan, [0, 0], "maps: 20 values are NaN or infinite, the first of them in sample 0"),
-    "label": (IMAGES, MAPS, [0, 11], "labels: 11 of sample 1 is out of range, the model has 11 classes"),
+    "NaN": (
+        IMAGES,
+        MAPS * torch.nan,
+        [0, 0],
+        "maps: 20 values are NaN or infinite, the first of them in sample 0",
+    ),
+    "label": (
+        IMAGES,
+        MAPS,
+        [0, 11],
+        "labels: 11 of sample 1 is out of range, the model has 11 classes",
+    ),
     "negative label": (IMAGES, MAPS, [-1, 0], "labels: -1 of sample 0 is out of range"),
     "labels": (IMAGES, MAPS, [0], "2 class numbers are needed"),
-    "normalised": (IMAGES - 1, MAPS, [0, 0], r"images: values from .* \[0, 1\] is needed, before normalisation"),
+    "normalised": (
+        IMAGES - 1,
+        MAPS,
+        [0, 0],
+        r"images: values from .* \[0, 1\] is needed, before normalisation",
+    ),
     "axes": (IMAGES[0], MAPS, [0, 0], r"images: shape \[1, 2, 5\]"),
 }
 
@@ -137,8 +196,15 @@ def test_unknown_options(options):
 
 def test_what_they_say_of_themselves():
     for kind in (ImagePerturbation, TextPerturbation):
-        assert isinstance(kind(), Metric) and not kind().higher_is_better and kind(order="negative").higher_is_better
-    assert ImagePerturbation(explained="target").name == "positive perturbation AUC of images, target class"
+        assert (
+            isinstance(kind(), Metric)
+            and not kind().higher_is_better
+            and kind(order="negative").higher_is_better
+        )
+    assert (
+        ImagePerturbation(explained="target").name
+        == "positive perturbation AUC of images, target class"
+    )
 
 
 # Texts: [CLS] a b c d e [SEP] (padding)
@@ -162,18 +228,31 @@ class Bag(nn.Module):
 
 def test_which_tokens_go():
     model = Bag()
-    TextPerturbation(removal=5)(model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT)
+    TextPerturbation(removal=5)(
+        model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT
+    )
     assert [ids[0].tolist() for ids, _ in model.seen[::2]] == [
-        [1, 10, 11, 12, 13, 14, 2, 0], [1, 10, 11, 5, 13, 14, 2, 0], [1, 10, 11, 5, 13, 5, 2, 0], [1, 5, 11, 5, 13, 5, 2, 0], [1, 5, 11, 5, 5, 5, 2, 0],
+        [1, 10, 11, 12, 13, 14, 2, 0],
+        [1, 10, 11, 5, 13, 14, 2, 0],
+        [1, 10, 11, 5, 13, 5, 2, 0],
+        [1, 5, 11, 5, 13, 5, 2, 0],
+        [1, 5, 11, 5, 5, 5, 2, 0],
     ]
-    assert [ids[1].tolist()[:4] for ids, _ in model.seen] == [[1, 15, 16, 2]] * 5 + [[1, 15, 5, 2]] * 5
+    assert [ids[1].tolist()[:4] for ids, _ in model.seen] == [[1, 15, 16, 2]] * 5 + [
+        [1, 15, 5, 2]
+    ] * 5
     assert all(torch.equal(mask, ATTENDED) for _, mask in model.seen)
 
 
 def test_tokens_may_be_masked():
     model = Bag()
-    TextPerturbation(order="negative")(model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT)
-    assert [mask[0].tolist() for _, mask in model.seen[2:6:2]] == [[1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 0, 1, 0, 1, 1, 0]]
+    TextPerturbation(order="negative")(
+        model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT
+    )
+    assert [mask[0].tolist() for _, mask in model.seen[2:6:2]] == [
+        [1, 1, 0, 1, 1, 1, 1, 0],
+        [1, 1, 0, 1, 0, 1, 1, 0],
+    ]
     assert all(torch.equal(ids, IDS) for ids, _ in model.seen)
 
 
@@ -185,20 +264,41 @@ def test_texts_score_the_same_whatever_the_batch_size(removal):
     inputs["attention_mask"][3:, 8:] = 0
     scores, content = torch.rand(6, 12), inputs["attention_mask"].bool()
     content[:, 0] = False
-    curves = [TextPerturbation(removal=removal)(model, inputs, scores, [0, 1] * 3, content=content, batch_size=n) for n in (6, 4, 1)]
-    assert torch.equal(curves[0].hits, curves[1].hits) and torch.equal(curves[0].hits, curves[2].hits)
+    curves = [
+        TextPerturbation(removal=removal)(
+            model, inputs, scores, [0, 1] * 3, content=content, batch_size=n
+        )
+        for n in (6, 4, 1)
+    ]
+    assert torch.equal(curves[0].hits, curves[1].hits) and torch.equal(
+        curves[0].hits, curves[2].hits
+    )
     e = relprop.explain(model, inputs, method="rollout")
-    with_content = TextPerturbation(removal=removal)(model, inputs, e.scores, [0, 1] * 3, content=e.content)
-    assert torch.equal(TextPerturbation(removal=removal)(model, inputs, e, [0, 1] * 3).hits, with_content.hits)
+    with_content = TextPerturbation(removal=removal)(
+        model, inputs, e.scores, [0, 1] * 3, content=e.content
+    )
+    assert torch.equal(
+        TextPerturbation(removal=removal)(model, inputs, e, [0, 1] * 3).hits, with_content.hits
+    )
 
 
 WRONG_TEXTS = {
     "scores": ({}, SCORES[:, 1:], CONTENT, r"scores are \[2, 7\], input_ids \[2, 8\]"),
-    "lists": ({"input_ids": [[1, 2]]}, SCORES, CONTENT, "'input_ids' is no tensor(.|\n)*return_tensors"),
+    "lists": (
+        {"input_ids": [[1, 2]]},
+        SCORES,
+        CONTENT,
+        "'input_ids' is no tensor(.|\n)*return_tensors",
+    ),
     "no content": ({}, SCORES, None, "which tokens are not special"),
     "padding": ({}, SCORES, CONTENT | (IDS == 0), "their attention mask is 0"),
     "NaN": ({}, SCORES * torch.nan, CONTENT, "scores: 16 values are NaN"),
-    "rows": ({"token_type_ids": IDS[:1]}, SCORES, CONTENT, r"token_type_ids \[1, 8\] beside input_ids \[2, 8\]"),
+    "rows": (
+        {"token_type_ids": IDS[:1]},
+        SCORES,
+        CONTENT,
+        r"token_type_ids \[1, 8\] beside input_ids \[2, 8\]",
+    ),
 }
 
 
@@ -206,7 +306,13 @@ WRONG_TEXTS = {
 def test_refused_texts(case):
     more, scores, content, text = WRONG_TEXTS[case]
     with pytest.raises(InputError, match=text):
-        TextPerturbation()(Bag(), {"input_ids": IDS, "attention_mask": ATTENDED, **more}, scores, [0, 1], content=content)
+        TextPerturbation()(
+            Bag(),
+            {"input_ids": IDS, "attention_mask": ATTENDED, **more},
+            scores,
+            [0, 1],
+            content=content,
+        )
 
 
 def test_refused_removals():

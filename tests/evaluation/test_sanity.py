@@ -1,4 +1,5 @@
-"""Parameter randomisation, class sensitivity, infidelity and max-sensitivity: cases whose answer follows from algebra, and the shipped model."""
+"""Parameter randomisation, class sensitivity, infidelity and max-sensitivity: cases whose answer
+follows from algebra, and the shipped model."""
 
 import copy
 
@@ -21,7 +22,9 @@ def scenes():
 class TestParameterRandomization:
     def test_a_map_of_the_input_alone_stays_as_it_is(self, scenes):
         model = digit_scene_model()
-        curve = ParameterRandomization(stages=3)(model, scenes.images, lambda m: scenes.images.flatten(1))
+        curve = ParameterRandomization(stages=3)(
+            model, scenes.images, lambda m: scenes.images.flatten(1)
+        )
         assert curve.similarity.shape == (4, 3)
         torch.testing.assert_close(curve.similarity, torch.ones(4, 3, dtype=torch.float64))
 
@@ -40,7 +43,11 @@ class TestParameterRandomization:
         class Tied(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 6)
+                self.first, self.second, self.last = (
+                    nn.Linear(4, 4),
+                    nn.Linear(4, 4),
+                    nn.Linear(4, 6),
+                )
                 self.second.weight = self.first.weight
                 self.unused = nn.Linear(4, 4)
 
@@ -49,20 +56,32 @@ class TestParameterRandomization:
 
         torch.manual_seed(0)
         model, seen = Tied(), []
-        curve = ParameterRandomization(stages=9)(model, torch.rand(2, 4), lambda m: seen.append(copy.deepcopy(m.state_dict())) or torch.rand(2, 4))
+        curve = ParameterRandomization(stages=9)(
+            model,
+            torch.rand(2, 4),
+            lambda m: seen.append(copy.deepcopy(m.state_dict())) or torch.rand(2, 4),
+        )
         assert curve.stages == ("last", "second", "first")
         trained = seen[0]
-        changed = [{n for n, v in state.items() if not torch.equal(v, trained[n])} for state in seen]
+        changed = [
+            {n for n, v in state.items() if not torch.equal(v, trained[n])} for state in seen
+        ]
         used = {n for n in trained if not n.startswith("unused")}
         assert changed[:2] == [set(), {"last.weight", "last.bias"}] and changed[3] == used
         assert changed[2] == used - {"first.bias"}  # the shared weight is randomised once, in both
-        assert all(torch.equal(state[n].flatten().sort().values, trained[n].flatten().sort().values) for state in seen for n in trained)
+        assert all(
+            torch.equal(state[n].flatten().sort().values, trained[n].flatten().sort().values)
+            for state in seen
+            for n in trained
+        )
 
     def test_content_and_refusals(self, scenes):
         model = digit_scene_model()
         maps, content = torch.rand(4, 5), torch.tensor([[1, 1, 1, 0, 0]] * 4)
         changing = iter([maps, maps * content + torch.rand(4, 5) * (1 - content)])
-        curve = ParameterRandomization(stages=1)(model, scenes.images, lambda m: next(changing), content=content)
+        curve = ParameterRandomization(stages=1)(
+            model, scenes.images, lambda m: next(changing), content=content
+        )
         torch.testing.assert_close(curve.similarity, torch.ones(4, 1, dtype=torch.float64))
         with pytest.raises(OptionError, match="stages=0"):
             ParameterRandomization(stages=0)
@@ -74,17 +93,29 @@ class TestClassSensitivity:
     def test_known_ranks(self):
         a = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
         b = torch.tensor([[10.0, 20.0, 30.0], [3.0, 1.0, 2.0]])
-        torch.testing.assert_close(ClassSensitivity()(a, b), torch.tensor([1.0, -0.5], dtype=torch.float64))
+        torch.testing.assert_close(
+            ClassSensitivity()(a, b), torch.tensor([1.0, -0.5], dtype=torch.float64)
+        )
 
     def test_of_explanations_the_class_agnostic_is_one(self, scenes):
-        both = [relprop.explain_many(digit_scene_model(), scenes.images, [scenes.digits[:, 0], scenes.digits[:, 1]], method=m) for m in ("rollout", "transformer_attribution")]
+        both = [
+            relprop.explain_many(
+                digit_scene_model(),
+                scenes.images,
+                [scenes.digits[:, 0], scenes.digits[:, 1]],
+                method=m,
+            )
+            for m in ("rollout", "transformer_attribution")
+        ]
         agnostic, specific = (ClassSensitivity()(*pair) for pair in both)
         torch.testing.assert_close(agnostic, torch.ones(4, dtype=torch.float64))
         assert specific.mean() < 0.8
 
     def test_constant_maps_are_named(self):
         with pytest.warns(UserWarning, match="1 of 2 samples"):
-            found = ClassSensitivity()(torch.tensor([[1.0, 1.0], [1.0, 2.0]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+            found = ClassSensitivity()(
+                torch.tensor([[1.0, 1.0], [1.0, 2.0]]), torch.tensor([[1.0, 2.0], [1.0, 2.0]])
+            )
         assert found[0].isnan() and abs(found[1] - 1) < 1e-12
 
 
@@ -97,9 +128,16 @@ class TestInfidelity:
         metric = Infidelity(radius=0.5, normalize=False)
         assert metric(model, images, weights, target).max() < 1e-24
         off = metric(model, images, weights + 0.1, target)
-        noise = torch.randn((10, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.5
+        noise = (
+            torch.randn(
+                (10, 3, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+            )
+            * 0.5
+        )
         torch.testing.assert_close(off, ((0.1 * noise).flatten(1).sum(1) ** 2).mean().expand(5))
-        assert Infidelity(radius=0.5)(model, images, 7 * weights, target).max() < 1e-12  # the best factor is found
+        assert (
+            Infidelity(radius=0.5)(model, images, 7 * weights, target).max() < 1e-12
+        )  # the best factor is found
 
     def test_no_number_depends_on_the_batch(self, scenes):
         model = digit_scene_model()
@@ -110,7 +148,9 @@ class TestInfidelity:
 
     def test_refusals(self):
         with pytest.raises(InputError, match="floating point"):
-            Infidelity()(nn.Identity(), torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3), [0, 0])
+            Infidelity()(
+                nn.Identity(), torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3), [0, 0]
+            )
         with pytest.raises(InputError, match="height and width"):
             Infidelity()(nn.Identity(), torch.ones(2, 3, 4, 4), torch.ones(2, 5, 5), [0, 0])
         with pytest.raises(OptionError, match="samples=0"):
@@ -122,16 +162,27 @@ class TestMaxSensitivity:
         """φ(x) = x: the move is the noise itself, over ‖x‖."""
         x = torch.rand(3, 6, dtype=torch.float64) + 1
         found = MaxSensitivity(samples=4, radius=0.1)(lambda inputs, target: inputs, x, [0, 1, 2])
-        noise = 0.1 * (2 * torch.rand((4, 6), generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1)
+        noise = 0.1 * (
+            2 * torch.rand((4, 6), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            - 1
+        )
         torch.testing.assert_close(found, noise.norm(dim=1).max() / x.norm(dim=1))
 
     def test_a_constant_map_does_not_move(self):
-        found = MaxSensitivity()(lambda inputs, target: torch.ones(len(inputs), 4) * target[:, None].clamp(min=1), torch.rand(2, 3), [1, 2])
+        found = MaxSensitivity()(
+            lambda inputs, target: torch.ones(len(inputs), 4) * target[:, None].clamp(min=1),
+            torch.rand(2, 3),
+            [1, 2],
+        )
         assert torch.equal(found, torch.zeros(2, dtype=torch.float64))
 
     def test_of_explanations(self, scenes):
         model = digit_scene_model()
-        found = MaxSensitivity(samples=2)(lambda x, t: relprop.explain(model, x, t), scenes.images, scenes.digits[:, 0])
+        found = MaxSensitivity(samples=2)(
+            lambda x, t: relprop.explain(model, x, t), scenes.images, scenes.digits[:, 0]
+        )
         assert found.shape == (4,) and (found > 0).all() and found.isfinite().all()
-        alone = MaxSensitivity(samples=2)(lambda x, t: relprop.explain(model, x, t), scenes.images[1:2], scenes.digits[1:2, 0])
+        alone = MaxSensitivity(samples=2)(
+            lambda x, t: relprop.explain(model, x, t), scenes.images[1:2], scenes.digits[1:2, 0]
+        )
         torch.testing.assert_close(found[1:2], alone, rtol=1e-3, atol=1e-6)

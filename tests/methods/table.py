@@ -1,4 +1,5 @@
-"""Every method on every kind of model: what holds is checked, and what is refused is written down. ``python -m tests.methods.table`` writes docs/methods-on-models.md."""
+"""Every method on every kind of model: what holds is checked, and what is refused is written down.
+``python -m tests.methods.table`` writes docs/methods-on-models.md."""
 
 import sys
 import warnings
@@ -12,9 +13,18 @@ from relprop.errors import RelpropError
 from relprop.sweep.snapshot import differences, snapshot
 
 PATH = Path(__file__).parents[2] / "docs" / "methods-on-models.md"
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 EXACT = 1e-7
-FEW = {"integrated_gradients": {"n_steps": 4}, "smoothgrad": {"n_samples": 2}, "gradient_shap": {"n_samples": 2}}
+FEW = {
+    "integrated_gradients": {"n_steps": 4},
+    "smoothgrad": {"n_samples": 2},
+    "gradient_shap": {"n_samples": 2},
+}
 
 
 def _pixels(size):
@@ -26,43 +36,106 @@ def _ids(length=7):
 
 
 def vit():
-    return hf.ViTForImageClassification(hf.ViTConfig(image_size=16, patch_size=4, num_labels=4, **SMALL)), {"pixel_values": _pixels(16)}, 1
+    return (
+        hf.ViTForImageClassification(
+            hf.ViTConfig(image_size=16, patch_size=4, num_labels=4, **SMALL)
+        ),
+        {"pixel_values": _pixels(16)},
+        1,
+    )
 
 
 def swin():
-    config = hf.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4, num_labels=4)
+    config = hf.SwinConfig(
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[2, 1],
+        num_heads=[2, 2],
+        window_size=4,
+        num_labels=4,
+    )
     return hf.SwinForImageClassification(config), {"pixel_values": _pixels(32)}, 1
 
 
 def bert():
-    return hf.BertForSequenceClassification(hf.BertConfig(vocab_size=50, num_labels=3, **SMALL)), {"input_ids": _ids()}, 1
+    return (
+        hf.BertForSequenceClassification(hf.BertConfig(vocab_size=50, num_labels=3, **SMALL)),
+        {"input_ids": _ids()},
+        1,
+    )
 
 
 def llama():
-    return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=50, num_key_value_heads=1, **SMALL)), {"input_ids": _ids()}, None
+    return (
+        hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=50, num_key_value_heads=1, **SMALL)),
+        {"input_ids": _ids()},
+        None,
+    )
 
 
 def t5():
-    config = hf.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0)
-    return hf.T5ForConditionalGeneration(config), {"input_ids": _ids(), "decoder_input_ids": _ids(4)}, None
+    config = hf.T5Config(
+        vocab_size=50,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    return (
+        hf.T5ForConditionalGeneration(config),
+        {"input_ids": _ids(), "decoder_input_ids": _ids(4)},
+        None,
+    )
 
 
 def clip():
     vision = {"image_size": 16, "patch_size": 4, **SMALL}
-    config = hf.CLIPConfig(text_config={"vocab_size": 50, "eos_token_id": 49, **SMALL}, vision_config=vision, projection_dim=16)
+    config = hf.CLIPConfig(
+        text_config={"vocab_size": 50, "eos_token_id": 49, **SMALL},
+        vision_config=vision,
+        projection_dim=16,
+    )
     return hf.CLIPModel(config), {"input_ids": _ids(), "pixel_values": _pixels(16)}, None
 
 
 def detr():
-    backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic", out_features=["stage2"])
+    backbone = hf.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 12],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
+    )
     config = hf.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=16, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, num_queries=4, num_labels=3,
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        num_queries=4,
+        num_labels=3,
     )
     return hf.DetrForObjectDetection(config), {"pixel_values": _pixels(32)}, relprop.targets.query()
 
 
-MODELS = {"ViT": vit, "Swin": swin, "BERT": bert, "Llama": llama, "T5": t5, "CLIP": clip, "DETR": detr}
+MODELS = {
+    "ViT": vit,
+    "Swin": swin,
+    "BERT": bert,
+    "Llama": llama,
+    "T5": t5,
+    "CLIP": clip,
+    "DETR": detr,
+}
 
 
 def made(name):
@@ -87,11 +160,19 @@ def status(model, inputs, target, method):
             assert not differences(before, snapshot(model, inputs)), f"{method} changed the model"
             return str(refusal).splitlines()[0]
         for i in range(2):
-            alone = relprop.explain(model, {k: v[i:i + 1] for k, v in inputs.items()}, target, method=method, **options)
+            alone = relprop.explain(
+                model,
+                {k: v[i : i + 1] for k, v in inputs.items()},
+                target,
+                method=method,
+                **options,
+            )
             for name, stream in together.streams.items():
                 assert torch.isfinite(stream.scores).all(), f"{method}: {name} is not finite"
                 error = float((alone.streams[name].scores[0] - stream.scores[i]).abs().max())
-                assert error <= EXACT * max(float(stream.scores.abs().max()), 1e-9), f"{method}: sample {i} of {name} differs by {error} from itself alone"
+                assert error <= EXACT * max(float(stream.scores.abs().max()), 1e-9), (
+                    f"{method}: sample {i} of {name} differs by {error} from itself alone"
+                )
     assert not differences(before, snapshot(model, inputs)), f"{method} changed the model"
     return "yes"
 
@@ -106,16 +187,29 @@ def written(columns):
     """The page."""
     reasons, numbers = {}, []
     lines = [
-        "# Every method on every kind of model", "", "<!-- Written by `python -m tests.methods.table`; a test compares it with what holds. -->", "",
-        "Small models with random weights, in double precision, two samples. *yes*: the scores are finite, each sample's are the same in the batch and alone",
-        f"(to {EXACT:.0e} of the largest), and the model is left bit for bit as it was. A number: refused, with the sentence below.", "",
-        "| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|",
+        "# Every method on every kind of model",
+        "",
+        "<!-- Written by `python -m tests.methods.table`; a test compares it with what holds. -->",
+        "",
+        (
+            "Small models with random weights, in double precision, two samples. *yes*: the "
+            "scores are finite, each sample's are the same in the batch and alone"
+        ),
+        (
+            f"(to {EXACT:.0e} of the largest), and the model is left bit for bit as it was. "
+            "A number: refused, with the sentence below."
+        ),
+        "",
+        "| method | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
     ]
     for method in relprop.methods.METHODS:
         cells = []
         for found in columns.values():
             said = found[method]
-            cells.append("yes" if said == "yes" else str(reasons.setdefault(said, len(reasons) + 1)))
+            cells.append(
+                "yes" if said == "yes" else str(reasons.setdefault(said, len(reasons) + 1))
+            )
         numbers.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return "\n".join([*lines, *numbers, "", *(f"{k}. {said}" for said, k in reasons.items()), ""])
 
@@ -124,5 +218,7 @@ if __name__ == "__main__":
     found = {}
     for model_name in MODELS:
         found[model_name] = column(model_name)
-        print(model_name, {k: v for k, v in found[model_name].items() if v != "yes"}, file=sys.stderr)
+        print(
+            model_name, {k: v for k, v in found[model_name].items() if v != "yes"}, file=sys.stderr
+        )
     PATH.write_text(written(found))

@@ -1,4 +1,5 @@
-"""Input-level methods on models as their users have them, first of all those without token attention: convolutions, mixers, state spaces."""
+"""Input-level methods on models as their users have them, first of all those without token
+attention: convolutions, mixers, state spaces."""
 
 import copy
 import functools
@@ -23,7 +24,13 @@ from tests.targets.models import tokenizer
 
 INPUT_LEVEL = input_level()
 VOCABULARY = 50
-TINY = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 EXACT = 1e-9
 pytestmark = pytest.mark.filterwarnings("ignore:integrated gradients of:relprop.RelpropWarning")
 
@@ -33,9 +40,15 @@ def ids(length=7):
 
 
 def scrambled(model, seed=0):
-    """Norms with scales of either sign and running statistics of their own; heads that are not 0."""
+    """Norms with scales of either sign and running statistics of their own; heads that are not
+    0."""
     source = torch.Generator().manual_seed(seed)
-    norms = {id(p) for m in model.modules() if "Norm" in type(m).__name__ for p in m.parameters(recurse=False)}
+    norms = {
+        id(p)
+        for m in model.modules()
+        if "Norm" in type(m).__name__
+        for p in m.parameters(recurse=False)
+    }
     with torch.no_grad():
         for name, p in model.named_parameters():
             if id(p) in norms:
@@ -53,16 +66,30 @@ def picture(name, **options):
 
 
 def mixer():
-    return scrambled(timm.models.MlpMixer(img_size=32, patch_size=8, embed_dim=16, num_blocks=2, num_classes=5)), torch.randn(2, 3, 32, 32)
+    return scrambled(
+        timm.models.MlpMixer(img_size=32, patch_size=8, embed_dim=16, num_blocks=2, num_classes=5)
+    ), torch.randn(2, 3, 32, 32)
 
 
 def vgg():
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    return scrambled(nn.Sequential(*layers, nn.Flatten(), nn.Dropout(), nn.Linear(8 * 16, 5))), torch.randn(2, 3, 16, 16)
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+    ]
+    return scrambled(
+        nn.Sequential(*layers, nn.Flatten(), nn.Dropout(), nn.Linear(8 * 16, 5))
+    ), torch.randn(2, 3, 16, 16)
 
 
 def mamba():
-    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=2, time_step_rank=4)
+    config = transformers.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, state_size=4, num_hidden_layers=2, time_step_rank=4
+    )
     return transformers.MambaForCausalLM(config).eval(), {"input_ids": ids()}
 
 
@@ -70,57 +97,140 @@ def bert():
     config = transformers.BertConfig(**TINY, num_labels=5)
     mask = torch.ones(2, 7, dtype=torch.long)
     mask[1, 4:] = 0
-    return transformers.BertForSequenceClassification(config).eval(), {"input_ids": ids(), "attention_mask": mask}
+    return transformers.BertForSequenceClassification(config).eval(), {
+        "input_ids": ids(),
+        "attention_mask": mask,
+    }
 
 
 def t5():
-    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
-    return transformers.T5ForConditionalGeneration(config).eval(), {"input_ids": ids(), "decoder_input_ids": ids(4)}
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config).eval(), {
+        "input_ids": ids(),
+        "decoder_input_ids": ids(4),
+    }
 
 
 def clip():
-    text = {**TINY, "max_position_embeddings": 16, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
-    vision = {k: v for k, v in TINY.items() if k != "vocab_size"} | {"image_size": 16, "patch_size": 8}
-    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).eval()
+    text = {
+        **TINY,
+        "max_position_embeddings": 16,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    vision = {k: v for k, v in TINY.items() if k != "vocab_size"} | {
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    ).eval()
     return model, {"input_ids": ids(6), "pixel_values": torch.randn(2, 3, 16, 16)}
 
 
 def wav2vec2():
     config = transformers.Wav2Vec2Config(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3),
-        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, vocab_size=20, classifier_proj_size=8, num_labels=3,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        vocab_size=20,
+        classifier_proj_size=8,
+        num_labels=3,
     )
-    return transformers.Wav2Vec2ForSequenceClassification(config).eval(), {"input_values": torch.randn(2, 400)}
+    return transformers.Wav2Vec2ForSequenceClassification(config).eval(), {
+        "input_values": torch.randn(2, 400)
+    }
 
 
 def whisper():
     config = transformers.WhisperConfig(
-        vocab_size=VOCABULARY, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
-        decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=20, max_target_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        vocab_size=VOCABULARY,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=20,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
     )
-    return transformers.WhisperForConditionalGeneration(config).eval(), {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": ids(3)}
+    return transformers.WhisperForConditionalGeneration(config).eval(), {
+        "input_features": torch.randn(2, 8, 40),
+        "decoder_input_ids": ids(3),
+    }
 
 
 def spectrogram():
     config = transformers.ASTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, patch_size=4, max_length=24, num_mel_bins=16, frequency_stride=4,
-        time_stride=4, num_labels=3,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        patch_size=4,
+        max_length=24,
+        num_mel_bins=16,
+        frequency_stride=4,
+        time_stride=4,
+        num_labels=3,
     )
-    return transformers.ASTForAudioClassification(config).eval(), {"input_values": torch.randn(2, 24, 16)}
+    return transformers.ASTForAudioClassification(config).eval(), {
+        "input_values": torch.randn(2, 24, 16)
+    }
 
 
 def series():
     config = transformers.PatchTSTConfig(
-        num_input_channels=3, context_length=32, patch_length=8, patch_stride=8, d_model=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, num_targets=3,
+        num_input_channels=3,
+        context_length=32,
+        patch_length=8,
+        patch_stride=8,
+        d_model=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=32,
+        num_targets=3,
     )
-    return transformers.PatchTSTForClassification(config).eval(), {"past_values": torch.randn(2, 32, 3)}
+    return transformers.PatchTSTForClassification(config).eval(), {
+        "past_values": torch.randn(2, 32, 3)
+    }
 
 
 def video():
     config = transformers.VideoMAEConfig(
-        image_size=16, patch_size=8, num_frames=4, tubelet_size=2, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
+        image_size=16,
+        patch_size=8,
+        num_frames=4,
+        tubelet_size=2,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
     )
-    return transformers.VideoMAEForVideoClassification(config).eval(), {"pixel_values": torch.randn(2, 4, 3, 16, 16)}
+    return transformers.VideoMAEForVideoClassification(config).eval(), {
+        "pixel_values": torch.randn(2, 4, 3, 16, 16)
+    }
 
 
 class ChannelsLast(nn.Module):
@@ -157,7 +267,8 @@ class Choices(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over (batch, time, features) or over embedded ids; the head reads the last step."""
+    """A recurrent layer over (batch, time, features) or over embedded ids; the head reads the last
+    step."""
 
     def __init__(self, kind, embedded=False, **options):
         super().__init__()
@@ -174,7 +285,8 @@ def recurrent(kind, **options):
     return model, ids() if options.get("embedded") else torch.randn(2, 7, 4)
 
 
-#: What is made, and the number of positions of each explained input; (h, w) or (t, h, w) where it is a grid.
+#: What is made, and the number of positions of each explained input; (h, w) or (t, h, w) where it
+#: is a grid.
 WITHOUT_ATTENTION = {
     "ResNet": (lambda: picture("test_resnet"), {"input_0": (64, 64)}),
     "ConvNeXt": (lambda: picture("test_convnext"), {"input_0": (64, 64)}),
@@ -183,12 +295,24 @@ WITHOUT_ATTENTION = {
     "MLP-Mixer": (mixer, {"input_0": (32, 32)}),
     "VGG": (vgg, {"input_0": (16, 16)}),
     "Mamba": (mamba, {"input_ids": 7}),
-    "MLP on pixels": (lambda: (nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(2, 3, 4, 4)), {"input_0": (4, 4)}),
-    "MLP on a table": (lambda: (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(2, 6)), {"input_0": 6}),
+    "MLP on pixels": (
+        lambda: (
+            nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 5)),
+            torch.randn(2, 3, 4, 4),
+        ),
+        {"input_0": (4, 4)},
+    ),
+    "MLP on a table": (
+        lambda: (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(2, 6)),
+        {"input_0": 6},
+    ),
     "channels last": (lambda: (ChannelsLast(), torch.randn(2, 7, 9, 3)), {"input_0": (7, 9)}),
     "convolution over time": (lambda: (Series(), torch.randn(2, 9, 4)), {"input_0": 9}),
     "LSTM": (lambda: recurrent(nn.LSTM), {"input_0": 7}),
-    "LSTM over ids, both ways, two layers": (lambda: recurrent(nn.LSTM, embedded=True, bidirectional=True, num_layers=2), {"input_0": 7}),
+    "LSTM over ids, both ways, two layers": (
+        lambda: recurrent(nn.LSTM, embedded=True, bidirectional=True, num_layers=2),
+        {"input_0": 7},
+    ),
     "GRU": (lambda: recurrent(nn.GRU), {"input_0": 7}),
     "RNN": (lambda: recurrent(nn.RNN), {"input_0": 7}),
     "choices": (lambda: (Choices(), torch.randint(0, VOCABULARY, (2, 3, 7))), {"input_0": 21}),
@@ -202,16 +326,31 @@ WITH_ATTENTION = {
     "spectrogram": (spectrogram, {"input_values": (24, 16)}),
     "time series": (series, {"past_values": (32, 3)}),
     "video": (video, {"pixel_values": (4, 16, 16)}),
-    "(batch, time, features)": (lambda: (build(dtype=torch.float32), sample(batch=2, dtype=torch.float32)), {"input_0": 5}),
+    "(batch, time, features)": (
+        lambda: (build(dtype=torch.float32), sample(batch=2, dtype=torch.float32)),
+        {"input_0": 5},
+    ),
 }
 MODELS = WITHOUT_ATTENTION | WITH_ATTENTION
-TARGETS = {"T5": [(2, 7), (3, 9)], "audio frames": [(1, 7), (2, 9)], "CLIP": lambda o: (o.text_embeds * o.image_embeds).sum()}
-OPTIONS = {"integrated_gradients": {"n_steps": 3}, "smoothgrad": {"n_samples": 3}, "gradient_shap": {"n_samples": 3}}
+TARGETS = {
+    "T5": [(2, 7), (3, 9)],
+    "audio frames": [(1, 7), (2, 9)],
+    "CLIP": lambda o: (o.text_embeds * o.image_embeds).sum(),
+}
+OPTIONS = {
+    "integrated_gradients": {"n_steps": 3},
+    "smoothgrad": {"n_samples": 3},
+    "gradient_shap": {"n_samples": 3},
+}
 
 
 def defined(method, target):
     """DeepLIFT takes no callable that is not linear."""
-    return [relprop.targets.output("logits_per_image")[0]] * 2 if method == "deeplift" and callable(target) else target
+    return (
+        [relprop.targets.output("logits_per_image")[0]] * 2
+        if method == "deeplift" and callable(target)
+        else target
+    )
 
 
 @functools.cache
@@ -222,7 +361,11 @@ def built(name):
 
 
 def alone(inputs, i):
-    return {k: v[i:i + 1] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[i:i + 1]
+    return (
+        {k: v[i : i + 1] for k, v in inputs.items()}
+        if isinstance(inputs, dict)
+        else inputs[i : i + 1]
+    )
 
 
 def one(target, i):
@@ -234,13 +377,22 @@ def one(target, i):
 def test_scores_are_finite_and_one_per_position(name, method):
     model, inputs, target = built(name)
     target = defined(method, target)
-    e = relprop.explain(model, inputs, target, method=method, keep="input", **OPTIONS.get(method, {}))
+    e = relprop.explain(
+        model, inputs, target, method=method, keep="input", **OPTIONS.get(method, {})
+    )
     assert list(e.streams) == list(MODELS[name][1])
     for stream, places in MODELS[name][1].items():
         found = e[stream]
-        assert found.grid == (places if isinstance(places, tuple) else None) and found.image == found.grid
+        assert (
+            found.grid == (places if isinstance(places, tuple) else None)
+            and found.image == found.grid
+        )
         assert found.scores.shape == (2, math.prod(places) if isinstance(places, tuple) else places)
-        assert torch.isfinite(found.scores).all() and found.scores.any() and found.scores.dtype == torch.float32
+        assert (
+            torch.isfinite(found.scores).all()
+            and found.scores.any()
+            and found.scores.dtype == torch.float32
+        )
         kept, scores = found.input.flatten(1).double(), found.scores.double()
         assert ((kept.sum(1) - scores.sum(1)).abs() <= 1e-6 * kept.abs().sum(1)).all()
         if found.grid is not None:
@@ -255,7 +407,9 @@ def test_the_ledger_balances_in_float32(name):
         assert ledger.balanced(1e-5), ledger.worst()
         totals = ledger.totals()
         scale = torch.stack([a.absolute for a in ledger.accounts]).amax(0)
-        missing = totals["started"] - sum(totals[k] for k in ("reached", "absorbed", "lost", "unread"))
+        missing = totals["started"] - sum(
+            totals[k] for k in ("reached", "absorbed", "lost", "unread")
+        )
         assert (missing.abs() <= 1e-5 * len(ledger.accounts) * scale).all()
 
 
@@ -271,15 +425,18 @@ def test_a_batch_equals_its_samples_one_by_one(name, method):
         single = relprop.explain(model, alone(inputs, i), one(target, i), **options)
         for stream in e.streams:
             assert e[stream].scores.dtype == torch.float64
-            assert closeness(e[stream].scores[i:i + 1], single[stream].scores) <= EXACT
-            assert closeness(e[stream].input[i:i + 1], single[stream].input) <= EXACT
-            assert torch.equal(parts[stream].scores[i:i + 1], single[stream].scores) and parts.target[i] == e.target[i]
+            assert closeness(e[stream].scores[i : i + 1], single[stream].scores) <= EXACT
+            assert closeness(e[stream].input[i : i + 1], single[stream].input) <= EXACT
+            assert (
+                torch.equal(parts[stream].scores[i : i + 1], single[stream].scores)
+                and parts.target[i] == e.target[i]
+            )
 
 
 @pytest.mark.parametrize("method", [m for m in INPUT_LEVEL if m != "random"])
 def test_pads_are_exactly_zero(method):
     model, inputs, target = built("BERT, padded")
-    for rules in ((None, "paper") if method == "lrp" else (None,)):
+    for rules in (None, "paper") if method == "lrp" else (None,):
         e = relprop.explain(model, inputs, target, method=method, rules=rules)
         pads = inputs["attention_mask"] == 0
         assert not e.scores[pads].any() and bool((e.scores[~pads] != 0).all())
@@ -287,7 +444,8 @@ def test_pads_are_exactly_zero(method):
 
 
 class Towers(nn.Module):
-    """Ids and pixels, each embedded by itself; the output is their similarity, and a bias for each of three classes."""
+    """Ids and pixels, each embedded by itself; the output is their similarity, and a bias for each
+    of three classes."""
 
     def __init__(self):
         super().__init__()
@@ -299,14 +457,23 @@ class Towers(nn.Module):
         return self.behind(self.embed(input_ids), pixel_values)
 
     def behind(self, embedded, pixel_values):
-        text, image = self.text(embedded.tanh().mean(1)), self.image(self.conv(pixel_values).tanh().mean((2, 3)))
+        text, image = (
+            self.text(embedded.tanh().mean(1)),
+            self.image(self.conv(pixel_values).tanh().mean((2, 3))),
+        )
         return (text * image).sum(1, keepdim=True).tanh() * self.bias
 
 
 def towers():
     model = Towers().double()
     inputs = {"input_ids": ids(), "pixel_values": torch.randn(2, 3, 5, 6, dtype=torch.float64)}
-    return model, inputs, [0, 2], (model.embed(inputs["input_ids"]), inputs["pixel_values"]), lambda e, p: model.behind(e, p)[torch.arange(2), [0, 2]]
+    return (
+        model,
+        inputs,
+        [0, 2],
+        (model.embed(inputs["input_ids"]), inputs["pixel_values"]),
+        lambda e, p: model.behind(e, p)[torch.arange(2), [0, 2]],
+    )
 
 
 def encoder_decoder():
@@ -314,22 +481,37 @@ def encoder_decoder():
     model = copy.deepcopy(model).double()
 
     def y(encoder, decoder):
-        return model(inputs_embeds=encoder, decoder_inputs_embeds=decoder).logits[torch.arange(2), *torch.tensor(target).unbind(1)]
+        return model(inputs_embeds=encoder, decoder_inputs_embeds=decoder).logits[
+            torch.arange(2), *torch.tensor(target).unbind(1)
+        ]
 
-    return model, inputs, target, (model.shared(inputs["input_ids"]), model.shared(inputs["decoder_input_ids"])), y
+    return (
+        model,
+        inputs,
+        target,
+        (model.shared(inputs["input_ids"]), model.shared(inputs["decoder_input_ids"])),
+        y,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Input Tensor:UserWarning")
 @pytest.mark.parametrize("make", [towers, encoder_decoder])
 def test_several_inputs_are_one_path(make):
-    """Embeddings and pixels as Captum's own tuple of inputs: every input's attribution is Captum's, and only all of them together are complete."""
+    """Embeddings and pixels as Captum's own tuple of inputs: every input's attribution is Captum's,
+    and only all of them together are complete."""
     model, inputs, target, leaves, y = make()
     leaves = tuple(leaf.detach() for leaf in leaves)
     n_steps = 64 if make is towers else 9
     captum = {
-        "input_gradient": lambda: Saliency(y).attribute(tuple(leaf.clone().requires_grad_() for leaf in leaves)),
-        "gradient_x_input": lambda: InputXGradient(y).attribute(tuple(leaf.clone().requires_grad_() for leaf in leaves)),
-        "integrated_gradients": lambda: IntegratedGradients(y).attribute(leaves, n_steps=n_steps, internal_batch_size=2),
+        "input_gradient": lambda: Saliency(y).attribute(
+            tuple(leaf.clone().requires_grad_() for leaf in leaves)
+        ),
+        "gradient_x_input": lambda: InputXGradient(y).attribute(
+            tuple(leaf.clone().requires_grad_() for leaf in leaves)
+        ),
+        "integrated_gradients": lambda: IntegratedGradients(y).attribute(
+            leaves, n_steps=n_steps, internal_batch_size=2
+        ),
     }
     for method, expected in captum.items():
         options = {"n_steps": n_steps} if method == "integrated_gradients" else {}
@@ -340,18 +522,40 @@ def test_several_inputs_are_one_path(make):
     if make is towers:
         difference = (y(*leaves) - y(*map(torch.zeros_like, leaves))).detach()
         assert closeness(sum(e[n].scores.sum(1) for n in e.streams), difference) <= 1e-6
-        other = relprop.explain(model, inputs, target, method="integrated_gradients", n_steps=64, baseline={"pixel_values": 0.5, "input_ids": torch.tensor([[3]])})
-        from_there = (y(*leaves) - y(model.embed(torch.full((2, 7), 3)), torch.full_like(leaves[1], 0.5))).detach()
+        other = relprop.explain(
+            model,
+            inputs,
+            target,
+            method="integrated_gradients",
+            n_steps=64,
+            baseline={"pixel_values": 0.5, "input_ids": torch.tensor([[3]])},
+        )
+        from_there = (
+            y(*leaves) - y(model.embed(torch.full((2, 7), 3)), torch.full_like(leaves[1], 0.5))
+        ).detach()
         assert closeness(sum(other[n].scores.sum(1) for n in other.streams), from_there) <= 1e-6
-        with pytest.raises(OptionError, match=r"baseline is one tensor for 2 explained inputs: give a dict by input name \('input_ids', 'pixel_values'\)"):
-            relprop.explain(model, inputs, target, method="integrated_gradients", baseline=torch.zeros(1))
+        with pytest.raises(
+            OptionError,
+            match=(
+                r"baseline is one tensor for 2 explained inputs: give a dict by input "
+                r"name \('input_ids', 'pixel_values'\)"
+            ),
+        ):
+            relprop.explain(
+                model, inputs, target, method="integrated_gradients", baseline=torch.zeros(1)
+            )
 
 
 def test_a_baseline_per_sample_is_cut_with_the_batch():
     model, inputs, target = towers()[:3]
-    baseline = {"pixel_values": torch.randn(2, 3, 5, 6, dtype=torch.float64), "input_ids": torch.tensor([[3], [9]])}
+    baseline = {
+        "pixel_values": torch.randn(2, 3, 5, 6, dtype=torch.float64),
+        "input_ids": torch.tensor([[3], [9]]),
+    }
     options = {"method": "integrated_gradients", "n_steps": 3, "baseline": baseline}
-    whole, parts = (relprop.explain(model, inputs, target, batch_size=size, **options) for size in (None, 1))
+    whole, parts = (
+        relprop.explain(model, inputs, target, batch_size=size, **options) for size in (None, 1)
+    )
     for stream in whole.streams:
         assert closeness(whole[stream].scores, parts[stream].scores) <= EXACT
 
@@ -359,7 +563,13 @@ def test_a_baseline_per_sample_is_cut_with_the_batch():
 @pytest.mark.parametrize("method", INPUT_LEVEL)
 def test_many_targets_share_the_forward_pass(method, monkeypatch):
     model, x = build(), sample()
-    targets = [0, [1, 2, 3], None, lambda y: y[0, 0] - y[0, 1], *([lambda y: y.softmax(-1)[0, 2]] if method != "deeplift" else [])]
+    targets = [
+        0,
+        [1, 2, 3],
+        None,
+        lambda y: y[0, 0] - y[0, 1],
+        *([lambda y: y.softmax(-1)[0, 2]] if method != "deeplift" else []),
+    ]
     calls = []
     plain = relprop.api.run.forward
     monkeypatch.setattr(relprop.api.run, "forward", lambda *args: calls.append(1) or plain(*args))
@@ -367,7 +577,11 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
     assert len(calls) == 1
     for target, e in zip(targets, together, strict=True):
         single = relprop.explain(model, x, target, method=method, keep="input")
-        assert torch.equal(e.scores, single.scores) and torch.equal(e.input, single.input) and e.target == single.target
+        assert (
+            torch.equal(e.scores, single.scores)
+            and torch.equal(e.input, single.input)
+            and e.target == single.target
+        )
 
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)
@@ -389,12 +603,23 @@ def test_half_precision_weights_are_explained_in_float32(method):
 @pytest.mark.parametrize("name", WITHOUT_ATTENTION)
 def test_without_attention_the_default_method_says_what_to_use(name):
     model, inputs, target = built(name)
-    with pytest.raises(NoAttentionError, match=r"(?s)no softmax attention over tokens.*it has no softmax.*method='lrp' explains any model at its input, and so do 'input_gradient'"):
+    with pytest.raises(
+        NoAttentionError,
+        match=(
+            r"(?s)no softmax attention over tokens.*it has no softmax.*method='lrp' "
+            r"explains any model at its input, and so do 'input_gradient'"
+        ),
+    ):
         relprop.explain(model, inputs, target)
     report = relprop.check(model, inputs)
     assert not report.ok and not report.sites and report.front_end and not report.capture_error
-    assert report.methods == INPUT_LEVEL and "use method='lrp', method='input_gradient'" in report.rollup_error
-    assert str(report).startswith("check: NOT OK for the default method") and "methods that apply   lrp, input_gradient" in str(report)
+    assert (
+        report.methods == INPUT_LEVEL
+        and "use method='lrp', method='input_gradient'" in report.rollup_error
+    )
+    assert str(report).startswith(
+        "check: NOT OK for the default method"
+    ) and "methods that apply   lrp, input_gradient" in str(report)
 
 
 class Gate(nn.Module):
@@ -410,7 +635,10 @@ class Gate(nn.Module):
 
 
 def test_the_softmaxes_seen_are_named_with_their_reasons():
-    with pytest.raises(NoAttentionError, match=r"the softmax at top level: it enters no contraction over its own axis"):
+    with pytest.raises(
+        NoAttentionError,
+        match=r"the softmax at top level: it enters no contraction over its own axis",
+    ):
         relprop.explain(Gate(), torch.randn(2, 3, 4), 0)
     report = relprop.check(Gate(), torch.randn(2, 3, 4))
     assert report.softmaxes_without_site and report.methods == INPUT_LEVEL
@@ -427,11 +655,18 @@ def test_an_output_that_no_input_reaches_is_reported():
             return self.weight.sum(1) + (x > 9)[:, 0, :1]
 
     report = relprop.check(Deaf(4, 3), torch.randn(2, 3, 4))
-    assert not report.ok and report.methods == () and "no output that a target could read depends on an explained input" in str(report)
+    assert (
+        not report.ok
+        and report.methods == ()
+        and "no output that a target could read depends on an explained input" in str(report)
+    )
 
 
 def test_the_methods_page_runs(capsys):
-    text = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("methods.md", "methods-input.md", "methods-relevance.md"))
+    text = "".join(
+        (Path(__file__).parents[2] / "docs" / name).read_text()
+        for name in ("methods.md", "methods-input.md", "methods-relevance.md")
+    )
     scope = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     for block in blocks:
@@ -443,11 +678,30 @@ def test_the_methods_page_runs(capsys):
 @pytest.mark.parametrize("method", INPUT_LEVEL)
 def test_words_and_seconds_are_those_of_the_positions(method):
     model, _, _ = built("BERT, padded")
-    e = relprop.explain(model, ["w7 w9", "w5 w8 w7"], 0, method=method, processor=tokenizer(), **OPTIONS.get(method, {}))
-    assert [[word for word, _ in e.words(i)] for i in range(2)] == [["w7", "w9"], ["w5", "w8", "w7"]]
+    e = relprop.explain(
+        model,
+        ["w7 w9", "w5 w8 w7"],
+        0,
+        method=method,
+        processor=tokenizer(),
+        **OPTIONS.get(method, {}),
+    )
+    assert [[word for word, _ in e.words(i)] for i in range(2)] == [
+        ["w7", "w9"],
+        ["w5", "w8", "w7"],
+    ]
     for i, row in enumerate(e.tokens):
         scored = dict(enumerate(e.scores[i].tolist()))
-        assert math.isclose(sum(score for _, score in e.words(i)), sum(scored[k] for k in range(len(row)) if e.content[i, k]), rel_tol=1e-5, abs_tol=1e-9)
+        assert math.isclose(
+            sum(score for _, score in e.words(i)),
+            sum(scored[k] for k in range(len(row)) if e.content[i, k]),
+            rel_tol=1e-5,
+            abs_tol=1e-9,
+        )
     model, inputs, target = built("raw audio")
-    seconds = relprop.explain(model, inputs, target, method=method, **OPTIONS.get(method, {})).seconds(100)
-    assert seconds.shape == (400, 2) and torch.allclose(seconds, torch.stack([torch.arange(400), torch.arange(1, 401)], 1).to(seconds.dtype) / 100)
+    seconds = relprop.explain(
+        model, inputs, target, method=method, **OPTIONS.get(method, {})
+    ).seconds(100)
+    assert seconds.shape == (400, 2) and torch.allclose(
+        seconds, torch.stack([torch.arange(400), torch.arange(1, 401)], 1).to(seconds.dtype) / 100
+    )

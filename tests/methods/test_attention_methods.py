@@ -1,4 +1,5 @@
-"""Every method over attention: the authors' numbers, the formula by hand, the options they share, and the door for a user's own."""
+"""Every method over attention: the authors' numbers, the formula by hand, the options they share,
+and the door for a user's own."""
 
 import math
 import re
@@ -18,11 +19,22 @@ from tests.rollup.hand import SAMPLES, Attention, Layer, agree, normal
 from tests.rollup.structures import TOKENS, WIDTH
 from tests.rollup.test_streams import CoAttention, EncoderDecoder, S, T, both, ids
 
-OVER_ATTENTION = sorted(name for name, m in METHODS.items() if m.level == "attention" and name != "vit_cx")  # that one is for images
-ROUNDED_LITTLE = ["attention_flow", "attention_grad", "attention_times_grad", "gae", "raw_attention", "rollout"]
+OVER_ATTENTION = sorted(
+    name for name, m in METHODS.items() if m.level == "attention" and name != "vit_cx"
+)  # that one is for images
+ROUNDED_LITTLE = [
+    "attention_flow",
+    "attention_grad",
+    "attention_times_grad",
+    "gae",
+    "raw_attention",
+    "rollout",
+]
 
 
-# -- the authors' numbers ---------------------------------------------------------------------------------------------------------------
+# -- the authors' numbers
+# --------------------------------------------------------------------------------------------------
+
 
 @TOGETHER
 @INPUT_AND_TARGET
@@ -32,7 +44,14 @@ def test_vit_raw_attention_and_its_gradient(i, k, together):
     f = explained("vit", i, k, together, method="attention_grad")
     met(f.explanation.scores[f.at], f.golden("attn_grad")[-1, :, 0].mean(0), EXACT)
     f = explained("vit", i, k, together, method="attention_times_grad")
-    met(f.explanation.scores[f.at], (f.goldens[f"{f.of_input}.attn"] * f.golden("attn_grad")).clamp(min=0)[:, :, 0].mean(1).sum(0), EXACT)
+    met(
+        f.explanation.scores[f.at],
+        (f.goldens[f"{f.of_input}.attn"] * f.golden("attn_grad"))
+        .clamp(min=0)[:, :, 0]
+        .mean(1)
+        .sum(0),
+        EXACT,
+    )
 
 
 @TOGETHER
@@ -42,12 +61,12 @@ def test_bert_raw_attention_and_its_gradient(i, k, together):
     golden = f.golden("attn_last_layer")[0]
     met(without_cls(f.explanation.scores[f.at], golden), golden, EXACT)
     f = explained("bert", i, k, together, method="attention_grad")
-    met(f.explanation.scores[f.at][:len(golden)], f.golden("attn_grad")[-1, :, 0].mean(0), EXACT)
+    met(f.explanation.scores[f.at][: len(golden)], f.golden("attn_grad")[-1, :, 0].mean(0), EXACT)
 
 
 def without_cls(row, golden):
     """As their BERT code: what a batch padded cut off, and the [CLS] score 0."""
-    return torch.cat([torch.zeros_like(row[:1]), row[1:len(golden)]])
+    return torch.cat([torch.zeros_like(row[:1]), row[1 : len(golden)]])
 
 
 @TOGETHER
@@ -61,12 +80,15 @@ def test_vit_gradcam(i, k, together):
 @TOGETHER
 @INPUT_AND_TARGET
 def test_bert_gradcam(i, k, together):
-    """Their min–max is over the whole map, and ours over the row's content tokens: the same up to scale and offset. Not for a text that the
-    batch pads: their weights are means over the whole map, padding included."""
+    """Their min–max is over the whole map, and ours over the row's content tokens: the same up to
+    scale and offset. Not for a text that the batch pads: their weights are means over the whole
+    map, padding included."""
     f = explained("bert", i, k, together and i == 1, method="gradcam", weights="map")
     here = f.explanation.content[f.at].clone()
     mine, golden = f.explanation.scores[f.at], f.golden("attn_gradcam")[0]
-    assert here.sum() > 10 and mine[here].min() == 0 and mine.max() == 1 and (mine[~here] == 0).all()
+    assert (
+        here.sum() > 10 and mine[here].min() == 0 and mine.max() == 1 and (mine[~here] == 0).all()
+    )
     here[0] = False  # they set the [CLS] score to 0
     met(unit(mine[None, here]), unit(golden[None, here]), EXACT)
 
@@ -114,19 +136,30 @@ def test_their_rollout_of_relevance_as_a_users_method(i, k, together, rules, own
 
     register("rollout_of_relevance", of_relevance, needs=["relevance"], shared=["layers"])
     for quantity, layers in (("rollout", (0, 1, 2)), ("rollout_start1", (1, 2))):
-        f = explained("vit", i, k, together, method="rollout_of_relevance", rules=rules, layers=layers)
+        f = explained(
+            "vit", i, k, together, method="rollout_of_relevance", rules=rules, layers=layers
+        )
         met(f.explanation.scores[f.at][None, 1:], f.golden(quantity, rules), TOLERANCE[rules])
 
 
-# -- formulas by hand, A and its gradient without the library ----------------------------------------------------------------------------
+# -- formulas by hand, A and its gradient without the library
+# ----------------------------------------------------------------------------
+
 
 class Plain(nn.Module):
     """Blocks without norms and MLPs whose attention maps are kept where autograd can see them."""
 
     def __init__(self, blocks=1, heads=1, read=lambda x: x[:, 0]):
         super().__init__()
-        self.embed, self.head, self.heads, self.read = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 4), heads, read
-        self.q, self.k, self.v, self.out = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks)) for _ in range(4))
+        self.embed, self.head, self.heads, self.read = (
+            nn.Linear(3, WIDTH),
+            nn.Linear(WIDTH, 4),
+            heads,
+            read,
+        )
+        self.q, self.k, self.v, self.out = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks)) for _ in range(4)
+        )
 
     def forward(self, x, kept=None):
         x = self.embed(x)
@@ -180,7 +213,9 @@ FUSED = {
     "mean": lambda m, g: m.mean(1),
     "max": lambda m, g: m.amax(1),
     "min": lambda m, g: m.amin(1),
-    "gradient": lambda m, g: (m * (w := g.clamp(min=0).mean((2, 3)))[:, :, None, None]).sum(1) / w.sum(1)[:, None, None],
+    "gradient": lambda m, g: (
+        (m * (w := g.clamp(min=0).mean((2, 3)))[:, :, None, None]).sum(1) / w.sum(1)[:, None, None]
+    ),
 }
 
 
@@ -188,7 +223,9 @@ FUSED = {
 @pytest.mark.parametrize("method", ["rollout", "raw_attention", "attention_times_grad", "gae"])
 def test_head_fusion(method, fusion):
     model, x, attention, gradients = plain(blocks=2, heads=4)
-    of = {"rollout": lambda a, g: a, "raw_attention": lambda a, g: a}.get(method, lambda a, g: (a * g).clamp(min=0))
+    of = {"rollout": lambda a, g: a, "raw_attention": lambda a, g: a}.get(
+        method, lambda a, g: (a * g).clamp(min=0)
+    )
     first, second = (FUSED[fusion](of(a, g), g) for a, g in zip(attention, gradients, strict=True))
     by_hand = {
         "raw_attention": lambda: second[:, 0],
@@ -205,11 +242,16 @@ def test_discard_ratio_drops_the_smallest_entries_of_each_map(ratio, fusion):
     for a in attention:
         m = FUSED[fusion](a, a).clone()
         for one in m:
-            smallest = sorted((float(v), i, j) for i, row in enumerate(one.tolist()) for j, v in enumerate(row))[:int(ratio * TOKENS * TOKENS)]
+            smallest = sorted(
+                (float(v), i, j) for i, row in enumerate(one.tolist()) for j, v in enumerate(row)
+            )[: int(ratio * TOKENS * TOKENS)]
             for _, i, j in smallest:
                 one[i, j] = 0
         kept.append(m)
-    agree(scores(model, x, "rollout", discard_ratio=ratio, head_fusion=fusion), ((EYE + kept[1]) @ (EYE + kept[0]))[:, 0] - EYE[0])
+    agree(
+        scores(model, x, "rollout", discard_ratio=ratio, head_fusion=fusion),
+        ((EYE + kept[1]) @ (EYE + kept[0]))[:, 0] - EYE[0],
+    )
 
 
 def test_rows_normalised_with_fused_heads():
@@ -230,29 +272,48 @@ def test_gradcam_by_hand_with_weights_of_row_or_map():
     for layers, at in ((None, 1), ([0], 0)):
         a, g = attention[at], gradients[at]
         for weights, w in (("row", g[:, :, 0].mean(-1)), ("map", g.mean((2, 3)))):
-            agree(scores(model, x, "gradcam", weights=weights, layers=layers), unit((w[..., None] * a[:, :, 0]).mean(1).clamp(min=0)))
+            agree(
+                scores(model, x, "gradcam", weights=weights, layers=layers),
+                unit((w[..., None] * a[:, :, 0]).mean(1).clamp(min=0)),
+            )
 
 
-# -- by layer -----------------------------------------------------------------------------------------------------------------------------
+# -- by layer
+# --------------------------------------------------------------------------------------------------
+
 
 def by_layer(e):
     [stream] = e.streams.values()
     return stream.layers
 
 
-@pytest.mark.parametrize("method", ["raw_attention", "attention_grad", "attention_times_grad", "partial_lrp"])
+@pytest.mark.parametrize(
+    "method", ["raw_attention", "attention_grad", "attention_times_grad", "partial_lrp"]
+)
 def test_scores_by_layer(method):
     model, x, attention, gradients = plain(blocks=3, heads=2)
     e = relprop.explain(model, x, 2, method=method, keep="layers")
     assert by_layer(e).shape == (SAMPLES, 3, TOKENS)
     found = by_layer(e)
     if method != "partial_lrp":
-        parts = {"raw_attention": lambda a, g: a, "attention_grad": lambda a, g: g, "attention_times_grad": lambda a, g: (a * g).clamp(min=0)}[method]
-        agree(found, torch.stack([parts(a, g).mean(1)[:, 0] for a, g in zip(attention, gradients, strict=True)], 1))
+        parts = {
+            "raw_attention": lambda a, g: a,
+            "attention_grad": lambda a, g: g,
+            "attention_times_grad": lambda a, g: (a * g).clamp(min=0),
+        }[method]
+        agree(
+            found,
+            torch.stack(
+                [parts(a, g).mean(1)[:, 0] for a, g in zip(attention, gradients, strict=True)], 1
+            ),
+        )
     agree(e.scores, found.sum(1) if method == "attention_times_grad" else found[:, -1])
     some = relprop.explain(model, x, 2, method=method, layers=[0, 2], keep="layers")
     agree(by_layer(some), found[:, [0, 2]])
-    agree(some.scores, found[:, [0, 2]].sum(1) if method == "attention_times_grad" else found[:, [0, 2]].mean(1))
+    agree(
+        some.scores,
+        found[:, [0, 2]].sum(1) if method == "attention_times_grad" else found[:, [0, 2]].mean(1),
+    )
 
 
 @pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "gradcam", "gae"])
@@ -268,11 +329,15 @@ def test_a_matrix_is_for_methods_that_multiply():
         relprop.explain(model, x, 2, method="raw_attention", keep="matrix")
 
 
-# -- several inputs -----------------------------------------------------------------------------------------------------------------------
+# -- several inputs
+# --------------------------------------------------------------------------------------------------
+
 
 def test_an_encoders_tokens_are_read_off_the_last_cross_attention():
     for post in (False, True):
-        e = relprop.explain(EncoderDecoder(post).double().eval(), both(), 1, method="raw_attention", keep="blocks")
+        e = relprop.explain(
+            EncoderDecoder(post).double().eval(), both(), 1, method="raw_attention", keep="blocks"
+        )
         own, cross = (b.attention.mean(1)[:, -1] for b in e.blocks[-2:])
         assert [b.path for b in e.blocks[-2:]] == ["decoder.1.own", "decoder.1.cross"]
         agree(e["source"].scores, cross)
@@ -281,7 +346,13 @@ def test_an_encoders_tokens_are_read_off_the_last_cross_attention():
 
 def test_each_stream_of_co_attention_has_the_last_site_that_reads_it():
     model = CoAttention(False, lambda m, x, y: m.head(x[:, 1])).double().eval()
-    e = relprop.explain(model, {"words": ids(S), "boxes": normal(SAMPLES, T, 3)}, 1, method="raw_attention", keep="blocks")
+    e = relprop.explain(
+        model,
+        {"words": ids(S), "boxes": normal(SAMPLES, T, 3)},
+        1,
+        method="raw_attention",
+        keep="blocks",
+    )
     found = {b.path: b.attention.mean(1)[:, 1] for b in e.blocks}
     agree(e["words"].scores, found["layers.1.own1"])
     agree(e["boxes"].scores, found["layers.1.there"])
@@ -295,18 +366,26 @@ def test_a_decoders_methods_by_input(method):
     hand = {
         "attention_grad": lambda some: g[some[-1]].mean(1),
         "attention_times_grad": lambda some: sum((a[i] * g[i]).clamp(min=0).mean(1) for i in some),
-        "gradcam": lambda some: unit((g[some[-1]].mean(-1, keepdim=True) * a[some[-1]]).mean(1).clamp(min=0)).nan_to_num(),
+        "gradcam": lambda some: unit(
+            (g[some[-1]].mean(-1, keepdim=True) * a[some[-1]]).mean(1).clamp(min=0)
+        ).nan_to_num(),
     }[method]
     agree(e["source"].scores, hand([3, 5]))
     agree(e["target"].scores, hand([2, 4]))
 
 
-# -- laws of every method -------------------------------------------------------------------------------------------------------------------
+# -- laws of every method
+# --------------------------------------------------------------------------------------------------
+
 
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.layers, self.head = nn.Linear(3, WIDTH), nn.ModuleList(Layer(Attention) for _ in range(2)), nn.Linear(WIDTH, 4)
+        self.embed, self.layers, self.head = (
+            nn.Linear(3, WIDTH),
+            nn.ModuleList(Layer(Attention) for _ in range(2)),
+            nn.Linear(WIDTH, 4),
+        )
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
 
     def forward(self, x):
@@ -328,19 +407,27 @@ def test_class_specific_or_not_as_it_says(method):
 def test_a_batch_is_its_samples_one_by_one(method):
     model, x = Classifier().double().eval(), normal(3, TOKENS, 3)
     together = relprop.explain(model, x, [0, 1, 2], method=method)
-    agree(together.scores, torch.cat([relprop.explain(model, x[i:i + 1], [i], method=method).scores for i in range(3)]))
+    agree(
+        together.scores,
+        torch.cat(
+            [relprop.explain(model, x[i : i + 1], [i], method=method).scores for i in range(3)]
+        ),
+    )
 
 
 @pytest.mark.parametrize("method", OVER_ATTENTION)
 def test_a_model_in_half_precision(method):
-    """Its maps are widened before anything is multiplied; what is left is what the model itself rounded."""
+    """Its maps are widened before anything is multiplied; what is left is what the model itself
+    rounded."""
     torch.manual_seed(2)
     model, x = Classifier().to(torch.bfloat16).eval(), torch.randn(4, TOKENS, 3).to(torch.bfloat16)
     e = relprop.explain(model, x, 1, method=method)
     exact = relprop.explain(model, x, 1, method=method, precision="float32")
     assert e.scores.dtype == torch.float32 and bool(e.scores.any()) == bool(exact.scores.any())
     if method in ROUNDED_LITTLE:
-        assert torch.corrcoef(torch.stack([e.scores.flatten(), exact.scores.flatten()]))[0, 1] > 0.95
+        assert (
+            torch.corrcoef(torch.stack([e.scores.flatten(), exact.scores.flatten()]))[0, 1] > 0.95
+        )
 
 
 @pytest.mark.parametrize("method", OVER_ATTENTION)
@@ -355,17 +442,28 @@ def test_only_signed_methods_have_negative_scores(method):
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_an_unknown_option_is_answered_with_the_list(method):
     known = METHODS[method].options()
-    said = re.escape(f"method {method!r} has no option 'heads'; it has {', '.join(sorted(known)) or 'none'}")
+    said = re.escape(
+        f"method {method!r} has no option 'heads'; it has {', '.join(sorted(known)) or 'none'}"
+    )
     with pytest.raises(OptionError, match=said):
         relprop.explain(Classifier(), torch.randn(1, TOKENS, 3), 0, method=method, heads=2)
 
 
 BAD = {
-    "a fusion": ({"method": "gae", "head_fusion": "sum"}, r"head_fusion='sum': there are 'mean', 'max', 'min', 'gradient'"),
+    "a fusion": (
+        {"method": "gae", "head_fusion": "sum"},
+        r"head_fusion='sum': there are 'mean', 'max', 'min', 'gradient'",
+    ),
     "a ratio": ({"method": "rollout", "discard_ratio": 1.0}, r"discard_ratio=1\.0: the part"),
     "weights": ({"method": "gradcam", "weights": "column"}, r"weights='column': 'row' or 'map'"),
-    "a layer": ({"method": "raw_attention", "layers": [2]}, r"2 is out of range for 2 attention sites"),
-    "a word for layers": ({"method": "gae", "layers": "last"}, r"layers='last': give a slice or a list"),
+    "a layer": (
+        {"method": "raw_attention", "layers": [2]},
+        r"2 is out of range for 2 attention sites",
+    ),
+    "a word for layers": (
+        {"method": "gae", "layers": "last"},
+        r"layers='last': give a slice or a list",
+    ),
 }
 
 
@@ -381,24 +479,46 @@ def test_the_page_on_methods_over_attention_runs(capsys):
     [block] = re.findall(r"```python\n(.*?)```", text, re.S)
     exec(compile(block, "methods-attention.md", "exec"), {})
     assert "attention_flow" in capsys.readouterr().out
-    headings = set(re.findall(r"`(\w+)`", " ".join(line for line in text.splitlines() if line.startswith("### "))))
+    headings = set(
+        re.findall(
+            r"`(\w+)`", " ".join(line for line in text.splitlines() if line.startswith("### "))
+        )
+    )
     assert headings == {name for name, m in METHODS.items() if m.level == "attention"}
 
 
-# -- a user's own ---------------------------------------------------------------------------------------------------------------------------
+# -- a user's own
+# --------------------------------------------------------------------------------------------------
+
 
 def test_a_users_method_of_matrices(own_methods):
     def mine(at, *, power=1.0):
         """A to a power (mine)."""
-        return {v.site.contraction: v.attention ** power for v in at.sites}
+        return {v.site.contraction: v.attention**power for v in at.sites}
 
-    made = register("mine", mine, class_specific=False, shared=["layers", "head_fusion"], cost="2", source="a test")
-    assert made.description == "A to a power" and "mine" in {m.name for m in available()} and "a test" in str(available())
+    made = register(
+        "mine",
+        mine,
+        class_specific=False,
+        shared=["layers", "head_fusion"],
+        cost="2",
+        source="a test",
+    )
+    assert (
+        made.description == "A to a power"
+        and "mine" in {m.name for m in available()}
+        and "a test" in str(available())
+    )
     model, x = Classifier().double().eval(), normal(2, TOKENS, 3)
     agree(scores(model, x, "mine", layers=[-1]), scores(model, x, "rollout", layers=[-1]))
-    agree(scores(model, x, "mine", power=2.0, layers=[-1], head_fusion="max"), scores(model, x, "rollout", layers=[-1], head_fusion="max") ** 2)
+    agree(
+        scores(model, x, "mine", power=2.0, layers=[-1], head_fusion="max"),
+        scores(model, x, "rollout", layers=[-1], head_fusion="max") ** 2,
+    )
     remove("mine")
-    with pytest.raises(OptionError, match=r"method='mine' is no method; there are .*attention_flow, "):
+    with pytest.raises(
+        OptionError, match=r"method='mine' is no method; there are .*attention_flow, "
+    ):
         scores(model, x, "mine")
     with pytest.raises(OptionError, match="is no method"):
         remove("mine")
@@ -415,7 +535,11 @@ def test_a_users_method_of_token_scores(own_methods):
     model, x = Classifier().double().eval(), normal(2, TOKENS, 3)
     e = relprop.explain(model, x, 2, method="mine", keep="layers")
     agree(e.scores, scores(model, x, "attention_grad"))
-    assert e.identity.tolist() == [[1.0, *[0.0] * TOKENS]] * 2 and by_layer(e).shape == (2, 2, TOKENS + 1)
+    assert e.identity.tolist() == [[1.0, *[0.0] * TOKENS]] * 2 and by_layer(e).shape == (
+        2,
+        2,
+        TOKENS + 1,
+    )
     agree(e.row, e.scores + e.identity)
 
 
@@ -432,9 +556,18 @@ def test_a_users_method_at_the_input(own_methods):
 
 
 WRONG = {
-    "a name that is taken": ({"name": "rollout"}, r"'rollout' is there already: relprop\.methods\.remove\('rollout'\) first"),
-    "needs": ({"needs": ["jacobian"]}, r"needs=\['jacobian'\]: there are .*gradient, hidden, .*relevance, values"),
-    "shared": ({"shared": ["layer"]}, r"shared=\['layer'\]: there are discard_ratio, head_fusion, layers, normalize_rows"),
+    "a name that is taken": (
+        {"name": "rollout"},
+        r"'rollout' is there already: relprop\.methods\.remove\('rollout'\) first",
+    ),
+    "needs": (
+        {"needs": ["jacobian"]},
+        r"needs=\['jacobian'\]: there are .*gradient, hidden, .*relevance, values",
+    ),
+    "shared": (
+        {"shared": ["layer"]},
+        r"shared=\['layer'\]: there are discard_ratio, head_fusion, layers, normalize_rows",
+    ),
     "level": ({"level": "output"}, r"level='output': 'attention' or 'input'"),
 }
 

@@ -1,4 +1,5 @@
-"""Generic attention explainability: the authors' numbers, and Eq. 5–11 worked out by hand on dense matrices of small models of several inputs."""
+"""Generic attention explainability: the authors' numbers, and Eq. 5–11 worked out by hand on dense
+matrices of small models of several inputs."""
 
 import numpy as np
 import pytest
@@ -12,9 +13,23 @@ from tests.common import goldens
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, explained, met
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, eye, normal
 from tests.rollup.structures import WIDTH
-from tests.rollup.test_streams import SIMILARITIES, CoAttention, EncoderDecoder, Joint, S, T, Towers, both, ids
+from tests.rollup.test_streams import (
+    SIMILARITIES,
+    CoAttention,
+    EncoderDecoder,
+    Joint,
+    S,
+    T,
+    Towers,
+    both,
+    ids,
+)
 
-GOLDENS = {k: torch.from_numpy(v) for k, v in np.load(goldens.FOLDER / "rules_f64.npz").items() if k.startswith("gae.")}
+GOLDENS = {
+    k: torch.from_numpy(v)
+    for k, v in np.load(goldens.FOLDER / "rules_f64.npz").items()
+    if k.startswith("gae.")
+}
 R_TT, R_II = (GOLDENS[f"gae.{k}"] - eye(n).double() for k, n in (("Rtt", 4), ("Rii", 6)))
 CAM, SELF = GOLDENS["gae.cam_ti"], GOLDENS["gae.selfcam"]
 
@@ -27,7 +42,9 @@ def test_equation_5():
     golden((GOLDENS["gae.grad"] * GOLDENS["gae.attn"]).clamp(min=0).mean(1)[0], "eq5")
 
 
-@pytest.mark.parametrize(("excess", "name"), [(R_TT, "Rtt_bar"), (R_II, "Rii_bar")], ids=["text", "image"])
+@pytest.mark.parametrize(
+    ("excess", "name"), [(R_TT, "Rtt_bar"), (R_II, "Rii_bar")], ids=["text", "image"]
+)
 def test_equations_8_and_9(excess, name):
     golden(normalised(excess), f"eq8_9.{name}")
 
@@ -47,10 +64,19 @@ def test_equations_10_and_11():
 def test_an_empty_row_is_left_empty_where_theirs_drops_the_update():
     excess = GOLDENS["gae.detr.zero_row.Rqq"] - eye(4).double()
     empty = excess.sum(1) == 0
-    assert empty.any() and (GOLDENS["gae.detr.eq10.zero_row_add"] == 0).all() and GOLDENS["gae.lxmert.eq10.zero_row_add"].isnan().all()
-    rows = [torch.zeros(4).double() if e else r / r.sum() for e, r in zip(empty, excess, strict=True)]
+    assert (
+        empty.any()
+        and (GOLDENS["gae.detr.eq10.zero_row_add"] == 0).all()
+        and GOLDENS["gae.lxmert.eq10.zero_row_add"].isnan().all()
+    )
+    rows = [
+        torch.zeros(4).double() if e else r / r.sum() for e, r in zip(empty, excess, strict=True)
+    ]
     assert torch.equal(normalised(excess)[empty], eye(4).double()[empty])
-    agree(attention_to(CAM, excess, R_II), (torch.stack(rows) + eye(4).double()).T @ CAM @ GOLDENS["gae.eq8_9.Rii_bar"])
+    agree(
+        attention_to(CAM, excess, R_II),
+        (torch.stack(rows) + eye(4).double()).T @ CAM @ GOLDENS["gae.eq8_9.Rii_bar"],
+    )
 
 
 @TOGETHER
@@ -67,20 +93,29 @@ def test_the_authors_vision_transformer(i, k, together):
 def test_the_authors_bert(i, k, together):
     f = explained("bert", i, k, together, method="gae", keep="matrix")
     golden = f.golden("gae_R")
-    met(f.explanation.matrix[f.at][:len(golden), :len(golden)], golden, EXACT)
-    met(f.explanation.row[f.at][:len(golden)], golden[0], EXACT)
+    met(f.explanation.matrix[f.at][: len(golden), : len(golden)], golden, EXACT)
+    met(f.explanation.row[f.at][: len(golden)], golden[0], EXACT)
 
 
-# -- by hand: R as a dict of dense matrices, every update a line -----------------------------------------------------------------------
+# -- by hand: R as a dict of dense matrices, every update a line
+# -----------------------------------------------------------------------
+
 
 def fresh():
     """R of ICCV 2021: R^ss = R^qq = I, the others 0."""
-    return {"ss": eye(S).double(), "tt": eye(T).double(), "st": torch.zeros(S, T).double(), "ts": torch.zeros(T, S).double()}
+    return {
+        "ss": eye(S).double(),
+        "tt": eye(T).double(),
+        "st": torch.zeros(S, T).double(),
+        "ts": torch.zeros(T, S).double(),
+    }
 
 
 def bar(r):
     hat = r - torch.eye(len(r), dtype=r.dtype)
-    return torch.stack([row / row.sum() if row.sum() != 0 else row for row in hat]) + torch.eye(len(r), dtype=r.dtype)
+    return torch.stack([row / row.sum() if row.sum() != 0 else row for row in hat]) + torch.eye(
+        len(r), dtype=r.dtype
+    )
 
 
 def own(r, x, y, a):
@@ -104,7 +139,14 @@ def maps(e, sample):
 
 def gae(model, inputs, target=(1, 2), **options):
     model = model.double().eval()
-    return relprop.explain(model, inputs, target=list(target) if isinstance(target, tuple) else target, method="gae", keep="blocks", **options)
+    return relprop.explain(
+        model,
+        inputs,
+        target=list(target) if isinstance(target, tuple) else target,
+        method="gae",
+        keep="blocks",
+        **options,
+    )
 
 
 def read(e, r_of_sample, weights):
@@ -130,7 +172,14 @@ def test_encoder_and_decoder(post):
     def by_hand(a):
         e1, e2, own1, cross1, own2, cross2 = a
         r = fresh()
-        for x, y, update, m in (("s", "t", own, e1), ("s", "t", own, e2), ("t", "s", own, own1), ("t", "s", across, cross1), ("t", "s", own, own2), ("t", "s", across, cross2)):
+        for x, y, update, m in (
+            ("s", "t", own, e1),
+            ("s", "t", own, e2),
+            ("t", "s", own, own1),
+            ("t", "s", across, cross1),
+            ("t", "s", own, own2),
+            ("t", "s", across, cross2),
+        ):
             r = added(r, update(r, x, y, m))
         assert (r["st"] == 0).all()  # so that Eq. 11 adds nothing, as in DETR
         return r
@@ -176,7 +225,10 @@ def test_co_attention_from_the_matrices_before_the_layer(shared):
 
 
 def test_co_attention_read_in_one_stream():
-    e = gae(CoAttention(False, lambda m, x, y: m.head(x.mean(1))), {"words": ids(S), "boxes": normal(SAMPLES, T, 3)})
+    e = gae(
+        CoAttention(False, lambda m, x, y: m.head(x.mean(1))),
+        {"words": ids(S), "boxes": normal(SAMPLES, T, 3)},
+    )
 
     def by_hand(a):
         there, back, own1, own2, there2, own12 = a
@@ -191,7 +243,10 @@ def test_co_attention_read_in_one_stream():
 
 @pytest.mark.parametrize("layers", [None, slice(1, None)])
 def test_two_towers_are_rolled_up_each_for_itself(layers):
-    model, inputs = Towers(SIMILARITIES["CLIP"]), {"image": normal(SAMPLES, 1, 4, 4), "text": ids(4)}
+    model, inputs = (
+        Towers(SIMILARITIES["CLIP"]),
+        {"image": normal(SAMPLES, 1, 4, 4), "text": ids(4)},
+    )
     e = gae(model, inputs, target=lambda y: y[0, 0], layers=layers)
     for sample in range(SAMPLES):
         found = {b.path: a for b, a in zip(e.blocks, maps(e, sample), strict=True)}
@@ -221,7 +276,13 @@ class Pruned(EncoderDecoder):
         memory, x = self.source(source), self.target(target)
         for layer in self.encoder:
             memory = layer(memory)
-        memory = memory[:, ::2] if self.order == "half" else memory.flip(1) if self.order == "back" else torch.cat([memory, x], 1)
+        memory = (
+            memory[:, ::2]
+            if self.order == "half"
+            else memory.flip(1)
+            if self.order == "back"
+            else torch.cat([memory, x], 1)
+        )
         for layer in self.decoder:
             x = layer(x, memory)
         return self.head(self.pool(x))
@@ -232,8 +293,17 @@ class Latents(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.boxes, self.latents = nn.Embedding(9, WIDTH), nn.Linear(3, WIDTH), nn.Parameter(torch.randn(1, S, WIDTH))
-        self.ask, self.cross, self.layer, self.head = Attention(), Attention(), Layer(), nn.Linear(WIDTH, 5)
+        self.words, self.boxes, self.latents = (
+            nn.Embedding(9, WIDTH),
+            nn.Linear(3, WIDTH),
+            nn.Parameter(torch.randn(1, S, WIDTH)),
+        )
+        self.ask, self.cross, self.layer, self.head = (
+            Attention(),
+            Attention(),
+            Layer(),
+            nn.Linear(WIDTH, 5),
+        )
 
     def forward(self, words, boxes):
         x, y = self.layer(self.words(words)), self.boxes(boxes)
@@ -246,7 +316,11 @@ REFUSED = {
     "half of the tokens": (lambda: Pruned("half"), both, "merged, moved or only some"),
     "another order": (lambda: Pruned("back"), both, "merged, moved or only some"),
     "both inputs": (lambda: Pruned("both"), both, "'source' and 'target', not those of one input"),
-    "learned queries": (Latents, lambda: {"words": ids(S), "boxes": normal(SAMPLES, T, 3)}, "no explained input"),
+    "learned queries": (
+        Latents,
+        lambda: {"words": ids(S), "boxes": normal(SAMPLES, T, 3)},
+        "no explained input",
+    ),
 }
 
 
@@ -269,20 +343,44 @@ def test_t5(length):
     e = relprop.explain(model, inputs, 7, method="gae", keep="blocks", precision="float64")
     last = e.blocks[-1]
     for name, tokens in (("input_ids", 6), ("decoder_input_ids", length)):
-        assert e[name].scores.shape == (2, tokens) and (e[name].scores >= 0).all() and e[name].scores.any()
+        assert (
+            e[name].scores.shape == (2, tokens)
+            and (e[name].scores >= 0).all()
+            and e[name].scores.any()
+        )
     assert last.attention.shape[-2:] == (length, 6)
-    assert (e["input_ids"].scores[1, 4:] == 0).all() and (e["decoder_input_ids"].identity[:, -1] == 1).all()
+    assert (e["input_ids"].scores[1, 4:] == 0).all() and (
+        e["decoder_input_ids"].identity[:, -1] == 1
+    ).all()
     for sample in range(2):
-        one = relprop.explain(model, {k: v[sample:sample + 1] for k, v in inputs.items()}, 7, method="gae", precision="float64")
+        one = relprop.explain(
+            model,
+            {k: v[sample : sample + 1] for k, v in inputs.items()},
+            7,
+            method="gae",
+            precision="float64",
+        )
         for name in e.streams:
-            agree(e[name].scores[sample:sample + 1], one[name].scores)
+            agree(e[name].scores[sample : sample + 1], one[name].scores)
 
 
 def t5(length):
     import transformers
 
-    config = transformers.T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        vocab_size=30,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     mask = torch.ones(2, 6, dtype=torch.long)
     mask[1, 4:] = 0
-    inputs = {"input_ids": torch.randint(2, 30, (2, 6)), "attention_mask": mask, "decoder_input_ids": torch.randint(2, 30, (2, length))}
+    inputs = {
+        "input_ids": torch.randint(2, 30, (2, 6)),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(2, 30, (2, length)),
+    }
     return transformers.T5ForConditionalGeneration(config).eval(), inputs

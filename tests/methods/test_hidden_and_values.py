@@ -1,4 +1,5 @@
-"""Methods over hidden states and values, against the eager model: autograd at its layers' outputs, hooks that zero its values, its own projections."""
+"""Methods over hidden states and values, against the eager model: autograd at its layers' outputs,
+hooks that zero its values, its own projections."""
 
 import pytest
 import torch
@@ -16,22 +17,53 @@ IDS = torch.arange(5, 17).reshape(2, 6)
 
 def bert(**settings):
     torch.manual_seed(0)
-    fields = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24, "num_labels": 3, **settings}
+    fields = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "num_labels": 3,
+        **settings,
+    }
     return hf.BertForSequenceClassification(hf.BertConfig(**fields)).double().eval()
 
 
 def llama():
     torch.manual_seed(0)
-    return hf.LlamaForCausalLM(hf.LlamaConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
-    )).double().eval()
+    return (
+        hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                vocab_size=50,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                intermediate_size=24,
+            )
+        )
+        .double()
+        .eval()
+    )
 
 
 def vit():
     torch.manual_seed(0)
-    return hf.ViTForImageClassification(hf.ViTConfig(
-        image_size=16, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, num_labels=4,
-    )).double().eval()
+    return (
+        hf.ViTForImageClassification(
+            hf.ViTConfig(
+                image_size=16,
+                patch_size=4,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=24,
+                num_labels=4,
+            )
+        )
+        .double()
+        .eval()
+    )
 
 
 def hidden_states(model, ids, logit):
@@ -57,35 +89,59 @@ def test_cat_is_gradient_times_hidden_state(method):
 
 
 def test_cat_of_blocks_that_normalise_first():
-    """The last layer's output is the sum before the final norm, as it is for the layers before it."""
+    """The last layer's output is the sum before the final norm, as it is for the layers before
+    it."""
     model, x, seen = build(), sample(), []
     for block in model.blocks:
         block.register_forward_hook(lambda module, args, out: seen.append(out))
     x.requires_grad_()
     gradients = torch.autograd.grad(model(x)[:, 1].sum(), seen)
-    by_hand = torch.stack([(g * h).sum(2) for h, g in zip(seen, gradients, strict=True)], 1).detach()
+    by_hand = torch.stack(
+        [(g * h).sum(2) for h, g in zip(seen, gradients, strict=True)], 1
+    ).detach()
     e = relprop.explain(build(), sample(), 1, method="cat", keep="layers")
     assert float((e.layers - by_hand).abs().max()) <= EXACT * float(by_hand.abs().max())
 
 
 def test_gradcam_on_a_feature_map():
-    model, pixels = vit(), torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, pixels = (
+        vit(),
+        torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    )
     for path in (None, "vit.layers.0"):
         seen = []
-        module = dict(model.named_modules())[path] if path else next(m for n, m in model.named_modules() if n.endswith("1.layernorm_before"))
-        hook = module.register_forward_hook(lambda m, args, out, seen=seen: seen.append(out[0] if isinstance(out, tuple) else out))
+        module = (
+            dict(model.named_modules())[path]
+            if path
+            else next(m for n, m in model.named_modules() if n.endswith("1.layernorm_before"))
+        )
+        hook = module.register_forward_hook(
+            lambda m, args, out, seen=seen: seen.append(out[0] if isinstance(out, tuple) else out)
+        )
         logit = model(pixel_values=pixels.clone().requires_grad_()).logits[:, 2].sum()
         hook.remove()
         (gradient,) = torch.autograd.grad(logit, seen)
         features = seen[0].detach()
         weights = gradient[:, 1:].mean(1, keepdim=True)
         by_hand = F.pad((weights * features[:, 1:]).sum(2).clamp(min=0), (1, 0))
-        e = relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=path)
+        e = relprop.explain(
+            model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=path
+        )
         assert float((e.scores - by_hand).abs().max()) <= EXACT * float(by_hand.abs().max())
-    with pytest.raises(OptionError, match=r"(?s)no module call 'nothing' is on the way.*one of vit"):
-        relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=["nothing"])
+    with pytest.raises(
+        OptionError, match=r"(?s)no module call 'nothing' is on the way.*one of vit"
+    ):
+        relprop.explain(
+            model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers=["nothing"]
+        )
     with pytest.raises(OptionError, match="'classifier' holds no tokens"):
-        relprop.explain(model, {"pixel_values": pixels}, 2, method="gradcam_features", target_layers="classifier")
+        relprop.explain(
+            model,
+            {"pixel_values": pixels},
+            2,
+            method="gradcam_features",
+            target_layers="classifier",
+        )
 
 
 def rolled(matrices, row):
@@ -106,10 +162,12 @@ def test_value_zeroing_by_hook():
         for number, layer in enumerate(layers):
             columns = []
             for j in range(IDS.shape[1]):
+
                 def zero(module, args, out, j=j):
                     out = out.clone()
                     out[:, j] = 0
                     return out
+
                 hook = layer.attention.self.value.register_forward_hook(zero)
                 changed = layer(base[number])
                 hook.remove()
@@ -118,8 +176,12 @@ def test_value_zeroing_by_hook():
             m = torch.stack(columns, 2)
             matrices.append(m / m.sum(2, keepdim=True))
     e = relprop.explain(model, {"input_ids": IDS}, 1, method="value_zeroing")
-    assert closeness(e.scores, rolled(matrices, 0)) <= 1e-7  # 1 − cos of vectors that are nearly parallel
-    assert torch.equal(e.scores, relprop.explain(model, {"input_ids": IDS}, 2, method="value_zeroing").scores)
+    assert (
+        closeness(e.scores, rolled(matrices, 0)) <= 1e-7
+    )  # 1 − cos of vectors that are nearly parallel
+    assert torch.equal(
+        e.scores, relprop.explain(model, {"input_ids": IDS}, 2, method="value_zeroing").scores
+    )
 
 
 def test_attention_norm_by_the_models_own_projections():
@@ -127,7 +189,9 @@ def test_attention_norm_by_the_models_own_projections():
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         matrices = []
-        for h, attention, layer in zip(out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False):
+        for h, attention, layer in zip(
+            out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False
+        ):
             values = layer.attention.self.value(h).unflatten(2, (2, 8))
             weight = layer.attention.output.dense.weight.unflatten(1, (2, 8))
             norms = torch.einsum("bkhd,ohd->bhko", values, weight).norm(dim=3)
@@ -137,18 +201,30 @@ def test_attention_norm_by_the_models_own_projections():
 
 
 def test_attention_norm_with_residual_and_norm():
-    """Kobayashi et al. 2021 on BERT: every token's part of LN(Σ_h A f(x) + x), the norm's statistics those of the whole."""
+    """Kobayashi et al. 2021 on BERT: every token's part of LN(Σ_h A f(x) + x), the norm's
+    statistics those of the whole."""
     model = bert(attn_implementation="eager")
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         c = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
-        for h, attention, layer in zip(out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False):
+        for h, attention, layer in zip(
+            out.hidden_states, out.attentions, model.bert.encoder.layer, strict=False
+        ):
             dense, norm = layer.attention.output.dense, layer.attention.output.LayerNorm
             values = layer.attention.self.value(h).unflatten(2, (2, 8))
-            parts = torch.einsum("bhqk,bkhd,ohd->bqko", attention, values, dense.weight.unflatten(1, (2, 8))) + torch.eye(6)[None, :, :, None] * h[:, None]
+            parts = (
+                torch.einsum(
+                    "bhqk,bkhd,ohd->bqko", attention, values, dense.weight.unflatten(1, (2, 8))
+                )
+                + torch.eye(6)[None, :, :, None] * h[:, None]
+            )
             whole = parts.sum(2) + dense.bias
             assert closeness(norm(whole), layer.attention(h)[0]) <= 1e-12
-            parts = (parts - parts.mean(3, keepdim=True)) / (whole.var(2, correction=0) + norm.eps).sqrt()[:, :, None, None] * norm.weight
+            parts = (
+                (parts - parts.mean(3, keepdim=True))
+                / (whole.var(2, correction=0) + norm.eps).sqrt()[:, :, None, None]
+                * norm.weight
+            )
             c = parts.norm(dim=3) @ c
     e = relprop.explain(model, {"input_ids": IDS}, 1, method="attention_norm", variant="2021")
     assert closeness(e.row, c[:, 0]) <= EXACT
@@ -162,9 +238,20 @@ def test_attention_norm_with_residual_of_blocks_that_normalise_first():
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         c = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
-        for h, attention, layer in zip(out.hidden_states, out.attentions, model.model.layers, strict=False):
-            values = layer.self_attn.v_proj(layer.input_layernorm(h)).unflatten(2, (2, 4)).repeat_interleave(2, 2)
-            parts = torch.einsum("bhqk,bkhd,ohd->bqko", attention, values, layer.self_attn.o_proj.weight.unflatten(1, (4, 4)))
+        for h, attention, layer in zip(
+            out.hidden_states, out.attentions, model.model.layers, strict=False
+        ):
+            values = (
+                layer.self_attn.v_proj(layer.input_layernorm(h))
+                .unflatten(2, (2, 4))
+                .repeat_interleave(2, 2)
+            )
+            parts = torch.einsum(
+                "bhqk,bkhd,ohd->bqko",
+                attention,
+                values,
+                layer.self_attn.o_proj.weight.unflatten(1, (4, 4)),
+            )
             c = (parts + torch.eye(6)[None, :, :, None] * h[:, None]).norm(dim=3) @ c
     e = relprop.explain(model, {"input_ids": IDS}, method="attention_norm", variant="2021")
     assert closeness(e.row, c[:, -1]) <= EXACT
@@ -176,8 +263,14 @@ def test_attention_norm_with_grouped_queries():
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         matrices = []
-        for h, attention, layer in zip(out.hidden_states, out.attentions, model.model.layers, strict=False):
-            values = layer.self_attn.v_proj(layer.input_layernorm(h)).unflatten(2, (2, 4)).repeat_interleave(2, 2)
+        for h, attention, layer in zip(
+            out.hidden_states, out.attentions, model.model.layers, strict=False
+        ):
+            values = (
+                layer.self_attn.v_proj(layer.input_layernorm(h))
+                .unflatten(2, (2, 4))
+                .repeat_interleave(2, 2)
+            )
             weight = layer.self_attn.o_proj.weight.unflatten(1, (4, 4))
             norms = torch.einsum("bkhd,ohd->bhko", values, weight).norm(dim=3)
             matrices.append((attention * norms[:, :, None]).mean(1))
@@ -190,7 +283,12 @@ class Cross(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.q, self.kv, self.out, self.head = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.q, self.kv, self.out, self.head = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 16),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x, memory):
         q = self.q(x).unflatten(2, (2, 4)).transpose(1, 2)
@@ -203,27 +301,44 @@ class Cross(nn.Module):
 def test_attention_norm_of_any_number_of_keys(count):
     torch.manual_seed(0)
     model = Cross().double().eval()
-    x, memory = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(2, count, 8, dtype=torch.float64)
-    e = relprop.explain(model, {"x": x, "memory": memory}, 1, method="attention_norm", keep="blocks")
+    x, memory = (
+        torch.randn(2, 3, 8, dtype=torch.float64),
+        torch.randn(2, count, 8, dtype=torch.float64),
+    )
+    e = relprop.explain(
+        model, {"x": x, "memory": memory}, 1, method="attention_norm", keep="blocks"
+    )
     values = model.kv(memory).chunk(2, -1)[1].unflatten(2, (2, 4))
-    norms = torch.einsum("bkhd,ohd->bhko", values, model.out.weight.unflatten(1, (2, 4))).norm(dim=3)
+    norms = torch.einsum("bkhd,ohd->bhko", values, model.out.weight.unflatten(1, (2, 4))).norm(
+        dim=3
+    )
     by_hand = (e.blocks[0].attention * norms[:, :, None]).mean(1)[:, 0]
     assert list(e.streams) == ["memory"] and closeness(e.scores, by_hand.detach()) <= EXACT
 
 
-@pytest.mark.parametrize("method", ["cat", "attcat", "gradcam_features", "value_zeroing", "attention_norm"])
+@pytest.mark.parametrize(
+    "method", ["cat", "attcat", "gradcam_features", "value_zeroing", "attention_norm"]
+)
 @pytest.mark.parametrize("make", [bert, llama], ids=lambda f: f.__name__)
 def test_a_batch_gives_what_each_sample_gives(method, make):
     model, target = make(), None if make is llama else [0, 2]
     e = relprop.explain(model, {"input_ids": IDS}, target, method=method)
     for i in range(2):
-        alone = relprop.explain(model, {"input_ids": IDS[i:i + 1]}, None if target is None else target[i], method=method)
-        assert float((alone.scores - e.scores[i:i + 1]).abs().max()) <= EXACT * max(float(e.scores.abs().max()), 1e-6)
+        alone = relprop.explain(
+            model,
+            {"input_ids": IDS[i : i + 1]},
+            None if target is None else target[i],
+            method=method,
+        )
+        assert float((alone.scores - e.scores[i : i + 1]).abs().max()) <= EXACT * max(
+            float(e.scores.abs().max()), 1e-6
+        )
 
 
 @pytest.mark.parametrize("method", ["value_zeroing", "attention_norm", "attcat"])
 def test_half_precision_is_close_to_single(method):
-    """What a method works out from a bf16 model's values is worked out in float32: only the values themselves are rounded."""
+    """What a method works out from a bf16 model's values is worked out in float32: only the values
+    themselves are rounded."""
     model = bert().float()
     single = relprop.explain(model, {"input_ids": IDS}, 1, method=method)
     half = relprop.explain(model.to(torch.bfloat16), {"input_ids": IDS}, 1, method=method)

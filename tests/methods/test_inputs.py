@@ -1,8 +1,15 @@
-"""Methods at the input against closed forms written out by hand, and against Captum on the user's own eager model."""
+"""Methods at the input against closed forms written out by hand, and against Captum on the user's
+own eager model."""
 
 import pytest
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, LayerGradientXActivation, LayerIntegratedGradients, Saliency
+from captum.attr import (
+    InputXGradient,
+    IntegratedGradients,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
+    Saliency,
+)
 from torch import nn
 
 import relprop
@@ -68,20 +75,36 @@ def test_an_affine_model_gives_its_weights(target):
     model = Affine()
     weights = model.head.weight.detach()[target].reshape(-1, 4, 5).expand(3, -1, -1)
     gradient = relprop.explain(model, X, target, method="input_gradient", keep="input")
-    assert closeness(gradient.input, weights.abs()) <= EXACT and closeness(gradient.scores, weights.abs().sum(2)) <= EXACT
+    assert (
+        closeness(gradient.input, weights.abs()) <= EXACT
+        and closeness(gradient.scores, weights.abs().sum(2)) <= EXACT
+    )
     product = relprop.explain(model, X, target, method="gradient_x_input", keep="input")
-    assert closeness(product.input, X * weights) <= EXACT and closeness(product.scores, (X * weights).sum(2)) <= EXACT
+    assert (
+        closeness(product.input, X * weights) <= EXACT
+        and closeness(product.scores, (X * weights).sum(2)) <= EXACT
+    )
     for n_steps in (1, 7):
-        integrated = relprop.explain(model, X, target, method="integrated_gradients", n_steps=n_steps)
+        integrated = relprop.explain(
+            model, X, target, method="integrated_gradients", n_steps=n_steps
+        )
         assert closeness(integrated.scores, (X * weights).sum(2)) <= QUADRATURE
 
 
 def test_integrated_gradients_of_a_square():
-    """∫ 2αx·w dα·x = w·x²; from a baseline x′ it is w·(x² − x′²); two Gauss–Legendre points integrate a line exactly."""
+    """∫ 2αx·w dα·x = w·x²; from a baseline x′ it is w·(x² − x′²); two Gauss–Legendre points
+    integrate a line exactly."""
     model, baseline = Square(), torch.full((1, 4, 5), 0.5, dtype=torch.float64)
     weight = model.weight.detach()[1]
-    for given, squares in ((None, X ** 2), (0.5, X ** 2 - 0.25), (baseline, X ** 2 - 0.25), ({"input_0": X.flip(0)}, X ** 2 - X.flip(0) ** 2)):
-        e = relprop.explain(model, X, 1, method="integrated_gradients", n_steps=2, baseline=given, keep="input")
+    for given, squares in (
+        (None, X**2),
+        (0.5, X**2 - 0.25),
+        (baseline, X**2 - 0.25),
+        ({"input_0": X.flip(0)}, X**2 - X.flip(0) ** 2),
+    ):
+        e = relprop.explain(
+            model, X, 1, method="integrated_gradients", n_steps=2, baseline=given, keep="input"
+        )
         assert closeness(e.input, squares * weight) <= QUADRATURE
 
 
@@ -94,14 +117,22 @@ def test_integrated_gradients_are_complete():
 
 
 def test_integrated_gradients_follow_a_callable_and_a_prediction():
-    """The path keeps the index that the sample itself predicts, and a callable is evaluated at each of its points."""
+    """The path keeps the index that the sample itself predicts, and a callable is evaluated at each
+    of its points."""
     model, x = build(seed=1), sample()
     predicted = model(x).argmax(1)
     assert len(predicted.unique()) > 1 and predicted[0] != model(torch.zeros_like(x))[0].argmax()
     rows = torch.arange(3)
     e = relprop.explain(model, x, method="integrated_gradients", n_steps=200)
-    assert closeness(e.scores.sum(1), (model(x) - model(torch.zeros_like(x)))[rows, predicted].detach()) <= 1e-6
-    e = relprop.explain(model, x, lambda y: y.softmax(-1)[0, 1] ** 2, method="integrated_gradients", n_steps=200)
+    assert (
+        closeness(
+            e.scores.sum(1), (model(x) - model(torch.zeros_like(x)))[rows, predicted].detach()
+        )
+        <= 1e-6
+    )
+    e = relprop.explain(
+        model, x, lambda y: y.softmax(-1)[0, 1] ** 2, method="integrated_gradients", n_steps=200
+    )
     squared = model(x).softmax(-1)[:, 1] ** 2 - model(torch.zeros_like(x)).softmax(-1)[:, 1] ** 2
     assert closeness(e.scores.sum(1), squared.detach()) <= 1e-6
 
@@ -115,14 +146,24 @@ class Maps(nn.Module):
 
     def forward(self, x):
         maps = self.conv(x).tanh()
-        return {"logits": maps, "start_logits": maps[:, 0].flatten(1), "end_logits": maps[:, 1].flatten(1)}
+        return {
+            "logits": maps,
+            "start_logits": maps[:, 0].flatten(1),
+            "end_logits": maps[:, 1].flatten(1),
+        }
 
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
 NAMED = {
-    "region": (relprop.targets.region(1, MASK), lambda y: (y["logits"][:, 1] * MASK).sum((1, 2)) / MASK.sum()),
+    "region": (
+        relprop.targets.region(1, MASK),
+        lambda y: (y["logits"][:, 1] * MASK).sum((1, 2)) / MASK.sum(),
+    ),
     "span": (relprop.targets.span(3, 5), lambda y: y["start_logits"][:, 3] + y["end_logits"][:, 5]),
-    "difference": (lambda o: 2 * o["logits"][0, 0, 1, 1] - o["start_logits"][0, 7] + 3, lambda y: 2 * y["logits"][:, 0, 1, 1] - y["start_logits"][:, 7] + 3),
+    "difference": (
+        lambda o: 2 * o["logits"][0, 0, 1, 1] - o["start_logits"][0, 7] + 3,
+        lambda y: 2 * y["logits"][:, 0, 1, 1] - y["start_logits"][:, 7] + 3,
+    ),
 }
 
 
@@ -133,9 +174,15 @@ def test_named_targets_are_the_scalar_they_say(name):
     value = y(model(x))
     gradient = torch.autograd.grad(value.sum(), x)[0]
     product = relprop.explain(model, PIXELS, target, method="gradient_x_input", keep="input")
-    assert closeness(product.input, PIXELS * gradient) <= EXACT and closeness(product.output, value.detach()) <= EXACT
+    assert (
+        closeness(product.input, PIXELS * gradient) <= EXACT
+        and closeness(product.output, value.detach()) <= EXACT
+    )
     integrated = relprop.explain(model, PIXELS, target, method="integrated_gradients", n_steps=60)
-    assert closeness(integrated.scores.sum(1), (value - y(model(torch.zeros_like(PIXELS)))).detach()) <= 1e-6
+    assert (
+        closeness(integrated.scores.sum(1), (value - y(model(torch.zeros_like(PIXELS)))).detach())
+        <= 1e-6
+    )
 
 
 def test_lrp_of_two_layers_is_eq_4():
@@ -170,11 +217,15 @@ def test_lrp_of_a_convolution_is_eq_4():
         for c in range(3):
             for i in range(2):
                 for j in range(2):
-                    window = active[n, c, 2 * i:2 * i + 2, 2 * j:2 * j + 2]
+                    window = active[n, c, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
                     y, x = 2 * i + int(window.argmax()) // 2, 2 * j + int(window.argmax()) % 2
                     parts = {
-                        (d, y + u - 1, x + v - 1): max(PIXELS[n, d, y + u - 1, x + v - 1], 0) * max(conv[c, d, u, v], 0)
-                        for d in range(2) for u in range(3) for v in range(3) if 0 <= y + u - 1 < 4 and 0 <= x + v - 1 < 4
+                        (d, y + u - 1, x + v - 1): max(PIXELS[n, d, y + u - 1, x + v - 1], 0)
+                        * max(conv[c, d, u, v], 0)
+                        for d in range(2)
+                        for u in range(3)
+                        for v in range(3)
+                        if 0 <= y + u - 1 < 4 and 0 <= x + v - 1 < 4
                     }
                     for at, part in parts.items():
                         if sum(parts.values()) > 0:
@@ -195,12 +246,21 @@ def test_lrp_takes_other_rules():
 CAPTUM = {
     "input_gradient": (lambda model, x: Saliency(model).attribute(x, target=1), {}, EXACT),
     "gradient_x_input": (lambda model, x: InputXGradient(model).attribute(x, target=1), {}, EXACT),
-    "integrated_gradients": (lambda model, x: IntegratedGradients(model).attribute(x, target=1, n_steps=9), {"n_steps": 9}, QUADRATURE),
+    "integrated_gradients": (
+        lambda model, x: IntegratedGradients(model).attribute(x, target=1, n_steps=9),
+        {"n_steps": 9},
+        QUADRATURE,
+    ),
 }
-EAGER = {"attention": (lambda: build(), lambda: sample()), "convolution": (Convolution, lambda: PIXELS)}
+EAGER = {
+    "attention": (lambda: build(), lambda: sample()),
+    "convolution": (Convolution, lambda: PIXELS),
+}
 
 
-@pytest.mark.filterwarnings("ignore:Input Tensor:UserWarning", "ignore:integrated gradients of:relprop.RelpropWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Input Tensor:UserWarning", "ignore:integrated gradients of:relprop.RelpropWarning"
+)
 @pytest.mark.parametrize("kind", EAGER)
 @pytest.mark.parametrize("method", CAPTUM)
 def test_captum_on_the_eager_model_says_the_same(method, kind):
@@ -216,26 +276,51 @@ def test_captum_on_the_eager_model_says_the_same(method, kind):
 
 @pytest.mark.filterwarnings("ignore:integrated gradients of:relprop.RelpropWarning")
 def test_captum_on_the_eager_embedding_says_the_same():
-    """Token ids are explained at their embedding, as Captum's layer methods do it; a baseline of ids is the embedding of these ids."""
+    """Token ids are explained at their embedding, as Captum's layer methods do it; a baseline of
+    ids is the embedding of these ids."""
     model, ids = build(ids=True), sample(ids=True)
     product = LayerGradientXActivation(model, model.embed).attribute(ids, target=1).detach()
     e = relprop.explain(model, ids, 1, method="gradient_x_input", keep="input")
     assert closeness(e.input, product) <= EXACT and closeness(e.scores, product.sum(2)) <= EXACT
     assert e.scores.shape == ids.shape and e.grid is None
     pads = torch.full_like(ids, 3)
-    integrated = LayerIntegratedGradients(model, model.embed).attribute(ids, pads, target=1, n_steps=9).detach()
-    for baseline in (pads, pads[:1], {"input_0": pads}, model.embed(pads).detach(), model.embed(pads[:1, :1]).detach()):
-        e = relprop.explain(model, ids, 1, method="integrated_gradients", n_steps=9, baseline=baseline)
+    integrated = (
+        LayerIntegratedGradients(model, model.embed)
+        .attribute(ids, pads, target=1, n_steps=9)
+        .detach()
+    )
+    for baseline in (
+        pads,
+        pads[:1],
+        {"input_0": pads},
+        model.embed(pads).detach(),
+        model.embed(pads[:1, :1]).detach(),
+    ):
+        e = relprop.explain(
+            model, ids, 1, method="integrated_gradients", n_steps=9, baseline=baseline
+        )
         assert closeness(e.scores, integrated.sum(2)) <= QUADRATURE
 
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)
 def test_nothing_is_rolled_up(method):
     e = relprop.explain(Convolution(), PIXELS, 0, method=method)
-    assert e.method == method and torch.equal(e.row, e.scores) and not e.identity.any() and e.content.all()
-    assert e.source.tolist() == list(range(16)) and e.scores.shape == (2, 16) and e.input is None and e.blocks is None
+    assert (
+        e.method == method
+        and torch.equal(e.row, e.scores)
+        and not e.identity.any()
+        and e.content.all()
+    )
+    assert (
+        e.source.tolist() == list(range(16))
+        and e.scores.shape == (2, 16)
+        and e.input is None
+        and e.blocks is None
+    )
     by_relevance = "relevance" in METHODS[method].needs
-    assert (e.ledger is not None) == by_relevance and e.rules == (METHODS[method].rules if by_relevance else "none")
+    assert (e.ledger is not None) == by_relevance and e.rules == (
+        METHODS[method].rules if by_relevance else "none"
+    )
     assert (method == "input_gradient") <= bool((e.scores >= 0).all())
 
 
@@ -243,7 +328,11 @@ def test_nothing_is_rolled_up(method):
 def test_it_is_saved_and_loaded(method, tmp_path):
     e = relprop.explain(Convolution(), PIXELS, 0, method=method, keep="input")
     again = relprop.load(e.save(tmp_path / "one.safetensors"))
-    assert torch.equal(again.scores, e.scores) and torch.equal(again.input, e.input) and again.grid == e.grid
+    assert (
+        torch.equal(again.scores, e.scores)
+        and torch.equal(again.input, e.input)
+        and again.grid == e.grid
+    )
     assert again.facts == e.facts and (again.method, again.rules) == (e.method, e.rules)
 
 
@@ -252,7 +341,9 @@ def test_gradients_need_no_captum_and_what_does_says_so(monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     for method in ("lrp", "input_gradient", "gradient_x_input"):
         assert relprop.explain(Affine(), X, 0, method=method).scores.shape == (3, 4)
-    with pytest.raises(OptionError, match=r'integrated_gradients needs Captum: pip install "relprop\[captum\]"'):
+    with pytest.raises(
+        OptionError, match=r'integrated_gradients needs Captum: pip install "relprop\[captum\]"'
+    ):
         relprop.explain(Affine(), X, 0, method="integrated_gradients")
 
 
@@ -261,23 +352,73 @@ def explain(**options):
 
 
 WRONG = {
-    "unknown method": (r"method='saliency' is no method; there are .*input_gradient.*lrp", lambda: explain(method="saliency")),
-    "unknown option": (r"'integrated_gradients' has no option 'steps'; it has baseline, n_steps", lambda: explain(method="integrated_gradients", steps=3)),
-    "option of another method": (r"'lrp' has no option 'n_steps'; it has none", lambda: explain(method="lrp", n_steps=3)),
-    "layers": (r"'input_gradient' has no option 'layers'; it has none", lambda: explain(method="input_gradient", layers=[0])),
-    "rules for a gradient": (r"'gradient_x_input' follows gradients, not relevance rules", lambda: explain(method="gradient_x_input", rules="paper")),
-    "unknown rules": (r"rules='papers' is no rule set", lambda: explain(method="lrp", rules="papers")),
-    "keep blocks": (r"keep=\['blocks', 'matrix'\] is for methods over attention; method 'lrp' has 'input' to keep", lambda: explain(method="lrp", keep=("matrix", "blocks"))),
-    "no steps": (r"n_steps=0: a positive integer", lambda: explain(method="integrated_gradients", n_steps=0)),
-    "half a step": (r"n_steps=1.5: a positive integer", lambda: explain(method="integrated_gradients", n_steps=1.5)),
-    "baseline of a wrong type": (r"baseline for 'input_0' is str: give None, a number", lambda: explain(method="integrated_gradients", baseline="pad")),
-    "baseline of a wrong shape": (r"baseline for 'input_0' has shape \[2, 5\]; what is explained is \[3, 4, 5\]", lambda: explain(method="integrated_gradients", baseline=torch.zeros(2, 5))),
-    "baseline of ids for floats": (r"baseline for 'input_0' holds integers; the input is floating", lambda: explain(method="integrated_gradients", baseline=torch.zeros(1, 4, dtype=torch.long))),
+    "unknown method": (
+        r"method='saliency' is no method; there are .*input_gradient.*lrp",
+        lambda: explain(method="saliency"),
+    ),
+    "unknown option": (
+        r"'integrated_gradients' has no option 'steps'; it has baseline, n_steps",
+        lambda: explain(method="integrated_gradients", steps=3),
+    ),
+    "option of another method": (
+        r"'lrp' has no option 'n_steps'; it has none",
+        lambda: explain(method="lrp", n_steps=3),
+    ),
+    "layers": (
+        r"'input_gradient' has no option 'layers'; it has none",
+        lambda: explain(method="input_gradient", layers=[0]),
+    ),
+    "rules for a gradient": (
+        r"'gradient_x_input' follows gradients, not relevance rules",
+        lambda: explain(method="gradient_x_input", rules="paper"),
+    ),
+    "unknown rules": (
+        r"rules='papers' is no rule set",
+        lambda: explain(method="lrp", rules="papers"),
+    ),
+    "keep blocks": (
+        (
+            r"keep=\['blocks', 'matrix'\] is for methods over attention; method 'lrp' has "
+            r"'input' to keep"
+        ),
+        lambda: explain(method="lrp", keep=("matrix", "blocks")),
+    ),
+    "no steps": (
+        r"n_steps=0: a positive integer",
+        lambda: explain(method="integrated_gradients", n_steps=0),
+    ),
+    "half a step": (
+        r"n_steps=1.5: a positive integer",
+        lambda: explain(method="integrated_gradients", n_steps=1.5),
+    ),
+    "baseline of a wrong type": (
+        r"baseline for 'input_0' is str: give None, a number",
+        lambda: explain(method="integrated_gradients", baseline="pad"),
+    ),
+    "baseline of a wrong shape": (
+        r"baseline for 'input_0' has shape \[2, 5\]; what is explained is \[3, 4, 5\]",
+        lambda: explain(method="integrated_gradients", baseline=torch.zeros(2, 5)),
+    ),
+    "baseline of ids for floats": (
+        r"baseline for 'input_0' holds integers; the input is floating",
+        lambda: explain(
+            method="integrated_gradients", baseline=torch.zeros(1, 4, dtype=torch.long)
+        ),
+    ),
     "baseline of ids of a wrong shape": (
         r"baseline for 'input_0' has shape \[7\]; the input is \[3, 5\]",
-        lambda: relprop.explain(build(ids=True), sample(ids=True), 0, method="integrated_gradients", baseline=torch.zeros(7, dtype=torch.long)),
+        lambda: relprop.explain(
+            build(ids=True),
+            sample(ids=True),
+            0,
+            method="integrated_gradients",
+            baseline=torch.zeros(7, dtype=torch.long),
+        ),
     ),
-    "baseline for no input": (r"baseline for 'pixels': the explained inputs are 'input_0'", lambda: explain(method="integrated_gradients", baseline={"pixels": 0})),
+    "baseline for no input": (
+        r"baseline for 'pixels': the explained inputs are 'input_0'",
+        lambda: explain(method="integrated_gradients", baseline={"pixels": 0}),
+    ),
 }
 
 
@@ -301,11 +442,16 @@ class Sharp(nn.Module):
     """Its gradient is nowhere but within 1e-6 of 0: no quadrature of a few points finds it."""
 
     def forward(self, x):
-        return (x * 1e6).tanh().flatten(1).sum(1, keepdim=True) + 0.01 * x.flatten(1).sum(1, keepdim=True)
+        return (x * 1e6).tanh().flatten(1).sum(1, keepdim=True) + 0.01 * x.flatten(1).sum(
+            1, keepdim=True
+        )
 
 
 def test_a_sum_that_does_not_converge_is_said():
-    with pytest.warns(relprop.RelpropWarning, match=r"(?s)of 3 of 3 samples have not converged with n_steps=4.*n_steps=16"):
+    with pytest.warns(
+        relprop.RelpropWarning,
+        match=r"(?s)of 3 of 3 samples have not converged with n_steps=4.*n_steps=16",
+    ):
         relprop.explain(Sharp(), X.abs() + 0.1, 0, method="integrated_gradients", n_steps=4)
 
 
@@ -328,7 +474,10 @@ class Blind(nn.Module):
 
 @pytest.mark.parametrize("method", ["input_gradient", "gradient_x_input", "integrated_gradients"])
 def test_an_operation_without_a_derivative_is_refused(method):
-    with pytest.raises(RelpropError, match=r"(?s)the gradient .*cannot be taken.*relprop_tests.blind.*register_autograd"):
+    with pytest.raises(
+        RelpropError,
+        match=r"(?s)the gradient .*cannot be taken.*relprop_tests.blind.*register_autograd",
+    ):
         relprop.explain(Blind(), X, 0, method=method)
 
 
@@ -340,7 +489,11 @@ class Deaf(nn.Module):
         self.detached, self.bias = detached, nn.Parameter(torch.ones(3))
 
     def forward(self, x):
-        return x.flatten(1)[:, :3].detach() + self.bias if self.detached else self.bias + (x.flatten(1)[:, :3] > 99)
+        return (
+            x.flatten(1)[:, :3].detach() + self.bias
+            if self.detached
+            else self.bias + (x.flatten(1)[:, :3] > 99)
+        )
 
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)

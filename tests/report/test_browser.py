@@ -1,4 +1,5 @@
-"""The report in a real browser: what a person does with it, and what she then sees, against the explanation's own numbers."""
+"""The report in a real browser: what a person does with it, and what she then sees, against the
+explanation's own numbers."""
 
 import re
 
@@ -17,7 +18,13 @@ def token(page, i):
 
 def top(page):
     """The listed entries: {token: number}."""
-    items = page.eval_on_selector_all("#top li", "items => items.map(item => [Number(item.dataset.token), item.textContent.split(' ').pop()])")
+    items = page.eval_on_selector_all(
+        "#top li",
+        (
+            "items => items.map(item => [Number(item.dataset.token), "
+            "item.textContent.split(' ').pop()])"
+        ),
+    )
     return {i: float(text) for i, text in items}
 
 
@@ -26,14 +33,20 @@ def table(page):
     if not page.eval_on_selector("#table-details", "d => d.open"):
         page.click("#table-details summary")
         page.wait_for_selector("#table tbody tr")
-    names = page.eval_on_selector_all("#table thead th", "cells => cells.map(cell => cell.textContent)")
-    rows = page.eval_on_selector_all("#table tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    names = page.eval_on_selector_all(
+        "#table thead th", "cells => cells.map(cell => cell.textContent)"
+    )
+    rows = page.eval_on_selector_all(
+        "#table tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
     return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
 def same(texts, values):
     """Whether the texts are exactly these float32 numbers."""
-    return np.array_equal(np.array([float(t) for t in texts], np.float32), values.detach().float().numpy())
+    return np.array_equal(
+        np.array([float(t) for t in texts], np.float32), values.detach().float().numpy()
+    )
 
 
 def choose(page, control, label):
@@ -41,10 +54,15 @@ def choose(page, control, label):
     page.wait_for_timeout(50)
 
 
-@pytest.mark.parametrize("which", ["scenes", "large", "hostile", "friendly", "windows", "pairs", "pixels"])
+@pytest.mark.parametrize(
+    "which", ["scenes", "large", "hostile", "friendly", "windows", "pairs", "pixels"]
+)
 def test_opens_without_network_errors_or_violations(which, request, opened):
     page = opened(request.getfixturevalue(which))
-    assert page.locator("main section").count() == 4 and page.locator("#score-field button").count() > 4  # the fixture checks the rest
+    assert (
+        page.locator("main section").count() == 4
+        and page.locator("#score-field button").count() > 4
+    )  # the fixture checks the rest
 
 
 def test_the_policy_stops_what_the_page_did_not_bring(scenes, browser):
@@ -52,9 +70,15 @@ def test_the_policy_stops_what_the_page_did_not_bring(scenes, browser):
     said = []
     page.on("console", lambda message: said.append(message.text))
     page.goto(scenes.path.as_uri())
-    page.evaluate("() => { const s = document.createElement('script'); try { s.textContent = 'window.ran = 1'; document.body.append(s); } catch (e) {} fetch('https://example.org').catch(() => 0); }")
+    page.evaluate(
+        "() => { const s = document.createElement('script'); try { s.textContent = "
+        "'window.ran = 1'; document.body.append(s); } catch (e) {} "
+        "fetch('https://example.org').catch(() => 0); }"
+    )
     page.wait_for_timeout(50)
-    assert page.evaluate("window.ran") is None and any("Content Security Policy" in text for text in said)
+    assert page.evaluate("window.ran") is None and any(
+        "Content Security Policy" in text for text in said
+    )
     page.close()
 
 
@@ -64,18 +88,33 @@ def test_hovering_a_patch_shows_its_row_of_c(scenes, opened):
         token(page, i).hover()
         listed = top(page)
         best = c[i].abs().argsort(descending=True)[:8].tolist()
-        assert list(listed) == [j for j in best if c[i, j] != 0] and same(listed.values(), c[i, list(listed)])
+        assert list(listed) == [j for j in best if c[i, j] != 0] and same(
+            listed.values(), c[i, list(listed)]
+        )
     page.mouse.move(5, 5)
-    assert page.text_content("#picked-name") == page.locator("#score-field [aria-pressed=true]").get_attribute("aria-label").split(", score")[0]  # back to the kept one
+    assert (
+        page.text_content("#picked-name")
+        == page.locator("#score-field [aria-pressed=true]")
+        .get_attribute("aria-label")
+        .split(", score")[0]
+    )  # back to the kept one
 
 
 def test_the_colours_of_the_row_are_its_numbers(scenes, opened):
     page, c = opened(scenes), scenes.explanations[0].matrix[0].float()
     token(page, 20).click()
-    alpha = page.eval_on_selector("#row-field canvas", "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, k) => k % 4 === 3)")
+    alpha = page.eval_on_selector(
+        "#row-field canvas",
+        (
+            "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, "
+            "k) => k % 4 === 3)"
+        ),
+    )
     values = c[20, 1:].abs()
     largest = c[20].abs().where(torch.arange(65) != 20, 0).max()
-    assert np.abs(np.array(alpha) / (0.9 * 255) - (values / largest).clamp(max=1).numpy()).max() < 0.01
+    assert (
+        np.abs(np.array(alpha) / (0.9 * 255) - (values / largest).clamp(max=1).numpy()).max() < 0.01
+    )
 
 
 def test_a_click_keeps_a_token_and_the_table_has_every_number(scenes, opened):
@@ -83,21 +122,36 @@ def test_a_click_keeps_a_token_and_the_table_has_every_number(scenes, opened):
     token(page, 33).click()
     page.mouse.move(5, 5)
     columns = table(page)
-    assert page.text_content("#picked-name") == "patch (4, 0)" and same(columns["Score"], e.scores[0]) and same(columns["Row of C"], e.matrix[0, 33])
+    assert (
+        page.text_content("#picked-name") == "patch (4, 0)"
+        and same(columns["Score"], e.scores[0])
+        and same(columns["Row of C"], e.matrix[0, 33])
+    )
 
 
 def test_sample_target_and_method_change_what_is_shown(scenes, opened):
     page, (one, other, rollout, gradient) = opened(scenes), scenes.explanations
     assert same(table(page)["Score"], one.scores[0])
     choose(page, "target", str(other.target[0]))
-    assert same(table(page)["Score"], other.scores[0]) and f"Target {other.target[0]}, " in page.text_content("#summary")
-    assert page.eval_on_selector_all("#method option", "all => all.filter(o => o.disabled).map(o => o.textContent)") == ["rollout", "input_gradient"]
+    assert same(
+        table(page)["Score"], other.scores[0]
+    ) and f"Target {other.target[0]}, " in page.text_content("#summary")
+    assert page.eval_on_selector_all(
+        "#method option", "all => all.filter(o => o.disabled).map(o => o.textContent)"
+    ) == ["rollout", "input_gradient"]
     choose(page, "target", str(one.target[0]))
     choose(page, "method", "rollout")
-    assert same(table(page)["Score"], rollout.scores[0]) and "no books" in page.text_content("#ledger-note")
-    assert 'keep="blocks"' in page.text_content("#heads-note") and page.locator("#heads-body").is_hidden()
+    assert same(table(page)["Score"], rollout.scores[0]) and "no books" in page.text_content(
+        "#ledger-note"
+    )
+    assert (
+        'keep="blocks"' in page.text_content("#heads-note")
+        and page.locator("#heads-body").is_hidden()
+    )
     choose(page, "method", "input_gradient")
-    assert same(table(page)["Score"], gradient.scores[0]) and 'keep="matrix"' in page.text_content("#row-note")
+    assert same(table(page)["Score"], gradient.scores[0]) and 'keep="matrix"' in page.text_content(
+        "#row-note"
+    )
     choose(page, "method", "transformer_attribution")
     choose(page, "sample", "2 of 2")
     assert same(table(page)["Score"], one.scores[1])
@@ -115,11 +169,17 @@ def test_block_and_head_choose_the_maps(scenes, large, opened):
             for kind, name in zip(MAPS, ("A", "∇A", "R"), strict=True):
                 whole = getattr(e.blocks[block], kind)[0, head].float()
                 finest = int(re.search(rf" {name} to 1/(\d+)", note)[1])
-                assert np.abs(np.array(columns[name], np.float64) - whole[12].numpy()).max() <= float(whole.abs().max()) / finest * 1.0001, (block, head, kind)
+                assert (
+                    np.abs(np.array(columns[name], np.float64) - whole[12].numpy()).max()
+                    <= float(whole.abs().max()) / finest * 1.0001
+                ), (block, head, kind)
                 assert finest >= 255 or made is large
         page.select_option("#head", "-1")
         mean = e.blocks[block].attention[0].float().mean(0)[12]
-        assert np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max() <= float(mean.max()) / 255 * 1.0001
+        assert (
+            np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max()
+            <= float(mean.max()) / 255 * 1.0001
+        )
 
 
 def test_maps_of_windows_are_shown_by_number(windows, opened):
@@ -130,16 +190,22 @@ def test_maps_of_windows_are_shown_by_number(windows, opened):
     said = page.locator("#maps .readout").first.text_content()
     largest, key = re.match(r"Query 6: largest (\S+) at key (\d+)\.", said).groups()
     row = block.attention[0, 3, 1, 6]
-    assert int(key) == int(row.argmax()) and abs(float(largest) - float(row.max())) < 1e-3 * float(row.max())
+    assert int(key) == int(row.argmax()) and abs(float(largest) - float(row.max())) < 1e-3 * float(
+        row.max()
+    )
 
 
 def test_each_explained_input_is_chosen_by_name(pairs, opened):
     page, e = opened(pairs), pairs.explanations[0]
     assert same(table(page)["Score"], e["input_ids"].scores[0])
     choose(page, "stream", "pixel_values")
-    assert same(table(page)["Score"], e["pixel_values"].scores[0]) and "explained input" in page.text_content("#row-note")
+    assert same(
+        table(page)["Score"], e["pixel_values"].scores[0]
+    ) and "explained input" in page.text_content("#row-note")
     token(page, 2).hover()
-    assert page.input_value("#query") == "2"  # the picture's tower has as many queries as the picture tokens
+    assert (
+        page.input_value("#query") == "2"
+    )  # the picture's tower has as many queries as the picture tokens
     choose(page, "stream", "input_ids")
     token(page, 4).hover()
     assert page.input_value("#query") == "2"  # and no queries of the text
@@ -149,7 +215,12 @@ def test_more_pixels_than_can_be_pointed_at_are_summed(pixels, opened):
     page, scores = opened(pixels), pixels.explanations[0].scores[0].double()
     assert "each cell holds 7×7 of them" in page.text_content("#score-note")
     cells = torch.nn.functional.pad(scores.view(224, 160), (0, 1)).view(32, 7, 23, 7).sum((1, 3))
-    assert np.allclose([float(t) for t in table(page)["Score"]], cells.flatten().numpy(), rtol=1e-6, atol=1e-9 * float(cells.abs().max()))
+    assert np.allclose(
+        [float(t) for t in table(page)["Score"]],
+        cells.flatten().numpy(),
+        rtol=1e-6,
+        atol=1e-9 * float(cells.abs().max()),
+    )
 
 
 def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
@@ -157,19 +228,31 @@ def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
     page.select_option("#head", "1")
     page.locator("#maps canvas").first.scroll_into_view_if_needed()
     area = page.locator("#maps canvas").first.bounding_box()
-    page.mouse.move(area["x"] + area["width"] * (40.5 / 65), area["y"] + area["height"] * (22.5 / 65))
+    page.mouse.move(
+        area["x"] + area["width"] * (40.5 / 65), area["y"] + area["height"] * (22.5 / 65)
+    )
     said = page.locator("#maps .readout").first.text_content()
     number = float(re.search(r"Pointed at: (\S+) \(patch \(4, 7\)\)", said)[1])
-    assert said.startswith("Query 22:") and abs(number - float(block.attention[0, 1, 22, 40])) < 1e-3 * float(block.attention[0, 1].max())
+    assert said.startswith("Query 22:") and abs(
+        number - float(block.attention[0, 1, 22, 40])
+    ) < 1e-3 * float(block.attention[0, 1].max())
 
 
 def test_the_threshold_hides_what_is_smaller(scenes, opened):
     page, e = opened(scenes), scenes.explanations[0]
-    page.eval_on_selector("#threshold", "slider => { slider.value = 40; slider.dispatchEvent(new Event('input')); }")
+    page.eval_on_selector(
+        "#threshold", "slider => { slider.value = 40; slider.dispatchEvent(new Event('input')); }"
+    )
     scores = e.scores[0].float().abs()
     left = int((scores >= 0.4 * scores.max()).sum())
     assert page.text_content("#threshold-said").startswith(f"40 %: {left} of 65 tokens")
-    coloured = page.eval_on_selector("#score-field canvas", "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((a, k) => k % 4 === 3 && a > 0).length")
+    coloured = page.eval_on_selector(
+        "#score-field canvas",
+        (
+            "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((a, "
+            "k) => k % 4 === 3 && a > 0).length"
+        ),
+    )
     assert coloured == int((scores[1:] >= 0.4 * scores.max()).sum())
 
 
@@ -192,9 +275,13 @@ def test_everything_works_with_the_keyboard_alone(scenes, opened):
     assert page.text_content("#picked-name") == "token 0 (the model's own)"
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    assert page.text_content("#picked-name") == "patch (2, 1)" and same(top(page).values(), c[18, list(top(page))])
+    assert page.text_content("#picked-name") == "patch (2, 1)" and same(
+        top(page).values(), c[18, list(top(page))]
+    )
     page.keyboard.press("Enter")
-    assert token(page, 18).get_attribute("aria-pressed") == "true" and "patch (2, 1) kept" in page.text_content("#said")
+    assert token(page, 18).get_attribute(
+        "aria-pressed"
+    ) == "true" and "patch (2, 1) kept" in page.text_content("#said")
     tab_to("#table-details")
     page.keyboard.press("Enter")
     assert same(table(page)["Row of C"], c[18])
@@ -204,7 +291,9 @@ def test_everything_works_with_the_keyboard_alone(scenes, opened):
     page.keyboard.press("Control+A")
     page.keyboard.type("5")
     page.keyboard.press("Tab")
-    assert page.text_content("#picked-name") == "patch (0, 4)" and same(table(page)["Row of C"], c[5])
+    assert page.text_content("#picked-name") == "patch (0, 4)" and same(
+        table(page)["Row of C"], c[5]
+    )
 
 
 NAMELESS = """() => [...document.querySelectorAll('button, select, input, a, summary, [role=img], [role=group], [role=region], canvas, img, form, section')].filter(e => {
@@ -212,20 +301,39 @@ NAMELESS = """() => [...document.querySelectorAll('button, select, input, a, sum
   const by = e.getAttribute('aria-labelledby');
   const name = e.getAttribute('aria-label') || (by && document.getElementById(by)?.textContent) || e.labels?.[0]?.textContent || (['BUTTON', 'A', 'SUMMARY'].includes(e.tagName) && e.textContent);
   return !name || !name.trim();
-}).map(e => e.outerHTML.slice(0, 120))"""
+}).map(e => e.outerHTML.slice(0, 120))"""  # noqa: E501
 
 
 def test_a_screen_reader_finds_names_roles_and_a_table(scenes, opened):
     page = opened(scenes)
     table(page)
     assert page.evaluate(NAMELESS) == []
-    assert page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id).filter((id, k, all) => all.indexOf(id) !== k)") == []
-    assert page.evaluate("[...document.querySelectorAll('table')].every(t => t.caption.textContent && [...t.querySelectorAll('thead th')].every(h => h.scope === 'col') && t.querySelector('tbody th[scope=row]'))")
-    assert page.get_attribute("html", "lang") == "en" and page.evaluate("[...document.querySelectorAll('h1, h2')].map(h => h.tagName).join()") == "H1,H2,H2,H2,H2"
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('[id]')].map(e => e.id).filter((id, k, all) "
+            "=> all.indexOf(id) !== k)"
+        )
+        == []
+    )
+    assert page.evaluate(
+        "[...document.querySelectorAll('table')].every(t => t.caption.textContent && "
+        "[...t.querySelectorAll('thead th')].every(h => h.scope === 'col') && "
+        "t.querySelector('tbody th[scope=row]'))"
+    )
+    assert (
+        page.get_attribute("html", "lang") == "en"
+        and page.evaluate("[...document.querySelectorAll('h1, h2')].map(h => h.tagName).join()")
+        == "H1,H2,H2,H2,H2"
+    )
     snapshot = page.locator("#score-field").aria_snapshot()
-    assert re.search(r'button "patch \(3, 2\), score [\d.e-]+" \[pressed\]', snapshot) and 'group "Patches"' in snapshot
+    assert (
+        re.search(r'button "patch \(3, 2\), score [\d.e-]+" \[pressed\]', snapshot)
+        and 'group "Patches"' in snapshot
+    )
     assert page.locator("#said").get_attribute("aria-live") == "polite"
-    assert page.evaluate("[...document.querySelectorAll('#score-field [tabindex=\"0\"]')].length") == 1  # one stop for Tab
+    assert (
+        page.evaluate("[...document.querySelectorAll('#score-field [tabindex=\"0\"]')].length") == 1
+    )  # one stop for Tab
 
 
 def test_a_phone_has_no_sideways_scroll_and_taps_work(scenes, hostile, large, opened):
@@ -234,7 +342,9 @@ def test_a_phone_has_no_sideways_scroll_and_taps_work(scenes, hostile, large, op
         page.click("#table-details summary")
         assert page.evaluate("document.documentElement.scrollWidth") <= 375
         token(page, 3).tap()
-        assert token(page, 3).get_attribute("aria-pressed") == "true" and same(top(page).values(), made.explanations[0].matrix[0, 3, list(top(page))])
+        assert token(page, 3).get_attribute("aria-pressed") == "true" and same(
+            top(page).values(), made.explanations[0].matrix[0, 3, list(top(page))]
+        )
 
 
 CONTRASTS = """() => {
@@ -243,7 +353,7 @@ CONTRASTS = """() => {
   const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
   const all = [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() && !['SCRIPT', 'OPTION'].includes(e.tagName) && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
   return all.map(e => { const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x); return [(a + 0.05) / (b + 0.05), e.outerHTML.slice(0, 80)]; });
-}"""
+}"""  # noqa: E501
 
 
 def test_dark_and_light_follow_the_system_with_enough_contrast(friendly, scenes, opened):
@@ -253,7 +363,9 @@ def test_dark_and_light_follow_the_system_with_enough_contrast(friendly, scenes,
             page = opened(made, color_scheme=scheme)
             contrasts = page.evaluate(CONTRASTS)
             assert len(contrasts) > 80 and min(contrasts)[0] >= 4.5, min(contrasts)
-            grounds.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+            grounds.append(
+                page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            )
         assert grounds == ["rgb(251, 250, 248)", "rgb(21, 20, 19)"]
 
 
@@ -269,7 +381,7 @@ def test_a_hover_is_answered_within_a_frame(large, opened):
             times.push(performance.now() - begun);
         }
         return times;
-    }""")
+    }""")  # noqa: E501
     print(f"hover: median {np.median(times):.1f} ms, largest {max(times):.1f} ms")
     assert len(times) == 50 and np.median(times) <= 16
 
@@ -277,44 +389,82 @@ def test_a_hover_is_answered_within_a_frame(large, opened):
 def test_the_ledgers_numbers(scenes, opened):
     page, ledger = opened(scenes), scenes.explanations[0].ledger
     for name, value in ledger.totals().items():
-        assert float(page.text_content(f"[data-total={name}]")) == pytest.approx(float(value[0]), rel=6e-3)
+        assert float(page.text_content(f"[data-total={name}]")) == pytest.approx(
+            float(value[0]), rel=6e-3
+        )
     for depth in ("1", "3"):
         page.select_option("#depth", depth)
-        rows = page.eval_on_selector_all("#modules tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+        rows = page.eval_on_selector_all(
+            "#modules tbody tr",
+            "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))",
+        )
         unread = {}
         for account in ledger.accounts:
             name = ".".join(account.path.split(".")[: int(depth)]) or "(top level)"
             unread[name] = unread.get(name, 0) + float(account.unread[0])
-        assert [row[0] for row in rows] == list(unread) and [float(row[4]) for row in rows] == pytest.approx(list(unread.values()), rel=1e-3)
+        assert [row[0] for row in rows] == list(unread) and [
+            float(row[4]) for row in rows
+        ] == pytest.approx(list(unread.values()), rel=1e-3)
 
 
 def test_hostile_text_changes_nothing_but_the_text_shown(hostile, friendly, opened):
     def outline(page):
         table(page)
-        return page.evaluate("""() => [...document.querySelectorAll('body *')].filter(e => !e.closest('#top, #made, #lost-by-cause, #absorbed-by-name')).map(e => e.tagName + '.' + e.id)""")
+        return page.evaluate(
+            """() => [...document.querySelectorAll('body *')].filter(e => !e.closest('#top, #made, #lost-by-cause, #absorbed-by-name')).map(e => e.tagName + '.' + e.id)"""  # noqa: E501
+        )
 
     evil, good = opened(hostile), opened(friendly)
-    assert outline(evil) == outline(good) and evil.evaluate("document.title") == "</title><script>alert(2)</script>\u202e"
+    assert (
+        outline(evil) == outline(good)
+        and evil.evaluate("document.title") == "</title><script>alert(2)</script>\u202e"
+    )
     words = evil.eval_on_selector_all("#score-field button", "all => all.map(b => b.textContent)")
     count = len(words)
-    assert words[:3] == HOSTILE[:3][:count] and words[3] == "⟨U+202E⟩evil⟨U+202C⟩ ⟨U+202E⟩ שלום مرحبا"
-    assert words[4] == "⟨U+0000⟩⟨U+0007⟩⟨U+001B⟩[31m⟨U+000D⟩⟨U+000A⟩⟨U+0009⟩⟨U+2028⟩" and words[5] == "a" * 60 + "… (10000 characters)"
-    assert evil.text_content("#code") == "</pre><script>alert(3)</script>" and evil.eval_on_selector("#method", "s => s.options[0].text") == "<b>m</b>"
+    assert (
+        words[:3] == HOSTILE[:3][:count] and words[3] == "⟨U+202E⟩evil⟨U+202C⟩ ⟨U+202E⟩ שלום مرحبا"
+    )
+    assert (
+        words[4] == "⟨U+0000⟩⟨U+0007⟩⟨U+001B⟩[31m⟨U+000D⟩⟨U+000A⟩⟨U+0009⟩⟨U+2028⟩"
+        and words[5] == "a" * 60 + "… (10000 characters)"
+    )
+    assert (
+        evil.text_content("#code") == "</pre><script>alert(3)</script>"
+        and evil.eval_on_selector("#method", "s => s.options[0].text") == "<b>m</b>"
+    )
     token(evil, 1).hover()
-    assert evil.text_content("#picked-name") == HOSTILE[1] and evil.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert (
+        evil.text_content("#picked-name") == HOSTILE[1]
+        and evil.evaluate("document.documentElement.scrollWidth") <= 1280
+    )
 
 
 def test_a_report_short_of_room_says_what_it_left_out(large, opened, tmp_path):
     e = large.explanations[0]
     page = opened(Made(e.to_html(tmp_path / "short.html", megabytes=0.4), [e]))
-    kept, of = map(int, re.search(r"To stay within 0\.4 MB, single heads keep (\d+) of (\d+) rows", page.text_content("#heads-note")).groups())
+    kept, of = map(
+        int,
+        re.search(
+            r"To stay within 0\.4 MB, single heads keep (\d+) of (\d+) rows",
+            page.text_content("#heads-note"),
+        ).groups(),
+    )
     assert 0 < kept < of == 197
     worst = int(e.scores[0].abs().argmin())
     page.select_option("#head", "3")
     token(page, worst).click()
-    assert "this row is not in the file for single heads" in page.locator("#maps .readout").first.text_content()
+    assert (
+        "this row is not in the file for single heads"
+        in page.locator("#maps .readout").first.text_content()
+    )
     page = opened(Made(e.to_html(tmp_path / "coarse.html", megabytes=1.5), [e]))
     assert "means of the rounded heads" in page.text_content("#heads-note")
     token(page, worst).click()
-    mean, error = e.blocks[0].attention[0].mean(0)[worst], re.search(r"Every number ± (\S+);", page.locator("#maps .readout").first.text_content())
-    assert np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max() <= float(error[1]) * 1.01
+    mean, error = (
+        e.blocks[0].attention[0].mean(0)[worst],
+        re.search(r"Every number ± (\S+);", page.locator("#maps .readout").first.text_content()),
+    )
+    assert (
+        np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max()
+        <= float(error[1]) * 1.01
+    )

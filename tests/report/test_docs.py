@@ -13,7 +13,11 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     exec(compile(block, "report.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out == "True\n" and (tmp_path / "two.html").exists() and "Two digits" in (tmp_path / "report.html").read_text()
+    assert (
+        capsys.readouterr().out == "True\n"
+        and (tmp_path / "two.html").exists()
+        and "Two digits" in (tmp_path / "report.html").read_text()
+    )
 
 
 def test_options_are_on_the_page():

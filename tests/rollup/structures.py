@@ -1,4 +1,5 @@
-"""Small transformers of every shape a residual stream takes, each a few lines of ``torch.nn``, to be rolled up by hand in ``test_structures.py``."""
+"""Small transformers of every shape a residual stream takes, each a few lines of ``torch.nn``, to
+be rolled up by hand in ``test_structures.py``."""
 
 import torch
 from torch import nn
@@ -23,14 +24,20 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x):
-        return self.out(merged(F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)))))
+        return self.out(
+            merged(
+                F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)))
+            )
+        )
 
 
 class Fused(Attention):
     """The same with one matrix for queries, keys and values."""
 
     def forward(self, x):
-        weight, bias = (torch.cat([getattr(m, n) for m in (self.q, self.k, self.v)]) for n in ("weight", "bias"))
+        weight, bias = (
+            torch.cat([getattr(m, n) for m in (self.q, self.k, self.v)]) for n in ("weight", "bias")
+        )
         q, k, v = F.linear(x, weight, bias).chunk(3, -1)
         return self.out(merged(F.scaled_dot_product_attention(split(q), split(k), split(v))))
 
@@ -43,7 +50,12 @@ class FusedParameter(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).reshape(len(x), -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(len(x), -1, 3, HEADS, WIDTH // HEADS)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         return self.out(merged(F.scaled_dot_product_attention(q, k, v)))
 
 
@@ -81,7 +93,11 @@ class Grouped(nn.Module):
 
     def __init__(self, repeat):
         super().__init__()
-        self.q, self.out, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.q, self.out, self.kv = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.repeat = repeat
 
     def forward(self, x):
@@ -118,7 +134,11 @@ class Block(nn.Module):
         super().__init__()
         self.attention, self.second, self.mlp = attention(), Attention(), Mlp()
         self.norm1, self.norm2 = norm(), norm()
-        self.shortcut, self.gate, self.wide = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.shortcut, self.gate, self.wide = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(2 * WIDTH, WIDTH),
+        )
         self.wider = nn.Linear(3 * WIDTH, WIDTH)
         self.scale1, self.scale2 = (nn.Parameter(torch.rand(WIDTH) + 0.1) for _ in range(2))
         self.join = join
@@ -132,7 +152,10 @@ class Stack(nn.Module):
 
     def __init__(self, *blocks, pool=lambda x: x[:, :3].mean(1), prefix=False):
         super().__init__()
-        self.embed, self.position = nn.Linear(3, WIDTH), nn.Parameter(torch.randn(1, TOKENS, WIDTH) / 4)
+        self.embed, self.position = (
+            nn.Linear(3, WIDTH),
+            nn.Parameter(torch.randn(1, TOKENS, WIDTH) / 4),
+        )
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.head, self.pool = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4), pool
         self.prefix = nn.Parameter(torch.randn(1, 1, WIDTH)) if prefix else None

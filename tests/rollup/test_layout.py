@@ -1,4 +1,5 @@
-"""Which token came from where: grid, source and content of images, and where a patch's score lands on the heat map."""
+"""Which token came from where: grid, source and content of images, and where a patch's score lands
+on the heat map."""
 
 import dataclasses
 
@@ -22,7 +23,19 @@ MODELS = {
 
 
 def vit(**options):
-    return timm.models.VisionTransformer(img_size=SIZE, patch_size=PATCH, embed_dim=16, depth=2, num_heads=2, num_classes=5, **options).double().eval()
+    return (
+        timm.models.VisionTransformer(
+            img_size=SIZE,
+            patch_size=PATCH,
+            embed_dim=16,
+            depth=2,
+            num_heads=2,
+            num_classes=5,
+            **options,
+        )
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -47,11 +60,14 @@ def test_a_patch_lands_at_its_place_of_the_heat_map(place):
 
 
 def test_the_patch_that_matters_is_where_the_image_says():
-    """Tokens that are all equal but one: only the odd patch can stand out, at the place of its pixels."""
+    """Tokens that are all equal but one: only the odd patch can stand out, at the place of its
+    pixels."""
     model = vit(global_pool="avg", class_token=False)
     torch.nn.init.zeros_(model.pos_embed)
     image = torch.zeros(1, 3, *SIZE, dtype=torch.float64)
-    image[:, :, 2 * PATCH:3 * PATCH, 4 * PATCH:5 * PATCH] = torch.randn(3, PATCH, PATCH, dtype=torch.float64)
+    image[:, :, 2 * PATCH : 3 * PATCH, 4 * PATCH : 5 * PATCH] = torch.randn(
+        3, PATCH, PATCH, dtype=torch.float64
+    )
     e = relprop.explain(model, image, target=1)
     grid = e.scores.reshape(GRID)
     others = grid.flatten()[torch.arange(PATCHES) != 2 * GRID[1] + 4]
@@ -65,7 +81,11 @@ def test_a_model_that_transposes_its_patches_is_laid_out_by_their_origin():
 
         def __init__(self):
             super().__init__()
-            self.patches, self.attention, self.head = torch.nn.Conv2d(3, 8, PATCH, PATCH), torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.nn.Linear(8, 4)
+            self.patches, self.attention, self.head = (
+                torch.nn.Conv2d(3, 8, PATCH, PATCH),
+                torch.nn.MultiheadAttention(8, 2, batch_first=True),
+                torch.nn.Linear(8, 4),
+            )
 
         def forward(self, image):
             x = self.patches(image).permute(0, 3, 2, 1).flatten(1, 2)
@@ -80,7 +100,11 @@ def test_text_has_no_grid_and_counts_from_zero():
     class Words(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.words, self.attention, self.head = torch.nn.Embedding(10, 8), torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.nn.Linear(8, 4)
+            self.words, self.attention, self.head = (
+                torch.nn.Embedding(10, 8),
+                torch.nn.MultiheadAttention(8, 2, batch_first=True),
+                torch.nn.Linear(8, 4),
+            )
 
         def forward(self, ids):
             x = self.words(ids)

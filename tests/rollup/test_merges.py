@@ -1,4 +1,5 @@
-"""What sums carry: the same whatever the order in which terms are added; one identity, whether a skip or a projection brings it."""
+"""What sums carry: the same whatever the order in which terms are added; one identity, whether a
+skip or a projection brings it."""
 
 from itertools import permutations
 
@@ -21,8 +22,14 @@ PARTS = {
 
 def summed(tree):
     """A block that adds the parts that ``tree``, nested pairs of names, names."""
+
     def join(b, x, tree=tree):
-        return PARTS[tree](b, x) if isinstance(tree, str) else join(b, x, tree[0]) + join(b, x, tree[1])
+        return (
+            PARTS[tree](b, x)
+            if isinstance(tree, str)
+            else join(b, x, tree[0]) + join(b, x, tree[1])
+        )
+
     return join
 
 
@@ -43,7 +50,16 @@ def test_there_are_as_many_trees_as_there_should_be():
     assert [len(trees(list("abcd"[:n]))) for n in (1, 2, 3, 4)] == [1, 1, 3, 15]
 
 
-@pytest.mark.parametrize("names", [["shortcut", "attention", "mlp"], ["x", "attention", "mlp"], ["x", "attention", "second"], ["shortcut", "attention", "second"]], ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["shortcut", "attention", "mlp"],
+        ["x", "attention", "mlp"],
+        ["x", "attention", "second"],
+        ["shortcut", "attention", "second"],
+    ],
+    ids="+".join,
+)
 def test_the_order_of_three_terms_makes_no_difference(names):
     """I + Σ M, with the identity from x, or once from the shortcut and the MLP together."""
     x = normal(SAMPLES, TOKENS, 3)
@@ -75,27 +91,70 @@ def test_the_sides_of_a_sum_make_no_difference():
 
 # one merge though something lies between the sums; and what is another merge
 SUMS = {
-    "scaled between": (lambda b, x: (b.shortcut(x) + b.attention(x)) / 2**0.5 + b.mlp(x), lambda i, m: i + m),
-    "moved between": (lambda b, x: (b.shortcut(x).mT + b.attention(x).mT).mT + b.mlp(x), lambda i, m: i + m),
-    "normed between": (lambda b, x: b.norm1(b.shortcut(x) + b.attention(x)) + b.mlp(x), lambda i, m: i + m),
+    "scaled between": (
+        lambda b, x: (b.shortcut(x) + b.attention(x)) / 2**0.5 + b.mlp(x),
+        lambda i, m: i + m,
+    ),
+    "moved between": (
+        lambda b, x: (b.shortcut(x).mT + b.attention(x).mT).mT + b.mlp(x),
+        lambda i, m: i + m,
+    ),
+    "normed between": (
+        lambda b, x: b.norm1(b.shortcut(x) + b.attention(x)) + b.mlp(x),
+        lambda i, m: i + m,
+    ),
     "minus": (lambda b, x: b.mlp(x) - (b.shortcut(x) - b.attention(x)), lambda i, m: i + m),
-    "two merges": (lambda b, x: (y := b.shortcut(x) + b.attention(x)) + b.mlp(y), lambda i, m: i + m),
-    "two merges, both projected": (lambda b, x: b.gate(y := b.shortcut(x) + b.attention(x)) + b.mlp(y), lambda i, m: i + m),
-    "a skip inside a branch, added outside": (lambda b, x: x + ((y := b.shortcut(x)) + b.attention(y)), lambda i, m: i + m),
-    "a projected branch of a projected shortcut": (lambda b, x: b.shortcut(x) + b.gate(b.mlp(x) + b.attention(x)), lambda i, m: i + m),
-    "a projected branch of a skip": (lambda b, x: x + b.gate(b.mlp(x) + b.attention(x)), lambda i, m: i + m),
-    "a branch with its own skip": (lambda b, x: x + b.gate((y := b.shortcut(x)) + b.attention(y)), lambda i, m: 2 * i + m),
-    "cat of a projection": (lambda b, x: b.wide(torch.cat([b.shortcut(x), b.attention(x)], -1)), lambda i, m: i + m),
-    "a gate inside a branch is no identity": (lambda b, x: b.gate(x).sigmoid() * b.second(b.norm1(b.shortcut(x) + b.attention(x))), lambda i, m, n: n @ (i + m)),
-    "a gate around a projected shortcut": (lambda b, x: b.gate(x).sigmoid() * (b.shortcut(x) + b.attention(x)), lambda i, m: i + m),
-    "tokens joined again": (lambda b, x: torch.cat([x[:, :1], (b.shortcut(x) + b.attention(x))[:, 1:]], 1), lambda i, m: i + (torch.arange(TOKENS) > 0)[:, None] * m),
+    "two merges": (
+        lambda b, x: (y := b.shortcut(x) + b.attention(x)) + b.mlp(y),
+        lambda i, m: i + m,
+    ),
+    "two merges, both projected": (
+        lambda b, x: b.gate(y := b.shortcut(x) + b.attention(x)) + b.mlp(y),
+        lambda i, m: i + m,
+    ),
+    "a skip inside a branch, added outside": (
+        lambda b, x: x + ((y := b.shortcut(x)) + b.attention(y)),
+        lambda i, m: i + m,
+    ),
+    "a projected branch of a projected shortcut": (
+        lambda b, x: b.shortcut(x) + b.gate(b.mlp(x) + b.attention(x)),
+        lambda i, m: i + m,
+    ),
+    "a projected branch of a skip": (
+        lambda b, x: x + b.gate(b.mlp(x) + b.attention(x)),
+        lambda i, m: i + m,
+    ),
+    "a branch with its own skip": (
+        lambda b, x: x + b.gate((y := b.shortcut(x)) + b.attention(y)),
+        lambda i, m: 2 * i + m,
+    ),
+    "cat of a projection": (
+        lambda b, x: b.wide(torch.cat([b.shortcut(x), b.attention(x)], -1)),
+        lambda i, m: i + m,
+    ),
+    "a gate inside a branch is no identity": (
+        lambda b, x: b.gate(x).sigmoid() * b.second(b.norm1(b.shortcut(x) + b.attention(x))),
+        lambda i, m, n: n @ (i + m),
+    ),
+    "a gate around a projected shortcut": (
+        lambda b, x: b.gate(x).sigmoid() * (b.shortcut(x) + b.attention(x)),
+        lambda i, m: i + m,
+    ),
+    "tokens joined again": (
+        lambda b, x: torch.cat([x[:, :1], (b.shortcut(x) + b.attention(x))[:, 1:]], 1),
+        lambda i, m: i + (torch.arange(TOKENS) > 0)[:, None] * m,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_one_merge(name):
     join, by_hand = SUMS[name]
-    order = (lambda m, n: by_hand(ONE, m, n)) if by_hand.__code__.co_argcount == 3 else (lambda m: by_hand(ONE, m))
+    order = (
+        (lambda m, n: by_hand(ONE, m, n))
+        if by_hand.__code__.co_argcount == 3
+        else (lambda m: by_hand(ONE, m))
+    )
     compare(explained(Stack(Block(join)), normal(SAMPLES, TOKENS, 3)), order, READ)
 
 
@@ -111,9 +170,15 @@ PAIRS = rows((0, 0, 0.5), (0, 1, 0.5), (1, 2, 0.5), (1, 3, 0.5))
 NEXT = rows(*((r, c % TOKENS, 0.5) for r in range(TOKENS) for c in (r, r + 1)))
 MERGINGS = {
     "cat of every second": (lambda b, x: b.wide(torch.cat([x[:, :4:2], x[:, 1:4:2]], -1)), PAIRS),
-    "cat of every second, normed": (lambda b, x: b.wide(torch.cat([b.norm1(x[:, :4:2]), b.norm1(x[:, 1:4:2])], -1)), PAIRS),
+    "cat of every second, normed": (
+        lambda b, x: b.wide(torch.cat([b.norm1(x[:, :4:2]), b.norm1(x[:, 1:4:2])], -1)),
+        PAIRS,
+    ),
     "sum of every second": (lambda b, x: x[:, :4:2] + x[:, 1:4:2], PAIRS),
-    "stack of every second": (lambda b, x: torch.stack([x[:, :4:2], x[:, 1:4:2]], -1).sum(-1), PAIRS),
+    "stack of every second": (
+        lambda b, x: torch.stack([x[:, :4:2], x[:, 1:4:2]], -1).sum(-1),
+        PAIRS,
+    ),
     "reshape": (lambda b, x: b.wide(x[:, :4].reshape(len(x), 2, 2 * WIDTH)), PAIRS),
     "unfold": (lambda b, x: b.wide(x.unfold(1, 2, 2).mT.flatten(2)), PAIRS),
     "the token after it": (lambda b, x: b.wide(torch.cat([x, x.roll(-1, 1)], -1)), NEXT),
@@ -125,16 +190,24 @@ MERGINGS = {
 
 @pytest.mark.parametrize("name", MERGINGS)
 def test_parts_that_bring_different_tokens_share(name):
-    """1/k each where k tokens become one by slices as by a reshape; the first token read by all, or a token that comes twice, is whole."""
+    """1/k each where k tokens become one by slices as by a reshape; the first token read by all, or
+    a token that comes twice, is whole."""
     join, p = MERGINGS[name]
-    blocks = Block(lambda b, x: x + b.attention(x)), Block(join), Block(lambda b, x: x + b.attention(x))
+    blocks = (
+        Block(lambda b, x: x + b.attention(x)),
+        Block(join),
+        Block(lambda b, x: x + b.attention(x)),
+    )
     e = explained(Stack(*blocks, pool=lambda x: x[:, 0]), normal(SAMPLES, TOKENS, 3))
     i = eye(len(p)).double()
     compare(e, lambda m1, m2: (i + m2) @ p @ (ONE + m1), i[0])
 
 
-
 def test_positions_a_head_picks_are_whole():
     block = Block(lambda b, x: x + b.attention(x))
     for pool in (lambda x: x[:, 0] + x[:, 3], lambda x: x[:, :1].add(x[:, 3:4])[:, 0]):
-        compare(explained(Stack(block, pool=pool), normal(SAMPLES, TOKENS, 3)), lambda m: ONE + m, ONE[0] + ONE[3])
+        compare(
+            explained(Stack(block, pool=pool), normal(SAMPLES, TOKENS, 3)),
+            lambda m: ONE + m,
+            ONE[0] + ONE[3],
+        )

@@ -1,4 +1,5 @@
-"""Tokens that meet other than by softmax attention: linear attention, mixing matrices, pooling, convolution, resampling, experts, padding."""
+"""Tokens that meet other than by softmax attention: linear attention, mixing matrices, pooling,
+convolution, resampling, experts, padding."""
 
 import pytest
 import torch
@@ -7,7 +8,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from tests.rollup.hand import SAMPLES, Attention, Layer, agree, compare, explained, eye, matrices, normal
+from tests.rollup.hand import (
+    SAMPLES,
+    Attention,
+    Layer,
+    agree,
+    compare,
+    explained,
+    eye,
+    matrices,
+    normal,
+)
 from tests.rollup.structures import WIDTH, Mlp
 from tests.rollup.test_attention_forms import MEAN, ONE, AttentionPool, N, Sequence, tokens
 
@@ -17,7 +28,14 @@ class Mixer(nn.Module):
 
     def __init__(self, skip=True):
         super().__init__()
-        self.norm1, self.norm2, self.inner, self.outer, self.mlp, self.skip = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(N, 6), nn.Linear(6, N), Mlp(), skip
+        self.norm1, self.norm2, self.inner, self.outer, self.mlp, self.skip = (
+            nn.LayerNorm(WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(N, 6),
+            nn.Linear(6, N),
+            Mlp(),
+            skip,
+        )
 
     def forward(self, x):
         y = self.outer(F.gelu(self.inner(self.norm1(x).mT))).mT
@@ -26,7 +44,8 @@ class Mixer(nn.Module):
 
 
 def test_a_mixer_layer_between_attentions_keeps_its_skip():
-    """Mixing by a learned matrix is no attention: beside a skip it carries nothing, as an MLP does."""
+    """Mixing by a learned matrix is no attention: beside a skip it carries nothing, as an MLP
+    does."""
     e = explained(Sequence(Layer(), Mixer(), Layer(), pool=lambda x: x[:, 1]), tokens())
     compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE[1])
 
@@ -72,19 +91,28 @@ class LinearThenSoftmax(nn.Module):
 
     def __init__(self, skip):
         super().__init__()
-        self.embed, self.linear, self.layer, self.head, self.skip = nn.Linear(3, WIDTH), Linear(), Layer(), nn.Linear(WIDTH, 4), skip
+        self.embed, self.linear, self.layer, self.head, self.skip = (
+            nn.Linear(3, WIDTH),
+            Linear(),
+            Layer(),
+            nn.Linear(WIDTH, 4),
+            skip,
+        )
 
     def forward(self, x, mask):
         x = self.embed(x)
         y = self.linear(x, mask)
-        return self.head(self.layer(x + y if self.skip else y, attn_mask=mask[:, None, None].bool())[:, 0])
+        return self.head(
+            self.layer(x + y if self.skip else y, attn_mask=mask[:, None, None].bool())[:, 0]
+        )
 
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]])
 
 
 def test_linear_attention_shares_sum_to_one_and_padding_is_zero():
-    """Without a skip the state kᵀv is all that brings tokens on: shares of each position sum to 1, and masked keys have exactly none."""
+    """Without a skip the state kᵀv is all that brings tokens on: shares of each position sum to 1,
+    and masked keys have exactly none."""
     e = explained(LinearThenSoftmax(False), {"x": tokens(), "mask": MASK})
     m = matrices(e)[0]
     agree(e.row.sum(-1), (1 + m[:, 0].sum(-1)))
@@ -101,7 +129,9 @@ def line(n, out, kernel, stride, padding=0):
     """The merging matrix of windows on a line: even shares of the positions inside."""
     p = torch.zeros(out, n).double()
     for r in range(out):
-        inside = [k for k in range(r * stride - padding, r * stride - padding + kernel) if 0 <= k < n]
+        inside = [
+            k for k in range(r * stride - padding, r * stride - padding + kernel) if 0 <= k < n
+        ]
         p[r, inside] = 1 / len(inside)
     return p
 
@@ -118,15 +148,36 @@ def interpolation(mode, n, out):
 HALVES = line(N, 4, 2, 2)
 RESIZED = {
     "avg_pool1d": (lambda: nn.AvgPool1d(2), HALVES),
-    "avg_pool1d, padded": (lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), line(N, 4, 3, 2, 1)),
+    "avg_pool1d, padded": (
+        lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False),
+        line(N, 4, 3, 2, 1),
+    ),
     "adaptive": (lambda: nn.AdaptiveAvgPool1d(4), HALVES),
-    "adaptive, uneven": (lambda: nn.AdaptiveAvgPool1d(3), torch.tensor([[3, 3, 3, 0, 0, 0, 0, 0], [0, 0, 2.25, 2.25, 2.25, 2.25, 0, 0], [0, 0, 0, 0, 0, 3, 3, 3]]).double() / 9),
+    "adaptive, uneven": (
+        lambda: nn.AdaptiveAvgPool1d(3),
+        torch.tensor(
+            [
+                [3, 3, 3, 0, 0, 0, 0, 0],
+                [0, 0, 2.25, 2.25, 2.25, 2.25, 0, 0],
+                [0, 0, 0, 0, 0, 3, 3, 3],
+            ]
+        ).double()
+        / 9,
+    ),
     "conv1d with a stride": (lambda: nn.Conv1d(WIDTH, WIDTH, 3, 2, 1), line(N, 4, 3, 2, 1)),
     "depthwise": (lambda: nn.Conv1d(WIDTH, WIDTH, 2, 2, groups=WIDTH), HALVES),
     "transposed": (lambda: nn.ConvTranspose1d(WIDTH, WIDTH, 2, 2), nearest(N, 2 * N)),
     "nearest": (lambda: nn.Upsample(scale_factor=2), nearest(N, 2 * N)),
-    "linear": (lambda: nn.Upsample(scale_factor=2, mode="linear"), interpolation("linear", N, 2 * N)),
-    "Whisper's front": (lambda: nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, 1, 1), nn.GELU(), nn.Conv1d(WIDTH, WIDTH, 3, 2, 1), nn.GELU()), line(N, 4, 3, 2, 1) @ line(N, N, 3, 1, 1)),
+    "linear": (
+        lambda: nn.Upsample(scale_factor=2, mode="linear"),
+        interpolation("linear", N, 2 * N),
+    ),
+    "Whisper's front": (
+        lambda: nn.Sequential(
+            nn.Conv1d(WIDTH, WIDTH, 3, 1, 1), nn.GELU(), nn.Conv1d(WIDTH, WIDTH, 3, 2, 1), nn.GELU()
+        ),
+        line(N, 4, 3, 2, 1) @ line(N, N, 3, 1, 1),
+    ),
 }
 
 
@@ -164,10 +215,22 @@ MOVES = {
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), nearest(N, 2 * N)),
     "expand": (lambda x: x[:, :, None].expand(-1, -1, 2, -1).flatten(1, 2), nearest(N, 2 * N)),
     "index, with repeats": (lambda x: x[:, torch.tensor([3, 1, 3])], ONE[[3, 1, 3]]),
-    "gather": (lambda x: x.gather(1, torch.tensor([3, 1, 3])[None, :, None].expand(len(x), -1, WIDTH)), ONE[[3, 1, 3]]),
-    "running sum": (lambda x: x.cumsum(1), torch.ones(N, N).tril().double() / torch.arange(1, N + 1)[:, None]),
-    "the mean put first": (lambda x: torch.cat([x.mean(1, keepdim=True), x], 1), torch.cat([MEAN[None], ONE])),
-    "cut and joined": (lambda x: torch.cat([x[:, 4:], x[:, :4].flip(1)], 1), ONE[[4, 5, 6, 7, 3, 2, 1, 0]]),
+    "gather": (
+        lambda x: x.gather(1, torch.tensor([3, 1, 3])[None, :, None].expand(len(x), -1, WIDTH)),
+        ONE[[3, 1, 3]],
+    ),
+    "running sum": (
+        lambda x: x.cumsum(1),
+        torch.ones(N, N).tril().double() / torch.arange(1, N + 1)[:, None],
+    ),
+    "the mean put first": (
+        lambda x: torch.cat([x.mean(1, keepdim=True), x], 1),
+        torch.cat([MEAN[None], ONE]),
+    ),
+    "cut and joined": (
+        lambda x: torch.cat([x[:, 4:], x[:, :4].flip(1)], 1),
+        ONE[[4, 5, 6, 7, 3, 2, 1, 0]],
+    ),
 }
 
 
@@ -191,19 +254,38 @@ class OnGrid(nn.Module):
 
 
 def on_grid(function, size):
-    """What ``function`` does to each unit vector on the grid, rows made to sum to 1: (positions out, N)."""
+    """What ``function`` does to each unit vector on the grid, rows made to sum to 1: (positions
+    out, N)."""
     p = function(eye(N).double().reshape(N, 1, 2, 4)).reshape(N, size).T
     return p / p.sum(1, keepdim=True)
 
 
 PLANAR = {
     "avg_pool2d": (lambda: nn.AvgPool2d(2), on_grid(lambda g: F.avg_pool2d(g, 2), 2)),
-    "adaptive": (lambda: nn.AdaptiveAvgPool2d((1, 2)), on_grid(lambda g: F.adaptive_avg_pool2d(g, (1, 2)), 2)),
-    "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), on_grid(lambda g: F.interpolate(g, scale_factor=2, mode="bilinear"), 32)),
-    "nearest": (lambda: nn.Upsample(scale_factor=2), on_grid(lambda g: F.interpolate(g, scale_factor=2), 32)),
-    "pixel unshuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(4 * WIDTH, WIDTH, 1)), on_grid(lambda g: F.avg_pool2d(g, 2), 2)),
-    "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 1), nn.PixelShuffle(2)), on_grid(lambda g: F.interpolate(g, scale_factor=2), 32)),
-    "conv2d": (lambda: nn.Conv2d(WIDTH, WIDTH, 3, 1, 1), on_grid(lambda g: F.conv2d(g, torch.ones(1, 1, 3, 3).double(), padding=1), 8)),
+    "adaptive": (
+        lambda: nn.AdaptiveAvgPool2d((1, 2)),
+        on_grid(lambda g: F.adaptive_avg_pool2d(g, (1, 2)), 2),
+    ),
+    "bilinear": (
+        lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+        on_grid(lambda g: F.interpolate(g, scale_factor=2, mode="bilinear"), 32),
+    ),
+    "nearest": (
+        lambda: nn.Upsample(scale_factor=2),
+        on_grid(lambda g: F.interpolate(g, scale_factor=2), 32),
+    ),
+    "pixel unshuffle": (
+        lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(4 * WIDTH, WIDTH, 1)),
+        on_grid(lambda g: F.avg_pool2d(g, 2), 2),
+    ),
+    "pixel shuffle": (
+        lambda: nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 1), nn.PixelShuffle(2)),
+        on_grid(lambda g: F.interpolate(g, scale_factor=2), 32),
+    ),
+    "conv2d": (
+        lambda: nn.Conv2d(WIDTH, WIDTH, 3, 1, 1),
+        on_grid(lambda g: F.conv2d(g, torch.ones(1, 1, 3, 3).double(), padding=1), 8),
+    ),
 }
 
 
@@ -216,12 +298,18 @@ def test_a_grid_made_smaller_or_larger(name):
 
 
 class Pyramid(nn.Module):
-    """SegFormer's decoder: two stages of tokens, each projected, the smaller one resized to the larger, concatenated, mixed."""
+    """SegFormer's decoder: two stages of tokens, each projected, the smaller one resized to the
+    larger, concatenated, mixed."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = Layer(), Layer()
-        self.down, self.one, self.two, self.mix = nn.Conv2d(WIDTH, WIDTH, 2, 2), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Conv2d(2 * WIDTH, WIDTH, 1)
+        self.down, self.one, self.two, self.mix = (
+            nn.Conv2d(WIDTH, WIDTH, 2, 2),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Conv2d(2 * WIDTH, WIDTH, 1),
+        )
 
     def forward(self, x):
         x = self.first(x)
@@ -232,26 +320,36 @@ class Pyramid(nn.Module):
 
 
 def test_stages_joined_on_the_finest_grid():
-    """The branch with the attention is whole, and its identity arrives from the coarse tokens; the projection of x brings it, too: C = I + U(I + M)P."""
+    """The branch with the attention is whole, and its identity arrives from the coarse tokens; the
+    projection of x brings it, too: C = I + U(I + M)P."""
     e = explained(Sequence(Pyramid(), pool=lambda x: x[:, 5]), tokens())
     p = on_grid(lambda g: F.avg_pool2d(g, 2), 2)
-    u = F.interpolate(eye(2).double().reshape(2, 1, 1, 2), size=(2, 4), mode="bilinear").reshape(2, N).T
+    u = (
+        F.interpolate(eye(2).double().reshape(2, 1, 1, 2), size=(2, 4), mode="bilinear")
+        .reshape(2, N)
+        .T
+    )
     compare(e, lambda a, b: (ONE + u @ (eye(2) + b) @ p) @ (ONE + a), ONE[5])
 
 
 class Experts(nn.Module):
-    """A mixture of experts: tokens routed to their best expert, gathered, computed, added back by index with the router's weight."""
+    """A mixture of experts: tokens routed to their best expert, gathered, computed, added back by
+    index with the router's weight."""
 
     def __init__(self, form, shared=False):
         super().__init__()
-        self.router, self.experts, self.form = nn.Linear(WIDTH, 2), nn.ModuleList(Mlp() for _ in range(2)), form
+        self.router, self.experts, self.form = (
+            nn.Linear(WIDTH, 2),
+            nn.ModuleList(Mlp() for _ in range(2)),
+            form,
+        )
         self.shared = Mlp() if shared else None
 
     def forward(self, x):
         flat = x.reshape(-1, WIDTH)
         weights = self.router(flat).softmax(-1)
         if self.form == "dense":
-            y = sum(weights[:, k:k + 1] * expert(flat) for k, expert in enumerate(self.experts))
+            y = sum(weights[:, k : k + 1] * expert(flat) for k, expert in enumerate(self.experts))
         else:  # each expert takes its four best tokens
             y = torch.zeros_like(flat)
             for k, expert in enumerate(self.experts):
@@ -272,9 +370,15 @@ class ExpertLayer(Layer):
         self.mlp = Experts(*options)
 
 
-@pytest.mark.parametrize("options", [("dense",), ("index_add",), ("scatter_add",), ("dense", True), ("index_add", True)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [("dense",), ("index_add",), ("scatter_add",), ("dense", True), ("index_add", True)],
+    ids=str,
+)
 def test_experts_carry_no_second_identity(options):
-    e = explained(Sequence(ExpertLayer(*options), ExpertLayer(*options), pool=lambda x: x[:, 1]), tokens())
+    e = explained(
+        Sequence(ExpertLayer(*options), ExpertLayer(*options), pool=lambda x: x[:, 1]), tokens()
+    )
     compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE[1])
     agree(e.identity, ONE[1].expand(SAMPLES, -1))
 
@@ -300,10 +404,20 @@ def test_padding_on_either_side_receives_exactly_nothing():
 
 
 BLOCKS = {
-    "layer": Layer, "mixer": Mixer, "experts": lambda: ExpertLayer("dense"), "roll": lambda: Along(Roll()),
-    "convolution": lambda: Along(nn.Conv1d(WIDTH, WIDTH, 3, 1, 1)), "smoothed": lambda: Along(nn.AvgPool1d(3, 1, 1, count_include_pad=False)),
+    "layer": Layer,
+    "mixer": Mixer,
+    "experts": lambda: ExpertLayer("dense"),
+    "roll": lambda: Along(Roll()),
+    "convolution": lambda: Along(nn.Conv1d(WIDTH, WIDTH, 3, 1, 1)),
+    "smoothed": lambda: Along(nn.AvgPool1d(3, 1, 1, count_include_pad=False)),
 }
-READS = {"first": lambda x: x[:, 0], "mean": lambda x: x.mean(1), "sum": lambda x: x.sum(1), "maximum": lambda x: x.amax(1), "maxima": lambda x: x.max(1).values}
+READS = {
+    "first": lambda x: x[:, 0],
+    "mean": lambda x: x.mean(1),
+    "sum": lambda x: x.sum(1),
+    "maximum": lambda x: x.amax(1),
+    "maxima": lambda x: x.max(1).values,
+}
 
 
 class Roll(nn.Module):
@@ -312,7 +426,10 @@ class Roll(nn.Module):
 
 
 @settings(max_examples=12)
-@given(st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=3), st.sampled_from(sorted(READS)))
+@given(
+    st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=3),
+    st.sampled_from(sorted(READS)),
+)
 def test_skips_alone_sum_to_one(names, read):
     """With every M = 0 the row sums to 1, whatever carries the identity on."""
     e = explained(Sequence(Layer(), *(BLOCKS[n]() for n in names), pool=READS[read]), tokens())

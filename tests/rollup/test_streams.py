@@ -1,11 +1,23 @@
-"""Several streams: encoder and decoder, two towers, co-attention, joined sequences. C is worked out over the joint state of all tokens."""
+"""Several streams: encoder and decoder, two towers, co-attention, joined sequences. C is worked out
+over the joint state of all tokens."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.rollup.hand import SAMPLES, Attention, Layer, agree, compare, explained, eye, matrices, normal, placed
+from tests.rollup.hand import (
+    SAMPLES,
+    Attention,
+    Layer,
+    agree,
+    compare,
+    explained,
+    eye,
+    matrices,
+    normal,
+    placed,
+)
 from tests.rollup.structures import WIDTH, Mlp
 
 S, T = 4, 3  # source and target tokens
@@ -26,7 +38,8 @@ def both():
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to a memory, an MLP; each with a residual, the norm before or after it."""
+    """Self-attention, attention to a memory, an MLP; each with a residual, the norm before or after
+    it."""
 
     def __init__(self, post):
         super().__init__()
@@ -58,7 +71,14 @@ class EncoderDecoder(nn.Module):
 
 
 def encoder_decoder(e1, e2, own1, cross1, own2, cross2):
-    steps = [onto(e1, SOURCE, SOURCE), onto(e2, SOURCE, SOURCE), onto(own1, TARGET, TARGET), onto(cross1, TARGET, SOURCE), onto(own2, TARGET, TARGET), onto(cross2, TARGET, SOURCE)]
+    steps = [
+        onto(e1, SOURCE, SOURCE),
+        onto(e2, SOURCE, SOURCE),
+        onto(own1, TARGET, TARGET),
+        onto(cross1, TARGET, SOURCE),
+        onto(own2, TARGET, TARGET),
+        onto(cross2, TARGET, SOURCE),
+    ]
     c = ONE
     for step in steps:
         c = (ONE + step) @ c
@@ -69,7 +89,9 @@ def encoder_decoder(e1, e2, own1, cross1, own2, cross2):
 def test_encoder_and_decoder(post):
     e = explained(EncoderDecoder(post), both())
     compare(e, encoder_decoder, ONE[-1])
-    assert (e["source"].identity == 0).all() and e["target"].identity.tolist() == [[0, 0, 1]] * SAMPLES
+    assert (e["source"].identity == 0).all() and e["target"].identity.tolist() == [
+        [0, 0, 1]
+    ] * SAMPLES
 
 
 def test_a_decoder_read_at_one_position():
@@ -88,17 +110,29 @@ def test_a_decoder_read_at_every_position():
 PARALLEL = {
     "all at once": lambda m, x, y: x + m.own(n := m.norm(x)) + m.cross(n, y) + m.mlp(n),
     "another order": lambda m, x, y: (m.mlp(n := m.norm(x)) + m.cross(n, y)) + (m.own(n) + x),
-    "the MLP with the memory's": lambda m, x, y: x + (m.own(n := m.norm(x)) + (m.mlp(n) + m.cross(n, y))),
-    "a projected shortcut": lambda m, x, y: (m.short(x) + m.cross(m.norm(x), y)) + (m.own(x) + m.mlp(x)),
+    "the MLP with the memory's": lambda m, x, y: (
+        x + (m.own(n := m.norm(x)) + (m.mlp(n) + m.cross(n, y)))
+    ),
+    "a projected shortcut": lambda m, x, y: (
+        (m.short(x) + m.cross(m.norm(x), y)) + (m.own(x) + m.mlp(x))
+    ),
 }
 
 
 class ParallelDecoder(nn.Module):
-    """Self-attention, attention to a memory and an MLP beside each other: their sum has terms of one input and of both."""
+    """Self-attention, attention to a memory and an MLP beside each other: their sum has terms of
+    one input and of both."""
 
     def __init__(self, join):
         super().__init__()
-        self.own, self.cross, self.mlp, self.norm, self.join, self.short = Attention(), Attention(), Mlp(), nn.LayerNorm(WIDTH), join, nn.Linear(WIDTH, WIDTH)
+        self.own, self.cross, self.mlp, self.norm, self.join, self.short = (
+            Attention(),
+            Attention(),
+            Mlp(),
+            nn.LayerNorm(WIDTH),
+            join,
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x, memory):
         return self.join(self, x, memory)
@@ -124,7 +158,11 @@ def test_a_parallel_decoder_carries_its_identity_once(name):
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.layers, self.head = nn.Embedding(9, WIDTH), nn.ModuleList(Layer() for _ in range(3)), nn.Linear(WIDTH, 9, bias=False)
+        self.words, self.layers, self.head = (
+            nn.Embedding(9, WIDTH),
+            nn.ModuleList(Layer() for _ in range(3)),
+            nn.Linear(WIDTH, 9, bias=False),
+        )
         self.head.weight = self.words.weight
 
     def forward(self, tokens):
@@ -143,7 +181,7 @@ def test_a_causal_language_model_with_a_tied_head(position):
     c = i[position] @ ((i + m[2]) @ (i + m[1]) @ (i + m[0]))
     agree(e.row, c)
     agree(e.identity, i[position].expand(SAMPLES, -1))
-    assert (e.row[:, position + 1:] == 0).all()
+    assert (e.row[:, position + 1 :] == 0).all()
 
 
 class Towers(nn.Module):
@@ -154,7 +192,9 @@ class Towers(nn.Module):
         self.patches, self.words = nn.Conv2d(1, WIDTH, 2, 2), nn.Embedding(9, WIDTH)
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.image, self.text = (nn.ModuleList(Layer() for _ in range(2)) for _ in range(2))
-        self.to_image, self.to_text = ((nn.Linear(WIDTH, 6, bias=False) if projected else nn.Identity()) for _ in range(2))
+        self.to_image, self.to_text = (
+            (nn.Linear(WIDTH, 6, bias=False) if projected else nn.Identity()) for _ in range(2)
+        )
         self.scale, self.product = nn.Parameter(torch.tensor(1.5)), product
 
     def forward(self, image, text):
@@ -175,10 +215,14 @@ def clip(m, x, y):
 SIMILARITIES = {
     "CLIP": clip,
     "functional normalize": lambda m, x, y: F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).mT,
-    "elementwise": lambda m, x, y: (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(-1, keepdim=True),
+    "elementwise": lambda m, x, y: (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(
+        -1, keepdim=True
+    ),
     "plain product": lambda m, x, y: (x * y).sum(-1, keepdim=True),
     "einsum": lambda m, x, y: torch.einsum("bd,bd->b", x, y)[:, None],
-    "sigmoid": lambda m, x, y: (F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).mT * m.scale.exp() + 1).sigmoid(),
+    "sigmoid": lambda m, x, y: (
+        F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).mT * m.scale.exp() + 1
+    ).sigmoid(),
     "a hidden layer": lambda m, x, y: torch.cat([x, y], -1).mean(-1, keepdim=True),
 }
 
@@ -187,27 +231,45 @@ SIMILARITIES = {
 def test_two_towers_each_whole(name):
     """Nothing joins the towers but their similarity: each is rolled up as if it were alone."""
     tokens, words = 5, 4
-    e = explained(Towers(SIMILARITIES[name]), {"image": normal(SAMPLES, 1, 4, 4), "text": ids(words)}, target=lambda y: y[0, 0])
+    e = explained(
+        Towers(SIMILARITIES[name]),
+        {"image": normal(SAMPLES, 1, 4, 4), "text": ids(words)},
+        target=lambda y: y[0, 0],
+    )
     i, image, text = eye(tokens + words).double(), range(tokens), range(tokens, tokens + words)
 
     def product(x1, y1, x2, y2):
-        both = [placed(x, tokens + words, image, image) + placed(y, tokens + words, text, text) for x, y in ((x1, y1), (x2, y2))]
+        both = [
+            placed(x, tokens + words, image, image) + placed(y, tokens + words, text, text)
+            for x, y in ((x1, y1), (x2, y2))
+        ]
         return (i + both[1]) @ (i + both[0])
 
     order = [b.path for b in e.blocks]
-    assert order == ["image.0.attention", "text.0.attention", "image.1.attention", "text.1.attention"]
+    assert order == [
+        "image.0.attention",
+        "text.0.attention",
+        "image.1.attention",
+        "text.1.attention",
+    ]
     compare(e, product, i[0] + i[-1])
     assert e["image"].source.tolist() == [-1, 0, 1, 2, 3]
 
 
 class CoLayer(nn.Module):
-    """LXMERT: both streams attend to each other with the values before the update, one attention shared; then each to itself."""
+    """LXMERT: both streams attend to each other with the values before the update, one attention
+    shared; then each to itself."""
 
     def __init__(self, shared):
         super().__init__()
         self.there = Attention()
         self.back = self.there if shared else Attention()
-        self.own1, self.own2, self.norm1, self.norm2 = Attention(), Attention(), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.own1, self.own2, self.norm1, self.norm2 = (
+            Attention(),
+            Attention(),
+            nn.LayerNorm(WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, x, y):
         x, y = self.norm1(x + self.there(x, y)), self.norm2(y + self.back(y, x))
@@ -218,7 +280,12 @@ class CoAttention(nn.Module):
     def __init__(self, shared, read):
         super().__init__()
         self.words, self.boxes = nn.Embedding(9, WIDTH), nn.Linear(3, WIDTH)
-        self.layers, self.head, self.wide, self.read = nn.ModuleList(CoLayer(shared) for _ in range(2)), nn.Linear(WIDTH, 5), nn.Linear(2 * WIDTH, 5), read
+        self.layers, self.head, self.wide, self.read = (
+            nn.ModuleList(CoLayer(shared) for _ in range(2)),
+            nn.Linear(WIDTH, 5),
+            nn.Linear(2 * WIDTH, 5),
+            read,
+        )
 
     def forward(self, words, boxes):
         x, y = self.words(words), self.boxes(boxes)
@@ -236,7 +303,10 @@ def co_attention(*m):
 
 
 READS = {
-    "both, concatenated": (lambda m, x, y: m.wide(torch.cat([x[:, 0], y.mean(1)], -1)), torch.cat([ONE[0, :S], torch.ones(T).double() / T])),
+    "both, concatenated": (
+        lambda m, x, y: m.wide(torch.cat([x[:, 0], y.mean(1)], -1)),
+        torch.cat([ONE[0, :S], torch.ones(T).double() / T]),
+    ),
     "both, summed": (lambda m, x, y: m.head(x[:, 0] + y[:, 0]), ONE[0] + ONE[S]),
     "both, multiplied": (lambda m, x, y: m.head(x[:, 0] * y[:, 0]), ONE[0] + ONE[S]),
 }
@@ -253,7 +323,10 @@ def test_co_attention_uses_the_values_before_the_update(read, shared):
 
 def test_co_attention_read_in_one_stream():
     """The second layer's sites of the stream that nothing reads are no part of the target."""
-    e = explained(CoAttention(False, lambda m, x, y: m.head(x[:, 1])), {"words": ids(S), "boxes": normal(SAMPLES, T, 3)})
+    e = explained(
+        CoAttention(False, lambda m, x, y: m.head(x[:, 1])),
+        {"words": ids(S), "boxes": normal(SAMPLES, T, 3)},
+    )
     there, back, own1, own2, there2, own12 = matrices(e)
     zero = torch.zeros(SAMPLES, T, T).double()
     c = co_attention(there, back, own1, own2, there2, torch.zeros_like(back), own12, zero)
@@ -261,12 +334,22 @@ def test_co_attention_read_in_one_stream():
 
 
 class Joint(nn.Module):
-    """ViLT: words and patches with types and a class token, one sequence; the streams end before the join."""
+    """ViLT: words and patches with types and a class token, one sequence; the streams end before
+    the join."""
 
     def __init__(self, read):
         super().__init__()
-        self.words, self.patches, self.types = nn.Embedding(9, WIDTH), nn.Conv2d(1, WIDTH, 2, 2), nn.Embedding(2, WIDTH)
-        self.token, self.layers, self.head, self.read = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, 5), read
+        self.words, self.patches, self.types = (
+            nn.Embedding(9, WIDTH),
+            nn.Conv2d(1, WIDTH, 2, 2),
+            nn.Embedding(2, WIDTH),
+        )
+        self.token, self.layers, self.head, self.read = (
+            nn.Parameter(torch.randn(1, 1, WIDTH)),
+            nn.ModuleList(Layer() for _ in range(2)),
+            nn.Linear(WIDTH, 5),
+            read,
+        )
 
     def forward(self, words, image):
         x = self.words(words) + self.types(torch.zeros_like(words))
@@ -280,20 +363,29 @@ class Joint(nn.Module):
 
 @pytest.mark.parametrize("read", ["first word", "the image's class token", "mean"])
 def test_a_joined_sequence_is_one_matrix(read):
-    """4 words, a class token of the image, 4 patches: C is over all nine, each stream has its part."""
+    """4 words, a class token of the image, 4 patches: C is over all nine, each stream has its
+    part."""
     at = {"first word": 0, "the image's class token": 4}.get(read)
-    e = explained(Joint((lambda x: x.mean(1)) if at is None else (lambda x: x[:, at])), {"words": ids(4), "image": normal(SAMPLES, 1, 4, 4)})
+    e = explained(
+        Joint((lambda x: x.mean(1)) if at is None else (lambda x: x[:, at])),
+        {"words": ids(4), "image": normal(SAMPLES, 1, 4, 4)},
+    )
     assert [t.scores.shape[1] for t in e.streams.values()] == [4, 5]
     i = eye(9).double()
     compare(e, lambda m1, m2: (i + m2) @ (i + m1), i.mean(0) if at is None else i[at])
 
 
 class MaskedFirst(nn.Module):
-    """Padding is set to 0 before the blocks, which do not know of it, and what stands at its place later is pooled with the rest."""
+    """Padding is set to 0 before the blocks, which do not know of it, and what stands at its place
+    later is pooled with the rest."""
 
     def __init__(self):
         super().__init__()
-        self.embed, self.blocks, self.head = nn.Linear(3, WIDTH), nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, 3)
+        self.embed, self.blocks, self.head = (
+            nn.Linear(3, WIDTH),
+            nn.ModuleList(Layer() for _ in range(2)),
+            nn.Linear(WIDTH, 3),
+        )
 
     def forward(self, x, mask):
         x = self.embed(x).masked_fill(~mask[..., None], 0.0)
@@ -303,25 +395,39 @@ class MaskedFirst(nn.Module):
 
 
 def test_what_is_masked_before_the_blocks_has_no_score():
-    """The field at a masked position belongs to what stands there later; the input token has no part in it."""
+    """The field at a masked position belongs to what stands there later; the input token has no
+    part in it."""
     x, mask = normal(SAMPLES, S, 3), torch.ones(SAMPLES, S, dtype=torch.bool)
     mask[1, 2:] = False
     e = explained(MaskedFirst(), {"x": x, "mask": mask})
     m = matrices(e)
-    c = (torch.ones(1, S, dtype=torch.float64) / S * S) @ (torch.eye(S) + m[1]) @ (torch.eye(S) + m[0])
+    c = (
+        (torch.ones(1, S, dtype=torch.float64) / S * S)
+        @ (torch.eye(S) + m[1])
+        @ (torch.eye(S) + m[0])
+    )
     ratio = c[:, 0] / e.row
     assert (e.row[~mask] == 0).all() and (e.row[mask] > 0).all()
     assert torch.allclose(ratio[mask], ratio[0, 0].expand_as(ratio[mask]), rtol=1e-9)
 
 
 class Reader(nn.Module):
-    """A text, and what stands beside its words: segments added to them, or a second text in a tower of its own."""
+    """A text, and what stands beside its words: segments added to them, or a second text in a tower
+    of its own."""
 
     def __init__(self, second):
         super().__init__()
         self.second = second
-        self.words, self.more, self.norm = nn.Embedding(9, WIDTH), nn.Embedding(9, WIDTH), nn.LayerNorm(WIDTH)
-        self.blocks, self.others, self.head = nn.ModuleList(Layer() for _ in range(2)), nn.ModuleList(Layer() for _ in range(2)), nn.Linear(WIDTH, 3)
+        self.words, self.more, self.norm = (
+            nn.Embedding(9, WIDTH),
+            nn.Embedding(9, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
+        self.blocks, self.others, self.head = (
+            nn.ModuleList(Layer() for _ in range(2)),
+            nn.ModuleList(Layer() for _ in range(2)),
+            nn.Linear(WIDTH, 3),
+        )
 
     def forward(self, words, more):
         x, y = self.words(words), self.more(more)
@@ -333,12 +439,19 @@ class Reader(nn.Module):
             return self.head(x.mean(1))
         for block in self.others:
             y = block(y)
-        return self.head(x.mean(1) + y.mean(1) if self.second == "a sum of towers" else x.mean(1) * y.mean(1))
+        return self.head(
+            x.mean(1) + y.mean(1) if self.second == "a sum of towers" else x.mean(1) * y.mean(1)
+        )
 
 
-@pytest.mark.parametrize(("second", "streams"), [
-    ("segments", ["words"]), ("a sum of towers", ["words", "more"]), ("a product of towers", ["words", "more"]),
-])
+@pytest.mark.parametrize(
+    ("second", "streams"),
+    [
+        ("segments", ["words"]),
+        ("a sum of towers", ["words", "more"]),
+        ("a product of towers", ["words", "more"]),
+    ],
+)
 def test_a_second_input_of_ids_is_explained_unless_it_is_only_added(second, streams):
     e = explained(Reader(second), {"words": ids(S), "more": ids(S)})
     assert list(e.streams) == streams and all((s.scores != 0).any() for s in e.streams.values())

@@ -1,7 +1,9 @@
-"""Eq. 13–14 on every shape of residual stream: the row that the walk finds equals a dense product worked out by hand.
+"""Eq. 13–14 on every shape of residual stream: the row that the walk finds equals a dense product
+worked out by hand.
 
-By hand: Ā = I + E_h(∇A ⊙ R)⁺ for one block with an identity and a site, and what the structure says for the others; then the
-row of C = Ā(1)···Ā(B) that the head reads. ∇A and R are those of ``keep="blocks"``.
+By hand: Ā = I + E_h(∇A ⊙ R)⁺ for one block with an identity and a site, and what the structure says
+for the others; then the row of C = Ā(1)···Ā(B) that the head reads. ∇A and R are those of
+``keep="blocks"``.
 """
 
 import pytest
@@ -25,12 +27,16 @@ ONE_SITE = {
     "x + (mlp + attention)": lambda b, x: x + (b.mlp(n := b.norm1(x)) + b.attention(n)),
     "(mlp + attention) + x": lambda b, x: (b.mlp(n := b.norm1(x)) + b.attention(n)) + x,
     "parallel, a norm per branch": lambda b, x: x + b.attention(b.norm1(x)) + b.mlp(b.norm2(x)),
-    "parallel, a norm per branch, nested": lambda b, x: x + (b.attention(b.norm1(x)) + b.mlp(b.norm2(x))),
+    "parallel, a norm per branch, nested": lambda b, x: (
+        x + (b.attention(b.norm1(x)) + b.mlp(b.norm2(x)))
+    ),
     "nested sums": lambda b, x: x + (b.mlp(x) + (b.attention(x) + b.shortcut(x))),
     "nested sums, other side": lambda b, x: ((b.shortcut(x) + b.attention(x)) + b.mlp(x)) + x,
     "projected shortcut": lambda b, x: b.shortcut(x) + b.attention(b.norm1(x)),
     "projected shortcut, right": lambda b, x: b.attention(b.norm1(x)) + b.shortcut(x),
-    "projected shortcut of two parts": lambda b, x: (b.shortcut(x) + b.mlp(x)) + b.attention(b.norm1(x)),
+    "projected shortcut of two parts": lambda b, x: (
+        (b.shortcut(x) + b.mlp(x)) + b.attention(b.norm1(x))
+    ),
     "minus": lambda b, x: x - b.attention(b.norm1(x)),
     "gate on the left": lambda b, x: x + b.gate(x).sigmoid() * b.attention(x),
     "gate on the right": lambda b, x: x + b.attention(x) * b.gate(x).sigmoid(),
@@ -43,35 +49,69 @@ ONE_SITE = {
     "cat + linear, three parts": lambda b, x: b.wider(torch.cat([b.mlp(x), b.attention(x), x], -1)),
     "stack + sum": lambda b, x: torch.stack([x, b.attention(x), b.mlp(x)]).sum(0),
     "stack + mean, last axis": lambda b, x: torch.stack([b.attention(x), x], -1).mean(-1),
-    "LayerScale": lambda b, x: (y := x + b.scale1 * b.attention(b.norm1(x))) + b.mlp(b.norm2(y)) * b.scale2,
-    "drop path that keeps all": lambda b, x: x + b.attention(b.norm1(x)).div(0.9) * torch.ones(len(x), 1, 1, dtype=x.dtype),
+    "LayerScale": lambda b, x: (
+        (y := x + b.scale1 * b.attention(b.norm1(x))) + b.mlp(b.norm2(y)) * b.scale2
+    ),
+    "drop path that keeps all": lambda b, x: (
+        x + b.attention(b.norm1(x)).div(0.9) * torch.ones(len(x), 1, 1, dtype=x.dtype)
+    ),
     "in place": lambda b, x: b.attention(b.norm1(x)).add_(x),
     "transposed and back": lambda b, x: (x.mT.contiguous() + b.attention(x).mT).mT + b.mlp(x),
 }
 OTHER = {
-    "two attentions summed": (lambda b, x: x + b.attention(x) + b.second(x), lambda i, m: i + m[0] + m[1]),
-    "two attentions summed first": (lambda b, x: x + (b.attention(x) + b.second(b.norm1(x))), lambda i, m: i + m[0] + m[1]),
-    "two attentions in turn": (lambda b, x: (y := x + b.attention(x)) + b.second(b.norm2(y)), lambda i, m: (i + m[1]) @ (i + m[0])),
-    "attention of attention": (lambda b, x: x + b.second(b.attention(x)), lambda i, m: i + m[1] @ m[0]),
-    "dense skips": (lambda b, x: x + (y := x + b.attention(x)) + b.second(y), lambda i, m: i + (i + m[1]) @ (i + m[0])),
+    "two attentions summed": (
+        lambda b, x: x + b.attention(x) + b.second(x),
+        lambda i, m: i + m[0] + m[1],
+    ),
+    "two attentions summed first": (
+        lambda b, x: x + (b.attention(x) + b.second(b.norm1(x))),
+        lambda i, m: i + m[0] + m[1],
+    ),
+    "two attentions in turn": (
+        lambda b, x: (y := x + b.attention(x)) + b.second(b.norm2(y)),
+        lambda i, m: (i + m[1]) @ (i + m[0]),
+    ),
+    "attention of attention": (
+        lambda b, x: x + b.second(b.attention(x)),
+        lambda i, m: i + m[1] @ m[0],
+    ),
+    "dense skips": (
+        lambda b, x: x + (y := x + b.attention(x)) + b.second(y),
+        lambda i, m: i + (i + m[1]) @ (i + m[0]),
+    ),
     "no skip": (lambda b, x: b.attention(x), lambda i, m: m[0]),
     "skip twice": (lambda b, x: x + (x + b.attention(x)), lambda i, m: 2 * i + m[0]),
-    "mlp only": (lambda b, x: (y := x + b.attention(x)) + b.mlp(b.mlp(y)) + b.shortcut(y), lambda i, m: i + m[0]),
+    "mlp only": (
+        lambda b, x: (y := x + b.attention(x)) + b.mlp(b.mlp(y)) + b.shortcut(y),
+        lambda i, m: i + m[0],
+    ),
 }
 STRUCTURES = {**{name: (join, lambda i, m: i + m[0]) for name, join in ONE_SITE.items()}, **OTHER}
 ATTENTIONS = {
-    "separate": s.Attention, "fused": s.Fused, "fused, unbound": s.FusedParameter, "einsum": s.Einsum, "values first": s.ValuesFirst,
-    "talking heads": s.TalkingHeads, "grouped, fused": lambda: s.Grouped("fused"), "grouped, interleave": lambda: s.Grouped("interleave"),
+    "separate": s.Attention,
+    "fused": s.Fused,
+    "fused, unbound": s.FusedParameter,
+    "einsum": s.Einsum,
+    "values first": s.ValuesFirst,
+    "talking heads": s.TalkingHeads,
+    "grouped, fused": lambda: s.Grouped("fused"),
+    "grouped, interleave": lambda: s.Grouped("interleave"),
     "grouped, expand": lambda: s.Grouped("expand"),
 }
 POOLS = {
     "first token": (lambda x: x[:, 0], lambda n: torch.eye(n)[0]),
     "last token": (lambda x: x[:, -1], lambda n: torch.eye(n)[-1]),
     "mean": (lambda x: x.mean(1), lambda n: torch.ones(n).double() / n),
-    "mean of a range": (lambda x: x[:, 1:4].mean(1), lambda n: torch.tensor([0, 1, 1, 1, 0]).double() / 3),
+    "mean of a range": (
+        lambda x: x[:, 1:4].mean(1),
+        lambda n: torch.tensor([0, 1, 1, 1, 0]).double() / 3,
+    ),
     "sum": (lambda x: x.sum(1), lambda n: torch.ones(n).double() / n),
     "two tokens": (lambda x: x[:, 0] + x[:, 2], lambda n: torch.eye(n)[0] + torch.eye(n)[2]),
-    "index": (lambda x: x[torch.arange(len(x)), torch.full((len(x),), 3)], lambda n: torch.eye(n)[3]),
+    "index": (
+        lambda x: x[torch.arange(len(x)), torch.full((len(x),), 3)],
+        lambda n: torch.eye(n)[3],
+    ),
 }
 
 
@@ -83,7 +123,13 @@ def inputs():
 
 
 def explained(model, x=None, **options):
-    return relprop.explain(model.double(), inputs() if x is None else x, target=[1, 2], keep=("blocks", "matrix"), **options)
+    return relprop.explain(
+        model.double(),
+        inputs() if x is None else x,
+        target=[1, 2],
+        keep=("blocks", "matrix"),
+        **options,
+    )
 
 
 def matrices(e):
@@ -92,14 +138,18 @@ def matrices(e):
 
 
 def agree(found, by_hand, cancelled=0.0):
-    """Equal to 1e-9 of the largest magnitude; a difference of ``cancelled``-sized numbers cannot be better than their last digits."""
+    """Equal to 1e-9 of the largest magnitude; a difference of ``cancelled``-sized numbers cannot be
+    better than their last digits."""
     scale = float(by_hand.abs().max())
     assert scale > 0, "the case by hand is empty"
-    assert float((found - by_hand).abs().max()) <= TOLERANCE * scale + 4e-15 * cancelled, f"found {found}, by hand {by_hand}"
+    assert float((found - by_hand).abs().max()) <= TOLERANCE * scale + 4e-15 * cancelled, (
+        f"found {found}, by hand {by_hand}"
+    )
 
 
 def check(e, product, read):
-    """``product(i, m)`` is C by hand from the identity and the sites' matrices, ``read`` the weights of the positions that the head reads."""
+    """``product(i, m)`` is C by hand from the identity and the sites' matrices, ``read`` the
+    weights of the positions that the head reads."""
     m = matrices(e)
     assert all(float(one.max()) > 0 for one in m), "a site with an empty matrix tests nothing"
     i = torch.eye(m[0].shape[-1], dtype=torch.float64).expand_as(m[0])
@@ -127,18 +177,32 @@ def test_every_way_to_write_attention(attention):
     agree(e.matrix, check(e, lambda i, m: (i + m[1]) @ (i + m[0]), READ))
 
 
-@pytest.mark.parametrize("norm", [s.Rms, torch.nn.Identity, lambda: torch.nn.RMSNorm(s.WIDTH)], ids=["RMSNorm written out", "none", "RMSNorm"])
-@pytest.mark.parametrize("structure", ["sequential post-norm", "parallel, a norm per branch", "gate from the branch"])
+@pytest.mark.parametrize(
+    "norm",
+    [s.Rms, torch.nn.Identity, lambda: torch.nn.RMSNorm(s.WIDTH)],
+    ids=["RMSNorm written out", "none", "RMSNorm"],
+)
+@pytest.mark.parametrize(
+    "structure", ["sequential post-norm", "parallel, a norm per branch", "gate from the branch"]
+)
 def test_norms_are_transparent(norm, structure):
     join = ONE_SITE[structure]
-    check(explained(Stack(*(Block(join, norm=norm) for _ in range(2)))), lambda i, m: (i + m[1]) @ (i + m[0]), READ)
+    check(
+        explained(Stack(*(Block(join, norm=norm) for _ in range(2)))),
+        lambda i, m: (i + m[1]) @ (i + m[0]),
+        READ,
+    )
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_head_selects_the_row(pool):
     function, read = POOLS[pool]
     join = ONE_SITE["sequential pre-norm"]
-    check(explained(Stack(Block(join), Block(join), pool=function)), lambda i, m: (i + m[1]) @ (i + m[0]), read(s.TOKENS))
+    check(
+        explained(Stack(Block(join), Block(join), pool=function)),
+        lambda i, m: (i + m[1]) @ (i + m[0]),
+        read(s.TOKENS),
+    )
 
 
 def test_class_token():
@@ -151,7 +215,9 @@ def test_class_token():
 
 def test_fused_and_separate_projections_are_the_same():
     join = ONE_SITE["sequential pre-norm"]
-    separate, fused = (Stack(Block(join, kind), Block(join, kind)) for kind in (s.Attention, s.Fused))
+    separate, fused = (
+        Stack(Block(join, kind), Block(join, kind)) for kind in (s.Attention, s.Fused)
+    )
     fused.load_state_dict(separate.state_dict())
     x = inputs()
     agree(explained(fused, x).scores, explained(separate, x).scores)
@@ -168,12 +234,23 @@ def test_layers_left_out_keep_their_skip(layers):
     agree(explained(model, x, layers=layers).row, READ @ ((i + second) @ (i + first)))
 
 
-@pytest.mark.parametrize("structure", ["sequential pre-norm", "sequential post-norm", "(x + mlp) + attention", "x + (attention + mlp)", "LayerScale"])
+@pytest.mark.parametrize(
+    "structure",
+    [
+        "sequential pre-norm",
+        "sequential post-norm",
+        "(x + mlp) + attention",
+        "x + (attention + mlp)",
+        "LayerScale",
+    ],
+)
 def test_normalised_rows_sum_to_one(structure):
     join = ONE_SITE[structure]
     e = explained(Stack(Block(join), Block(join)), normalize_rows=True)
+
     def rows(a):
         return a / a.sum(-1, keepdim=True)
+
     i = torch.eye(s.TOKENS, dtype=torch.float64)
     first, second = matrices(e)
     agree(e.row, READ @ (rows(i + second) @ rows(i + first)))
@@ -197,12 +274,15 @@ def test_without_gradient_attention_takes_its_place():
 
 
 def test_scores_are_not_lost_beside_the_identity_in_float32():
-    """Scores of 1e-9 beside an identity of 1/5, of which float32 keeps 1e-8: they are carried apart, never as a difference."""
+    """Scores of 1e-9 beside an identity of 1/5, of which float32 keeps 1e-8: they are carried
+    apart, never as a difference."""
     join = ONE_SITE["sequential pre-norm"]
     model, x = Stack(Block(join), Block(join), pool=lambda x: x.mean(1)), inputs().float()
     with torch.no_grad():
         model.head.weight.mul_(1e-6)
-    single, double = (relprop.explain(model, x, target=1, precision=p) for p in ("float32", "float64"))
+    single, double = (
+        relprop.explain(model, x, target=1, precision=p) for p in ("float32", "float64")
+    )
     assert 0 < double.scores.abs().max() < 1e-8
     assert (single.scores - double.scores).abs().max() <= 1e-2 * double.scores.abs().max()
     assert (single.row == single.scores + single.identity).all()
@@ -210,14 +290,27 @@ def test_scores_are_not_lost_beside_the_identity_in_float32():
 
 MASK = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 1, 0, 0]])
 MASKED_POOLS = {
-    "product, sum, divide": lambda x, mask: (x * (w := mask.unsqueeze(-1).to(x.dtype))).sum(1) / w.sum(1),
-    "expanded, clamped": lambda x, mask: (x * (w := mask.unsqueeze(-1).expand(x.shape).to(x.dtype))).sum(1) / w.sum(1).clamp(min=1e-9),
+    "product, sum, divide": lambda x, mask: (
+        (x * (w := mask.unsqueeze(-1).to(x.dtype))).sum(1) / w.sum(1)
+    ),
+    "expanded, clamped": lambda x, mask: (
+        (x * (w := mask.unsqueeze(-1).expand(x.shape).to(x.dtype))).sum(1)
+        / w.sum(1).clamp(min=1e-9)
+    ),
     "integer mask": lambda x, mask: (mask[..., None] * x).sum(1) / mask.sum(1, keepdim=True),
-    "masked_fill": lambda x, mask: x.masked_fill(mask[..., None] == 0, 0).sum(1) / mask.sum(1, keepdim=True),
-    "where": lambda x, mask: torch.where(mask[..., None] == 1, x, 0).sum(1) / mask.sum(1, keepdim=True),
-    "weights that sum to one": lambda x, mask: (x * (mask / mask.sum(1, keepdim=True))[..., None].to(x.dtype)).sum(1),
+    "masked_fill": lambda x, mask: (
+        x.masked_fill(mask[..., None] == 0, 0).sum(1) / mask.sum(1, keepdim=True)
+    ),
+    "where": lambda x, mask: (
+        torch.where(mask[..., None] == 1, x, 0).sum(1) / mask.sum(1, keepdim=True)
+    ),
+    "weights that sum to one": lambda x, mask: (
+        x * (mask / mask.sum(1, keepdim=True))[..., None].to(x.dtype)
+    ).sum(1),
     "mean": lambda x, mask: (x * mask[..., None]).mean(1),
-    "matrix product": lambda x, mask: ((mask / mask.sum(1, keepdim=True)).to(x.dtype)[:, None] @ x)[:, 0],
+    "matrix product": lambda x, mask: ((mask / mask.sum(1, keepdim=True)).to(x.dtype)[:, None] @ x)[
+        :, 0
+    ],
 }
 
 
@@ -234,7 +327,9 @@ class Padded(Stack):
 @pytest.mark.parametrize("pool", MASKED_POOLS)
 def test_masked_pooling_gives_padding_nothing(pool):
     join = ONE_SITE["sequential pre-norm"]
-    e = explained(Padded(Block(join), Block(join), pool=MASKED_POOLS[pool]), {"x": inputs(), "mask": MASK})
+    e = explained(
+        Padded(Block(join), Block(join), pool=MASKED_POOLS[pool]), {"x": inputs(), "mask": MASK}
+    )
     read = MASK.double() / MASK.sum(1, keepdim=True)
     i = torch.eye(s.TOKENS, dtype=torch.float64)
     first, second = matrices(e)

@@ -1,7 +1,9 @@
-"""Single rules of ``reference`` and ``reference_lrp`` against the authors' code, to 1e-9 (``tests/goldens/README.md``).
+"""Single rules of ``reference`` and ``reference_lrp`` against the authors' code, to 1e-9
+(``tests/goldens/README.md``).
 
-Not to be matched, by that README: ``conv2`` (there relevance doubles), ``bn`` (the variance is squared), and ``add`` and ``addb``
-over the whole batch (the sums of Lemma 2 mix its samples). Of ``addb`` only the shares up to that one factor per operand are compared.
+Not to be matched, by that README: ``conv2`` (there relevance doubles), ``bn`` (the variance is
+squared), and ``add`` and ``addb`` over the whole batch (the sums of Lemma 2 mix its samples). Of
+``addb`` only the shares up to that one factor per operand are compared.
 """
 
 from dataclasses import replace
@@ -48,14 +50,33 @@ def with_alpha(rule, alpha):
 def test_linear(theirs, case, alpha):
     rule = with_alpha(SETS[theirs].for_op(aten.linear.default), float(alpha))
     x, weight = golden(f"{case}.x"), golden(f"{case}.w")
-    shares = split(theirs, golden("linear.R"), aten.linear.default, x, weight, golden("linear.b"), roles="app", rule=rule)
+    shares = split(
+        theirs,
+        golden("linear.R"),
+        aten.linear.default,
+        x,
+        weight,
+        golden("linear.b"),
+        roles="app",
+        rule=rule,
+    )
     close(shares[0], golden(f"{case}.{theirs}.alpha{alpha}.out"))
     assert shares[2] is None
 
 
 def test_the_linear_rule_of_the_paper_is_theirs_without_stabiliser():
-    shares = split("ours", golden("linear.R"), aten.linear.default, golden("linear.x"), golden("linear.w"), roles="ap")
-    exact = Linear()(golden("linear.R"), make_call(aten.linear.default, golden("linear.x"), golden("linear.w"), roles="ap")).shares
+    shares = split(
+        "ours",
+        golden("linear.R"),
+        aten.linear.default,
+        golden("linear.x"),
+        golden("linear.w"),
+        roles="ap",
+    )
+    exact = Linear()(
+        golden("linear.R"),
+        make_call(aten.linear.default, golden("linear.x"), golden("linear.w"), roles="ap"),
+    ).shares
     assert isinstance(REFERENCE.for_op(aten.linear.default).function.divide, AuthorsStabiliser)
     assert not torch.equal(shares[0], exact[0])
     close(exact[0], shares[0], 1e-6)
@@ -81,7 +102,9 @@ def test_add_of_opposite_sums(theirs):
 def test_add_with_broadcasting_up_to_lemma_2_which_mixes_their_batch(theirs):
     u, v, relevance = golden("add.u"), golden("addb.v"), golden("add.R")
     shares = split(theirs, relevance, aten.add.Tensor, u, v)
-    for got, want in zip(shares, (golden(f"addb.{theirs}.Ru"), golden(f"addb.{theirs}.Rv")), strict=True):
+    for got, want in zip(
+        shares, (golden(f"addb.{theirs}.Ru"), golden(f"addb.{theirs}.Rv")), strict=True
+    ):
         factor = 1 if theirs == "lrp" else (got * want).sum() / got.square().sum()
         close(got * factor, want)
 
@@ -103,7 +126,10 @@ def test_attention_times_values(theirs):
 
 @both_sets
 def test_a_value_used_twice(theirs):
-    close(SETS[theirs].fan_out(golden("clone.x"), (golden("clone.R0"), golden("clone.R1"))), golden(f"clone.{theirs}.out"))
+    close(
+        SETS[theirs].fan_out(golden("clone.x"), (golden("clone.R0"), golden("clone.R1"))),
+        golden(f"clone.{theirs}.out"),
+    )
 
 
 @both_sets
@@ -132,28 +158,65 @@ POOLS = {
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools(theirs, pool):
     op, size, relevance = POOLS[pool]
-    close(split(theirs, golden(relevance), op, golden("avgpool.x"), size)[0], golden(f"{pool}.{theirs}.out"))
+    close(
+        split(theirs, golden(relevance), op, golden("avgpool.x"), size)[0],
+        golden(f"{pool}.{theirs}.out"),
+    )
 
 
 @both_sets
 @pytest.mark.parametrize("item", [0, 1])
 def test_convolution_of_an_image(theirs, item):
-    x, relevance, want = (golden(key)[item : item + 1] for key in ("conv3.x", "conv3.R", f"conv3.{theirs}.out"))
-    args = (x, golden("conv3.w"), golden("conv3.b"), stride_of(golden("conv3.x"), golden("conv3.w"), relevance))
+    x, relevance, want = (
+        golden(key)[item : item + 1] for key in ("conv3.x", "conv3.R", f"conv3.{theirs}.out")
+    )
+    args = (
+        x,
+        golden("conv3.w"),
+        golden("conv3.b"),
+        stride_of(golden("conv3.x"), golden("conv3.w"), relevance),
+    )
     close(split(theirs, relevance, aten.conv2d.default, *args, roles="app")[0], want)
 
 
 def stride_of(x, weight, relevance):
     """The stride that makes an output of the relevance's size."""
-    return [(n - k) // (m - 1) for n, k, m in zip(x.shape[2:], weight.shape[2:], relevance.shape[2:], strict=True)]
+    return [
+        (n - k) // (m - 1)
+        for n, k, m in zip(x.shape[2:], weight.shape[2:], relevance.shape[2:], strict=True)
+    ]
 
 
 def test_safe_divide():
-    got, want = AuthorsStabiliser()(golden("safe_divide.a"), golden("safe_divide.b")), golden("safe_divide.out")
+    got, want = (
+        AuthorsStabiliser()(golden("safe_divide.a"), golden("safe_divide.b")),
+        golden("safe_divide.out"),
+    )
     assert ((got - want).abs() <= 1e-12 * want.abs()).all()
 
 
 def test_every_case_is_matched_or_left_out_for_a_reason():
-    others = {"conv2": "doubles relevance", "bn": "squares the variance", "rollout": "no rule", "gae": "no rule"}
-    matched = {"linear", "linear_negcol", "add", "add2", "addb", "qk", "av", "clone", "cat", "index", "avgpool", "maxpool", "adaptavg", "conv3", "safe_divide"}
+    others = {
+        "conv2": "doubles relevance",
+        "bn": "squares the variance",
+        "rollout": "no rule",
+        "gae": "no rule",
+    }
+    matched = {
+        "linear",
+        "linear_negcol",
+        "add",
+        "add2",
+        "addb",
+        "qk",
+        "av",
+        "clone",
+        "cat",
+        "index",
+        "avgpool",
+        "maxpool",
+        "adaptavg",
+        "conv3",
+        "safe_divide",
+    }
     assert {key.split(".")[0] for key in GOLDENS} == matched | set(others)

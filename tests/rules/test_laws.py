@@ -1,4 +1,5 @@
-"""Laws that hold for every rule of every preset: the ledger balances, results are finite, a batch is its samples, scale and sum of R.
+"""Laws that hold for every rule of every preset: the ledger balances, results are finite, a batch
+is its samples, scale and sum of R.
 
 A wrong rule can conserve: these stand beside the oracles (``test_oracles``), never in their place.
 """
@@ -17,7 +18,9 @@ every_subject = pytest.mark.parametrize("name", SUBJECTS)
 LINEAR_IN_R = [name for name, subject in SUBJECTS.items() if subject.linear]
 ALL = tuple(PRESETS)
 THEIRS = ("reference", "reference_lrp")  # their stabiliser b + 1e-9 divides by what may be near 0
-half = settings(max_examples=settings.default.max_examples // 2)  # of the profile's: each law runs over every subject and preset
+half = settings(
+    max_examples=settings.default.max_examples // 2
+)  # of the profile's: each law runs over every subject and preset
 OURS = tuple(preset for preset in ALL if preset not in THEIRS)
 
 
@@ -35,7 +38,8 @@ def drawn(data, name, kinds=None, dtype=torch.float64):
 
 
 def gross(relevance, split):
-    """Σ|R|, or Σ|shares| where Eq. 6 on nearly cancelling operands made them larger: no sum is rounded better than that."""
+    """Σ|R|, or Σ|shares| where Eq. 6 on nearly cancelling operands made them larger: no sum is
+    rounded better than that."""
     shares = [s.double().abs().sum() for s in split.shares if isinstance(s, torch.Tensor)]
     return torch.stack([relevance.double().abs().sum(), *shares]).sum()
 
@@ -67,13 +71,23 @@ def test_the_ledger_balances_in_float32(name, data):
 
 @every_subject
 @half
-@given(data=st.data(), kind=st.sampled_from(["huge", "tiny"]), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    data=st.data(),
+    kind=st.sampled_from(["huge", "tiny"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_huge_values_and_denormals_leave_everything_finite(name, data, kind, dtype):
     call, _ = drawn(data, name, (kind,), dtype)
-    relevance = data.draw(tensors(call.output.shape, data.draw(st.sampled_from(["grid", "tiny"])), dtype))
+    relevance = data.draw(
+        tensors(call.output.shape, data.draw(st.sampled_from(["grid", "tiny"])), dtype)
+    )
     for preset in OURS if call.output.isfinite().all() else ():
         split = rule_for(preset, call)(relevance, call)
-        assert all(torch.isfinite(amount).all() for amount in (*split.shares, *split.lost.values()) if amount is not None), (preset, split)
+        assert all(
+            torch.isfinite(amount).all()
+            for amount in (*split.shares, *split.lost.values())
+            if amount is not None
+        ), (preset, split)
 
 
 @every_subject
@@ -88,17 +102,28 @@ def test_a_batch_is_its_samples_one_by_one(name, data):
         split = one_sample(spec, preset)
         together = torch.func.vmap(split, in_dims=(0, *dims))(relevance, *batched)
         for n in range(3):
-            alone = split(relevance[n], *(x if d is None else x[n] for x, d in zip(batched, dims, strict=True)))
+            alone = split(
+                relevance[n],
+                *(x if d is None else x[n] for x, d in zip(batched, dims, strict=True)),
+            )
             scale = sum(x.abs().sum() for x in alone) + relevance[n].abs().sum()
-            assert all(((a[n] - b).abs() <= 1e-12 * scale).all() for a, b in zip(together, alone, strict=True)), preset
+            assert all(
+                ((a[n] - b).abs() <= 1e-12 * scale).all()
+                for a, b in zip(together, alone, strict=True)
+            ), preset
 
 
 def one_sample(spec, preset):
     """(R, tensors) → every share and every loss, as a function that ``vmap`` takes."""
+
     def split(relevance, *values):
         call = spec.call(values)
         result = rule_for(preset, call)(relevance, call)
-        return (*(share for share in result.shares if share is not None), *(result.lost[cause] for cause in sorted(result.lost)))
+        return (
+            *(share for share in result.shares if share is not None),
+            *(result.lost[cause] for cause in sorted(result.lost)),
+        )
+
     return split
 
 
@@ -107,7 +132,10 @@ def one_sample(spec, preset):
 @given(data=st.data())
 def test_shares_are_linear_in_relevance(name, data):
     call, first = drawn(data, name)
-    second, factor = data.draw(tensors(call.output.shape)), data.draw(st.sampled_from([-3.0, 0.5, 1.0]))
+    second, factor = (
+        data.draw(tensors(call.output.shape)),
+        data.draw(st.sampled_from([-3.0, 0.5, 1.0])),
+    )
     for preset in ALL:
         rule = rule_for(preset, call)
         one, two, both = (rule(r, call) for r in (first, second, factor * first + second))
@@ -126,7 +154,10 @@ def test_shares_are_homogeneous_in_relevance(name, data):
         rule = rule_for(preset, call)
         one, scaled = rule(relevance, call), rule(factor * relevance, call)
         for a, b in zip(one.shares, scaled.shares, strict=True):
-            assert a is None or ((factor * a - b).abs() <= 1e-12 * gross(factor * relevance, scaled)).all(), preset
+            assert (
+                a is None
+                or ((factor * a - b).abs() <= 1e-12 * gross(factor * relevance, scaled)).all()
+            ), preset
 
 
 @every_subject
@@ -136,4 +167,8 @@ def test_no_relevance_gives_none(name, data):
     call, relevance = drawn(data, name)
     for preset in ALL:
         split = rule_for(preset, call)(torch.zeros_like(relevance), call)
-        assert all((share == 0).all() for share in (*split.shares, *split.lost.values()) if share is not None), preset
+        assert all(
+            (share == 0).all()
+            for share in (*split.shares, *split.lost.values())
+            if share is not None
+        ), preset

@@ -1,4 +1,5 @@
-"""What section 3 of the paper proves and shows (Chefer, Gur & Wolf, CVPR 2021): Lemma 1, Lemma 2, and the example of Eq. 8-10."""
+"""What section 3 of the paper proves and shows (Chefer, Gur & Wolf, CVPR 2021): Lemma 1, Lemma 2,
+and the example of Eq. 8-10."""
 
 import math
 
@@ -34,20 +35,28 @@ def total(*values):
 # ---- Lemma 1
 
 
-@pytest.mark.parametrize(("name", "rule"), [("add", unnormalised), ("sub", Subtract(normalise=False))])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("add", unnormalised), ("sub", Subtract(normalise=False))]
+)
 @given(data=st.data())
 def test_lemma_1_i_eq_6_on_an_add_conserves(name, rule, data):
     call, relevance = drawn(data, name, ("grid",))
     assume((call.output != 0).all())
     split = rule(relevance, call)
-    assert abs(total(*split.shares) - total(relevance)) <= 1e-12 * total(*(share.abs() for share in split.shares))
+    assert abs(total(*split.shares) - total(relevance)) <= 1e-12 * total(
+        *(share.abs() for share in split.shares)
+    )
     assert split.lost[CANCEL] == 0
 
 
 @st.composite
 def products(draw):
     rows, inner, columns = (draw(st.integers(1, 3)) for _ in range(3))
-    return draw(tensors((rows, inner))), draw(tensors((inner, columns))), draw(tensors((rows, columns)))
+    return (
+        draw(tensors((rows, inner))),
+        draw(tensors((inner, columns))),
+        draw(tensors((rows, columns))),
+    )
 
 
 def breaks_eq_7(example):
@@ -58,8 +67,14 @@ def breaks_eq_7(example):
 
 
 def test_lemma_1_ii_eq_6_on_a_matmul_does_not_conserve():
-    u, v, relevance = find(products(), breaks_eq_7, settings=settings(database=None, derandomize=True, max_examples=200, deadline=None))
-    assert u.shape == v.shape == relevance.shape == (1, 1)  # the smallest: one number times one number doubles
+    u, v, relevance = find(
+        products(),
+        breaks_eq_7,
+        settings=settings(database=None, derandomize=True, max_examples=200, deadline=None),
+    )
+    assert (
+        u.shape == v.shape == relevance.shape == (1, 1)
+    )  # the smallest: one number times one number doubles
     shares = Matmul(half=1.0)(relevance, make_call(aten.matmul.default, u, v)).shares
     assert total(*shares) == 2 * total(relevance) != 0
     assert not breaks_eq_7((u, v, torch.zeros(1, 1)))
@@ -83,7 +98,11 @@ def test_lemma_2_the_normalised_relevances_conserve_and_are_bounded(name, rules,
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_branch_whose_sum_is_opposite_is_turned_round(sign):
-    u, v, relevance = torch.tensor([3.0, -1.0]), torch.tensor([-1.0, 2.0]), sign * torch.tensor([1.0, 2.0])
+    u, v, relevance = (
+        torch.tensor([3.0, -1.0]),
+        torch.tensor([-1.0, 2.0]),
+        sign * torch.tensor([1.0, 2.0]),
+    )
     plain = unnormalised(relevance, make_call(aten.add.Tensor, u, v)).shares
     assert [float(p.sum()) * sign for p in plain] == [-0.5, 3.5]
     shares = PAPER.for_op(aten.add.Tensor)(relevance, make_call(aten.add.Tensor, u, v)).shares
@@ -163,14 +182,21 @@ def test_where_only_some_operands_cancel_the_others_carry_the_sum():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @given(data=st.data())
 def test_an_add_with_a_mask_gives_all_to_the_other_operand(dtype, op, rules, data):
-    scores, relevance = data.draw(tensors((2, 3), dtype=dtype)), data.draw(tensors((2, 3), dtype=dtype))
+    scores, relevance = (
+        data.draw(tensors((2, 3), dtype=dtype)),
+        data.draw(tensors((2, 3), dtype=dtype)),
+    )
     scores, relevance = torch.where(scores == 0, 1.0, scores), relevance + 4.0
     hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3, max_size=3)))
     value = data.draw(st.sampled_from([float("-inf"), torch.finfo(dtype).min]))
-    mask = torch.where(hidden, value if op is aten.add.Tensor else -value, torch.zeros(3, dtype=dtype))
+    mask = torch.where(
+        hidden, value if op is aten.add.Tensor else -value, torch.zeros(3, dtype=dtype)
+    )
     split = rules.for_op(op)(relevance, make_call(op, scores, mask, roles="ac"))
     assert (split.shares[1] == 0).all()
-    assert ((split.shares[0] - relevance).abs() <= (2e-3 if rules is STABLE else 1e-6) * relevance).all()
+    assert (
+        (split.shares[0] - relevance).abs() <= (2e-3 if rules is STABLE else 1e-6) * relevance
+    ).all()
     assert sum(abs(amount) for amount in split.lost.values()) <= 1e-12 * relevance.sum()
 
 
@@ -186,15 +212,23 @@ def test_where_both_operands_are_masked_nothing_is_made_up(rules):
 @given(data=st.data())
 def test_an_add_is_finite_and_balanced_whatever_the_magnitudes(dtype, data):
     numbers = st.sampled_from([0.0, 1.0, -1.0, 3.0, *TINY[dtype], *HUGE[dtype]])
-    u, v, relevance = (torch.tensor(data.draw(st.lists(numbers, min_size=3, max_size=3)), dtype=dtype) for _ in range(3))
+    u, v, relevance = (
+        torch.tensor(data.draw(st.lists(numbers, min_size=3, max_size=3)), dtype=dtype)
+        for _ in range(3)
+    )
     relevance = torch.where(relevance.abs() > 10, 1.0, relevance)
     for rules in (PAPER, STABLE, LRP):
         split = rules.for_op(aten.add.Tensor)(relevance, make_call(aten.add.Tensor, u, v))
-        assert all(torch.isfinite(x).all() for x in (*split.shares, *split.lost.values())), rules.name
+        assert all(torch.isfinite(x).all() for x in (*split.shares, *split.lost.values())), (
+            rules.name
+        )
 
 
 def test_a_sum_that_is_next_to_nothing_is_not_scaled_up_to_infinity():
-    relevance, call = torch.tensor([1.0, 1e-40]), make_call(aten.add.Tensor, torch.ones(2), torch.tensor([-1.0, 1.0]))
+    relevance, call = (
+        torch.tensor([1.0, 1e-40]),
+        make_call(aten.add.Tensor, torch.ones(2), torch.tensor([-1.0, 1.0])),
+    )
     split = PAPER.for_op(call.op)(relevance, call)
     assert all((share == 0).all() for share in split.shares)
     assert abs(split.lost[CANCEL] - 1) <= 1e-6

@@ -1,6 +1,8 @@
-"""Every rule of ``paper``, ``stable``, ``lrp`` and ``epsilon`` against a slow oracle written index by index from the paper.
+"""Every rule of ``paper``, ``stable``, ``lrp`` and ``epsilon`` against a slow oracle written index
+by index from the paper.
 
-Shapes, signs, exact zeros, denormals, cancelling operands, all-negative columns and broadcasting are drawn by Hypothesis.
+Shapes, signs, exact zeros, denormals, cancelling operands, all-negative columns and broadcasting
+are drawn by Hypothesis.
 """
 
 import pytest
@@ -19,14 +21,22 @@ def rule_for(preset, call):
 
 
 def check(preset, relevance, call, answer):
-    """Shares and losses equal the oracle's, to 1e-12 of the sum of |summands| (LRP-ε divides by z + 1e-6, which amplifies z's rounding)."""
-    split, allowed = rule_for(preset, call)(relevance, call), (1e-9 if preset == "epsilon" else 1e-12) * answer.gross
+    """Shares and losses equal the oracle's, to 1e-12 of the sum of |summands| (LRP-ε divides by z +
+    1e-6, which amplifies z's rounding)."""
+    split, allowed = (
+        rule_for(preset, call)(relevance, call),
+        (1e-9 if preset == "epsilon" else 1e-12) * answer.gross,
+    )
     shares = [share.numpy() for share in split.shares if share is not None]
     assert len(shares) == len(answer.shares), preset
     for got, want in zip(shares, answer.shares, strict=True):
         assert got.shape == want.shape, preset
         assert (abs(got - want) <= allowed).all(), (preset, got, want)
-    assert abs(float(sum(split.lost.values())) - answer.lost) <= allowed, (preset, split.lost, answer.lost)
+    assert abs(float(sum(split.lost.values())) - answer.lost) <= allowed, (
+        preset,
+        split.lost,
+        answer.lost,
+    )
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -1,4 +1,5 @@
-"""The table from operators, module classes and module paths to rules: order, matching, the process-wide layer, and what it refuses."""
+"""The table from operators, module classes and module paths to rules: order, matching, the
+process-wide layer, and what it refuses."""
 
 import dataclasses
 
@@ -7,7 +8,18 @@ import torch
 from torch import nn
 
 from relprop.errors import OptionError, RelpropError, RuleError
-from relprop.rules import PAPER, PRESETS, Rule, RuleSet, Split, carry, generic, move, register_rule, rule
+from relprop.rules import (
+    PAPER,
+    PRESETS,
+    Rule,
+    RuleSet,
+    Split,
+    carry,
+    generic,
+    move,
+    register_rule,
+    rule,
+)
 from relprop.rules import operations as ops
 from relprop.rules.families import either
 from relprop.rules.ruleset import Entry, named
@@ -69,22 +81,28 @@ class Norm(nn.LayerNorm):
     pass
 
 
-@pytest.mark.parametrize(("key", "module", "paths", "matches"), [
-    (nn.LayerNorm, nn.LayerNorm(2), (), True),
-    (nn.LayerNorm, Norm(2), (), True),
-    (Norm, nn.LayerNorm(2), (), False),
-    (nn.Module, nn.GELU(), ("anywhere",), True),
-    (nn.LayerNorm, None, ("norm",), False),
-    ("blocks.*.norm1", nn.GELU(), ("blocks.0.norm1",), True),
-    ("blocks.*.norm1", nn.GELU(), ("blocks.0.norm2",), False),
-    ("blocks.?", nn.GELU(), ("blocks.10",), False),
-    ("head", nn.GELU(), ("body", "head"), True),
-    ("head", nn.GELU(), ("Head",), False),
-    ("shared@1", nn.GELU(), ("shared@1",), True),
-    ("shared@1", nn.GELU(), ("shared",), False),
-    (aten.add, nn.GELU(), ("add",), False),
-], ids=str)
-def test_classes_match_by_isinstance_and_paths_by_pattern_under_any_alias(key, module, paths, matches):
+@pytest.mark.parametrize(
+    ("key", "module", "paths", "matches"),
+    [
+        (nn.LayerNorm, nn.LayerNorm(2), (), True),
+        (nn.LayerNorm, Norm(2), (), True),
+        (Norm, nn.LayerNorm(2), (), False),
+        (nn.Module, nn.GELU(), ("anywhere",), True),
+        (nn.LayerNorm, None, ("norm",), False),
+        ("blocks.*.norm1", nn.GELU(), ("blocks.0.norm1",), True),
+        ("blocks.*.norm1", nn.GELU(), ("blocks.0.norm2",), False),
+        ("blocks.?", nn.GELU(), ("blocks.10",), False),
+        ("head", nn.GELU(), ("body", "head"), True),
+        ("head", nn.GELU(), ("Head",), False),
+        ("shared@1", nn.GELU(), ("shared@1",), True),
+        ("shared@1", nn.GELU(), ("shared",), False),
+        (aten.add, nn.GELU(), ("add",), False),
+    ],
+    ids=str,
+)
+def test_classes_match_by_isinstance_and_paths_by_pattern_under_any_alias(
+    key, module, paths, matches
+):
     assert Entry(key, carry).matches_module(module, paths) is matches
 
 
@@ -134,6 +152,7 @@ def test_as_a_decorator_it_leaves_something_to_call():
     @register_rule("blocks.*")
     def halve(relevance, call):
         return relevance / 2, None
+
     try:
         assert (halve(torch.ones(2, 3), ADD).shares[0] == 0.5).all()
         assert PAPER.module_entries()[0].key == "blocks.*"
@@ -148,11 +167,22 @@ def test_a_fixed_rule_set_takes_no_registered_rule():
 
 # ---- what it refuses
 
-BAD_KEYS = {"a number": 3, "a class that is no module": int, "a function": torch.add, "no path": "", "an instance": nn.GELU(), "nothing": None}
+BAD_KEYS = {
+    "a number": 3,
+    "a class that is no module": int,
+    "a function": torch.add,
+    "no path": "",
+    "an instance": nn.GELU(),
+    "nothing": None,
+}
 
 
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
-@pytest.mark.parametrize("put", [PAPER.with_rule, lambda key, rule: register_rule(key)(rule)], ids=["with_rule", "register_rule"])
+@pytest.mark.parametrize(
+    "put",
+    [PAPER.with_rule, lambda key, rule: register_rule(key)(rule)],
+    ids=["with_rule", "register_rule"],
+)
 def test_a_key_that_can_never_match_is_refused(put, key):
     with pytest.raises(RuleError, match="is no key of a rule") as caught:
         put(key, carry)
@@ -161,19 +191,40 @@ def test_a_key_that_can_never_match_is_refused(put, key):
     assert PAPER.consulted == PAPER.entries
 
 
-@pytest.mark.parametrize("put", [PAPER.with_rule, lambda key, rule: register_rule(key)(rule)], ids=["with_rule", "register_rule"])
+@pytest.mark.parametrize(
+    "put",
+    [PAPER.with_rule, lambda key, rule: register_rule(key)(rule)],
+    ids=["with_rule", "register_rule"],
+)
 def test_what_cannot_be_called_is_no_rule(put):
-    with pytest.raises(RuleError, match=r"a rule is a function \(relevance, call\) -> shares, not float"):
+    with pytest.raises(
+        RuleError, match=r"a rule is a function \(relevance, call\) -> shares, not float"
+    ):
         put(aten.add, 0.5)
     assert PAPER.consulted == PAPER.entries
 
 
 WRONG = {
-    "one share too few": (lambda r, call: (r,), "returned 1 shares for 2 operands of aten.add.Tensor"),
-    "one too many": (lambda r, call: [r, None, None], "returned 3 shares for 2 operands of aten.add.Tensor"),
+    "one share too few": (
+        lambda r, call: (r,),
+        "returned 1 shares for 2 operands of aten.add.Tensor",
+    ),
+    "one too many": (
+        lambda r, call: [r, None, None],
+        "returned 3 shares for 2 operands of aten.add.Tensor",
+    ),
     "none": (lambda r, call: Split(()), "returned 0 shares for 2 operands"),
-    "a shape not summed": (lambda r, call: (r, r), r"returned a share of shape \[2, 3\] for operand 1 of aten.add.Tensor, which has shape \[3\]"),
-    "a shape turned": (lambda r, call: (r.T, None), r"returned a share of shape \[3, 2\] for operand 0"),
+    "a shape not summed": (
+        lambda r, call: (r, r),
+        (
+            r"returned a share of shape \[2, 3\] for operand 1 of aten.add.Tensor, which has "
+            r"shape \[3\]"
+        ),
+    ),
+    "a shape turned": (
+        lambda r, call: (r.T, None),
+        r"returned a share of shape \[3, 2\] for operand 0",
+    ),
 }
 
 
@@ -186,7 +237,13 @@ def test_a_rule_that_returns_the_wrong_shares_is_named(function, words):
 def test_an_unknown_name_is_answered_with_the_list():
     assert named("stable", PRESETS) is PRESETS["stable"]
     assert named(PAPER, PRESETS) is PAPER
-    with pytest.raises(OptionError, match="rules='papers' is no rule set; there are attnlrp, attnlrp_identity, cp_lrp, epsilon, lrp, paper, reference, reference_lrp, stable"):
+    with pytest.raises(
+        OptionError,
+        match=(
+            "rules='papers' is no rule set; there are attnlrp, attnlrp_identity, "
+            "cp_lrp, epsilon, lrp, paper, reference, reference_lrp, stable"
+        ),
+    ):
         named("papers", PRESETS)
 
 
@@ -208,6 +265,7 @@ def test_a_decorated_function_is_a_rule_with_what_it_reads():
     @rule(family="carry", reads="output", name="mine")
     def mine(relevance, call):
         return relevance
+
     assert (mine.name, mine.family, mine.reads) == ("mine", "carry", frozenset({"output"}))
     assert Rule.ensure(mine) is mine
     assert Rule.ensure(one).reads == {"inputs", "output"}
@@ -225,7 +283,20 @@ def test_a_lone_activation_may_have_a_rule_of_its_own():
 
 @pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
 def test_every_preset_has_a_rule_for_every_listed_operator(rules):
-    lists = (ops.CARRY, ops.PRODUCT, ops.MATMUL, ops.ADD, ops.SUBTRACT, ops.LINEAR, ops.CONV2D, ops.SHARE, ops.MOVES, ops.FILL, ops.ROUTE, ops.STOP)
+    lists = (
+        ops.CARRY,
+        ops.PRODUCT,
+        ops.MATMUL,
+        ops.ADD,
+        ops.SUBTRACT,
+        ops.LINEAR,
+        ops.CONV2D,
+        ops.SHARE,
+        ops.MOVES,
+        ops.FILL,
+        ops.ROUTE,
+        ops.STOP,
+    )
     assert all(rules.for_op(op) is not None for listed in lists for op in listed)
     assert rules.name in PRESETS
 

@@ -33,9 +33,19 @@ def scope(tmp_path_factory):
 
 def test_the_examples_do_what_they_say(scope):
     results = scope["results"]
-    assert results.complete and scope["table"].num_rows == 16 and sorted(scope["mean"]["method"].to_pylist()) == ["rollout", "transformer_attribution"]
+    assert (
+        results.complete
+        and scope["table"].num_rows == 16
+        and sorted(scope["mean"]["method"].to_pylist()) == ["rollout", "transformer_attribution"]
+    )
     assert scope["scores"].shape == (65,) and scope["heat"].shape == (1, 32, 32)
-    assert scope["summary"].done == 10 and json.loads((scope["folder"] / "brightness" / "run.json").read_text())["identity"]["work"] == "brightness"
+    assert (
+        scope["summary"].done == 10
+        and json.loads((scope["folder"] / "brightness" / "run.json").read_text())["identity"][
+            "work"
+        ]
+        == "brightness"
+    )
 
 
 def test_the_shards_are_an_ordinary_data_set(scope):
@@ -47,14 +57,20 @@ def test_the_shards_are_an_ordinary_data_set(scope):
 
 
 def test_the_options_are_those_of_the_command():
-    said = CliRunner().invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    said = (
+        CliRunner()
+        .invoke(app, ["explain", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        .output
+    )
     has = set(re.findall(r"--[a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", said))) - {"--help"}
-    table = PAGE[PAGE.index("| option |"):PAGE.index("## In Python")]
+    table = PAGE[PAGE.index("| option |") : PAGE.index("## In Python")]
     assert set(re.findall(r"`(--[a-z-]+)`", table)) == has - set(ONE_INPUT)
 
 
 def test_the_memory_for_a_large_data_set_is_as_said(tmp_path):
-    run(Numbers(2048), tmp_path / "warm", batch_size=16, progress=False)  # whatever is imported or made once
+    run(
+        Numbers(2048), tmp_path / "warm", batch_size=16, progress=False
+    )  # whatever is imported or made once
     peaks = {}
     for samples in (256, 2048):
         gc.collect()
@@ -63,4 +79,6 @@ def test_the_memory_for_a_large_data_set_is_as_said(tmp_path):
         assert sum(1 for _ in read_run(tmp_path / str(samples)).rows()) == samples * 3 // 4
         peaks[samples] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[2048] - peaks[256] < 300 * (2048 - 256), peaks  # rows and tensors are some 1000 bytes a sample
+    assert peaks[2048] - peaks[256] < 300 * (2048 - 256), (
+        peaks
+    )  # rows and tensors are some 1000 bytes a sample

@@ -1,4 +1,5 @@
-"""Runs that are really killed, with SIGKILL, at random moments, until they are done: nothing is lost, nothing is done twice."""
+"""Runs that are really killed, with SIGKILL, at random moments, until they are done: nothing is
+lost, nothing is done twice."""
 
 import multiprocessing
 import os
@@ -16,7 +17,15 @@ from tests.runs.works import Numbers, committed, explained_in_a_process, numbers
 def start(target, *arguments):
     """A process of its own, forked from a server that has imported what it needs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runs.works", "tests.runs.sources", "relprop.runs", "pyarrow.parquet", "tests.runs.warm"])
+    context.set_forkserver_preload(
+        [
+            "tests.runs.works",
+            "tests.runs.sources",
+            "relprop.runs",
+            "pyarrow.parquet",
+            "tests.runs.warm",
+        ]
+    )
     process = context.Process(target=target, args=arguments)
     process.start()
     return process
@@ -28,7 +37,9 @@ def killed_until_done(start_one, folder, delays, kills):
     while len(left) < kills:
         before = committed(folder)
         process = start_one()
-        while len(left) % 3 and committed(folder) == before and process.exitcode is None:  # two in three are hit at work, one wherever it is by then
+        while (
+            len(left) % 3 and committed(folder) == before and process.exitcode is None
+        ):  # two in three are hit at work, one wherever it is by then
             time.sleep(0.001)
         time.sleep(next(delays) * (1 if len(left) % 3 else 10))
         if process.exitcode is None:
@@ -48,7 +59,10 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, seed):
     draw = random.Random(seed)
     folder = tmp_path / "killed"
     left = killed_until_done(
-        lambda: start(numbers_in_a_process, folder, 4, options), folder, iter(lambda: draw.uniform(0.0, 0.06), None), kills=10,
+        lambda: start(numbers_in_a_process, folder, 4, options),
+        folder,
+        iter(lambda: draw.uniform(0.0, 0.06), None),
+        kills=10,
     )
     assert len(left) >= 8 and left == sorted(left) and 0 < left[7] < 100
     process = start(numbers_in_a_process, folder, 4, options)
@@ -57,7 +71,9 @@ def test_a_run_that_is_killed_again_and_again(tmp_path, seed):
     results = read_run(folder)
     assert results.complete and same(results, read_run(tmp_path / "whole"))
     assert committed(folder) == 100  # every batch is there once, cut as in the uninterrupted run
-    assert len(list((folder / "shards").iterdir())) == 200 and {p.name for p in folder.iterdir()} == {"run.json", "shards"}
+    assert len(list((folder / "shards").iterdir())) == 200 and {
+        p.name for p in folder.iterdir()
+    } == {"run.json", "shards"}
 
 
 def test_explanations_of_a_run_that_is_killed(tmp_path):
@@ -65,7 +81,12 @@ def test_explanations_of_a_run_that_is_killed(tmp_path):
 
     run(ExplainWork(patches(), Pictures(48)), tmp_path / "whole", batch_size=4, progress=False)
     draw, folder = random.Random(2), tmp_path / "killed"
-    left = killed_until_done(lambda: start(explained_in_a_process, folder, 4, 48), folder, iter(lambda: draw.uniform(0.0, 0.1), None), kills=3)
+    left = killed_until_done(
+        lambda: start(explained_in_a_process, folder, 4, 48),
+        folder,
+        iter(lambda: draw.uniform(0.0, 0.1), None),
+        kills=3,
+    )
     process = start(explained_in_a_process, folder, 4, 48)
     process.join()
     assert process.exitcode == 0 and left and left[-1] < 12

@@ -1,4 +1,5 @@
-"""Several processes, as Accelerate launches them (gloo here): each its share, one of them killed and all launched again, the same as one alone."""
+"""Several processes, as Accelerate launches them (gloo here): each its share, one of them killed
+and all launched again, the same as one alone."""
 
 import os
 import re
@@ -22,11 +23,45 @@ ROOT = Path(__file__).parents[2]
 
 
 def launch(count, folder, what="numbers", samples=240, pause=0.001, batch_size=4):
-    """``accelerate launch`` with so many processes; on a machine without GPUs ``--multi_gpu`` is what starts several, and gloo what they speak."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(count), "--num_machines", "1", "--mixed_precision", "no",
-               "--dynamo_backend", "no", "--main_process_port", "0", "-m", "tests.runs.works", str(folder), what, str(samples), str(pause), str(batch_size)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """``accelerate launch`` with so many processes; on a machine without GPUs ``--multi_gpu`` is
+    what starts several, and gloo what they speak."""
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        str(count),
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        "-m",
+        "tests.runs.works",
+        str(folder),
+        what,
+        str(samples),
+        str(pause),
+        str(batch_size),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def finished(process, seconds=120):
@@ -51,11 +86,17 @@ def killed_and_launched_again(tmp_path, count, victim):
     said = finished(again)
     assert again.returncode == 0, said
     done = [int(n) for n in re.findall(r"(\d+) of 240 samples by process \d of", said)]
-    assert len(done) == count and sum(done) == 240 - partial.done, said  # nothing that was done is done again
+    assert len(done) == count and sum(done) == 240 - partial.done, (
+        said
+    )  # nothing that was done is done again
     run(Numbers(240), tmp_path / "alone", batch_size=4, progress=False)
     results = read_run(folder)
-    assert results.complete and same(results, read_run(tmp_path / "alone")) and committed(folder) == 60
-    assert len({p.stem.split("-", 2)[2] for p in (folder / "shards").glob("*.parquet")}) == 2 * count  # every process of both launches wrote some
+    assert (
+        results.complete and same(results, read_run(tmp_path / "alone")) and committed(folder) == 60
+    )
+    assert (
+        len({p.stem.split("-", 2)[2] for p in (folder / "shards").glob("*.parquet")}) == 2 * count
+    )  # every process of both launches wrote some
 
 
 def test_two_processes_one_of_them_killed(tmp_path):
@@ -73,7 +114,12 @@ def test_three_processes_give_what_one_gives(tmp_path):
     process = launch(3, tmp_path / "run", "explain", samples=25)
     said = finished(process)
     assert process.returncode == 0, said
-    run(ExplainWork(patches(torch.float64), Pictures(25)), tmp_path / "alone", batch_size=4, progress=False)
+    run(
+        ExplainWork(patches(torch.float64), Pictures(25)),
+        tmp_path / "alone",
+        batch_size=4,
+        progress=False,
+    )
     assert same(read_run(tmp_path / "run"), read_run(tmp_path / "alone"))
 
 
@@ -85,7 +131,11 @@ def test_failures_of_several_processes_and_a_refusal_that_all_hear_of(tmp_path):
     (tmp_path / "run" / "run.json").write_text("{}")
     process = launch(2, tmp_path / "run")
     said = finished(process)
-    assert process.returncode != 0 and "run.json in 'run' cannot be read" in said and committed(tmp_path / "run") >= 6
+    assert (
+        process.returncode != 0
+        and "run.json in 'run' cannot be read" in said
+        and committed(tmp_path / "run") >= 6
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -94,7 +144,10 @@ def test_shares_are_whole_batches_and_all_there_is(count):
     shares = [Processes(i, count).share(missing, 8) for i in range(count)]
     assert np.array_equal(np.concatenate(shares), missing)
     blocks = [set((s // 8).tolist()) for s in shares]
-    assert sum(map(len, blocks)) == len(set().union(*blocks)) == 12 and max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    assert (
+        sum(map(len, blocks)) == len(set().union(*blocks)) == 12
+        and max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    )
     assert all(len(Processes(i, 3).share(missing[:0], 8)) == 0 for i in range(3))
 
 
@@ -105,24 +158,33 @@ def test_one_process_needs_no_accelerate(monkeypatch):
     here = current()
     assert (here.number, here.count, here.first) == (0, 1, True)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(OptionError, match=r'several processes need accelerate: pip install "relprop\[runs\]"'):
+    with pytest.raises(
+        OptionError, match=r'several processes need accelerate: pip install "relprop\[runs\]"'
+    ):
         current()
 
 
 def test_a_run_needs_pyarrow_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(OptionError, match=r'relprop\.runs needs pyarrow: pip install "relprop\[runs\]"'):
+    with pytest.raises(
+        OptionError, match=r'relprop\.runs needs pyarrow: pip install "relprop\[runs\]"'
+    ):
         run(Numbers(), tmp_path, progress=False)
 
 
 def test_the_first_process_does_not_wait_for_ever(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "current", lambda: Alone(0, 2))
-    with pytest.raises(RelpropError, match=r"(?s)20 samples are missing, and no other process has finished any for 0:00.*resume"):
+    with pytest.raises(
+        RelpropError,
+        match=r"(?s)20 samples are missing, and no other process has finished any for 0:00.*resume",
+    ):
         run(Numbers(40), tmp_path, batch_size=4, patience=0.2)
     assert "waiting for the others: 20 samples" in capsys.readouterr().err
     monkeypatch.setattr(running, "current", lambda: Alone(1, 2))
     summary = run(Numbers(40), tmp_path, batch_size=4, resume=True, progress=False)
-    assert summary.done == 8 and summary.missing == 12 and not summary.complete  # its share of what was missing; it does not wait
+    assert (
+        summary.done == 8 and summary.missing == 12 and not summary.complete
+    )  # its share of what was missing; it does not wait
 
 
 class Alone(Processes):

@@ -1,4 +1,5 @@
-"""Runs in one process: shards, resuming after a kill at every step, batch sizes, failures, foreign folders, progress."""
+"""Runs in one process: shards, resuming after a kill at every step, batch sizes, failures, foreign
+folders, progress."""
 
 import io
 import json
@@ -33,19 +34,35 @@ def test_a_run_holds_what_the_work_gave(whole):
     work = Numbers(rows=2)
     rows, tensors = contents(whole)
     for record, found in zip(work(range(40)), tensors, strict=True):
-        assert found.keys() == record.tensors.keys() and all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in record.tensors.items())
+        assert found.keys() == record.tensors.keys() and all(
+            torch.equal(found[n], t) and found[n].dtype == t.dtype
+            for n, t in record.tensors.items()
+        )
     expected = [{"index": r.index, "key": r.key, **row} for r in work(range(40)) for row in r.rows]
     assert rows == expected == list(whole.rows())
-    assert whole.complete and whole.done == whole.samples == 40 and not len(whole.missing) and not whole.failed
+    assert (
+        whole.complete
+        and whole.done == whole.samples == 40
+        and not len(whole.missing)
+        and not whole.failed
+    )
     assert whole.identity == work.identity() and dict(whole.columns) == work.columns
     assert repr(whole) == "RunResults('run', 40 of 40 samples)"
 
 
 def test_the_folder_is_as_the_docs_say(whole):
     names = sorted(p.name for p in (whole.folder / "shards").iterdir())
-    assert len(names) == 10 and names[0].startswith("000000000-000000007-") and {n.rsplit(".")[-1] for n in names} == {"parquet", "safetensors"}
+    assert (
+        len(names) == 10
+        and names[0].startswith("000000000-000000007-")
+        and {n.rsplit(".")[-1] for n in names} == {"parquet", "safetensors"}
+    )
     written = json.loads((whole.folder / "run.json").read_text())
-    assert written["format"] == "relprop-run-1" and written["batch_size"] == 8 and set(written["versions"]) == {"relprop", "torch"}
+    assert (
+        written["format"] == "relprop-run-1"
+        and written["batch_size"] == 8
+        and set(written["versions"]) == {"relprop", "torch"}
+    )
 
 
 STEPS = 20  # an uninterrupted run of these three batches makes fewer renames and flushes
@@ -81,7 +98,11 @@ def test_a_kill_at_any_step_of_writing_costs_one_batch(tmp_path, monkeypatch, wh
         summary = run(work, folder, resume=True, batch_size=8, progress=False)
         assert summary.done == 24 - done and sum(map(len, work.calls)) == 24 - done
         assert same(read_run(folder), whole)
-        assert not [p.name for p in [*folder.iterdir(), *(folder / "shards").iterdir()] if p.name.endswith(".tmp")]
+        assert not [
+            p.name
+            for p in [*folder.iterdir(), *(folder / "shards").iterdir()]
+            if p.name.endswith(".tmp")
+        ]
         assert len(list((folder / "shards").glob("*.safetensors"))) == 3
     assert killed >= (7 if what == "replace" else 14) and killed < STEPS
 
@@ -92,7 +113,9 @@ def test_what_another_living_process_writes_is_left_alone(tmp_path):
     elsewhere = "00000000-1-abcdef"
     for maker in (living, elsewhere):
         (tmp_path / "shards" / f"000000000-000000007-{maker}.safetensors").write_bytes(b"half")
-        (tmp_path / "shards" / f".{maker}.000000000-000000007-{maker}.parquet.tmp").write_bytes(b"half")
+        (tmp_path / "shards" / f".{maker}.000000000-000000007-{maker}.parquet.tmp").write_bytes(
+            b"half"
+        )
     run(Numbers(16), tmp_path, resume=True, progress=False)
     assert len(list((tmp_path / "shards").iterdir())) == 4 + 4
     for path in (tmp_path / "shards").glob(f"*{elsewhere}*"):
@@ -132,12 +155,24 @@ def test_out_of_memory_halves_the_batch_and_is_remembered(tmp_path, capsys):
     assert [len(c) for c in again.calls] == [16]
 
 
-@pytest.mark.parametrize("error", [
-    RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), MemoryError(),
-    RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("cuda runtime error: CUBLAS_STATUS_ALLOC_FAILED"),
-], ids=lambda e: f"{type(e).__name__} {e}"[:30])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 8 bytes."
+        ),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("cuda runtime error: CUBLAS_STATUS_ALLOC_FAILED"),
+    ],
+    ids=lambda e: f"{type(e).__name__} {e}"[:30],
+)
 def test_errors_that_mean_too_little_memory(error):
-    assert running.out_of_memory(error) and not running.out_of_memory(RuntimeError("shape mismatch"))
+    assert running.out_of_memory(error) and not running.out_of_memory(
+        RuntimeError("shape mismatch")
+    )
     try:
         raise InputError("wrapped") from error
     except InputError as outer:
@@ -154,12 +189,17 @@ def test_one_large_sample_does_not_make_all_batches_small(tmp_path):
 
     summary = run(OneLarge(32), tmp_path, batch_size=8, on_error="skip", progress=False)
     assert summary.batch_size == 8 and summary.done == 31 and list(read_run(tmp_path).failed) == [5]
-    with pytest.raises(InputError, match=r"'sample-5' .number 5. does not fit into memory, even alone"):
+    with pytest.raises(
+        InputError, match=r"'sample-5' .number 5. does not fit into memory, even alone"
+    ):
         run(OneLarge(32), tmp_path / "other", batch_size=8, progress=False)
 
 
 def test_a_failing_sample_stops_with_its_key_and_what_was_done_stays(tmp_path):
-    with pytest.raises(InputError, match=r"(?s)sample 'sample-13' \(number 13\): number 13 is bad\n.*--on-error skip"):
+    with pytest.raises(
+        InputError,
+        match=r"(?s)sample 'sample-13' \(number 13\): number 13 is bad\n.*--on-error skip",
+    ):
         run(Numbers(bad=[13, 30]), tmp_path, batch_size=8, progress=False)
     assert read_run(tmp_path).done == 13  # 0 to 7, and of the second batch what came before
     summary = run(Numbers(), tmp_path, batch_size=8, resume=True, progress=False)
@@ -167,18 +207,32 @@ def test_a_failing_sample_stops_with_its_key_and_what_was_done_stays(tmp_path):
 
 
 def test_failing_samples_are_written_down_and_skipped(tmp_path, whole, capsys):
-    summary = run(Numbers(rows=2, bad=[0, 13, 39]), tmp_path, batch_size=8, on_error="skip", progress=False)
+    summary = run(
+        Numbers(rows=2, bad=[0, 13, 39]), tmp_path, batch_size=8, on_error="skip", progress=False
+    )
     results = read_run(tmp_path)
-    assert summary.failed == 3 and summary.done == 37 and "3 failed, listed in failed" in str(summary)
-    assert [(f.index, f.key, f.error) for f in results.failed.values()] == [(i, f"sample-{i}", f"number {i} is bad") for i in (0, 13, 39)]
-    assert results.complete and results.done == 37 and "sample 'sample-13' failed: number 13 is bad" in capsys.readouterr().err
+    assert (
+        summary.failed == 3 and summary.done == 37 and "3 failed, listed in failed" in str(summary)
+    )
+    assert [(f.index, f.key, f.error) for f in results.failed.values()] == [
+        (i, f"sample-{i}", f"number {i} is bad") for i in (0, 13, 39)
+    ]
+    assert (
+        results.complete
+        and results.done == 37
+        and "sample 'sample-13' failed: number 13 is bad" in capsys.readouterr().err
+    )
     assert results.table().to_pylist() == [r for r in whole.rows() if r["index"] not in (0, 13, 39)]
     with pytest.raises(OptionError, match="number 13 is bad"):
         results.tensors(13)
     again = Numbers(rows=2)
-    assert run(again, tmp_path, resume=True, progress=False).failed == 3 and not again.calls  # not tried again while they are in the file
+    assert (
+        run(again, tmp_path, resume=True, progress=False).failed == 3 and not again.calls
+    )  # not tried again while they are in the file
     (tmp_path / "failed.jsonl").unlink()
-    assert run(again, tmp_path, resume=True, progress=False).done == 3 and same(read_run(tmp_path), whole)
+    assert run(again, tmp_path, resume=True, progress=False).done == 3 and same(
+        read_run(tmp_path), whole
+    )
 
 
 def test_a_line_of_failures_that_was_cut_short_does_not_count(tmp_path):
@@ -209,10 +263,20 @@ class Wrong(Numbers):
         return self.wrong(super().__call__(indices))
 
 
-@pytest.mark.parametrize("wrong, error", [
-    (lambda records: records[1:], "was asked for samples .0, 1, 2, 3. and gave records of .1, 2, 3"),
-    (lambda records: [Record(r.index, r.key, ({"value": 1.0},)) for r in records], "a row of sample 'sample-0' and the work's columns differ in count, name, several"),
-], ids=["records", "columns"])
+@pytest.mark.parametrize(
+    "wrong, error",
+    [
+        (
+            lambda records: records[1:],
+            "was asked for samples .0, 1, 2, 3. and gave records of .1, 2, 3",
+        ),
+        (
+            lambda records: [Record(r.index, r.key, ({"value": 1.0},)) for r in records],
+            "a row of sample 'sample-0' and the work's columns differ in count, name, several",
+        ),
+    ],
+    ids=["records", "columns"],
+)
 def test_a_work_that_breaks_its_promise_is_told(tmp_path, wrong, error):
     with pytest.raises((RelpropError, TypeError), match=error):
         run(Wrong(wrong), tmp_path, progress=False)
@@ -221,9 +285,18 @@ def test_a_work_that_breaks_its_promise_is_told(tmp_path, wrong, error):
 
 def test_a_folder_of_another_work_is_refused(tmp_path):
     run(Numbers(8), tmp_path, progress=False)
-    with pytest.raises(InputError, match=r"(?s)run of something else; 1 difference\n.*identity.seed: 0 in the folder, 1 now"):
+    with pytest.raises(
+        InputError,
+        match=r"(?s)run of something else; 1 difference\n.*identity.seed: 0 in the folder, 1 now",
+    ):
         run(Numbers(8, seed=1), tmp_path, resume=True, progress=False)
-    with pytest.raises(InputError, match=r"(?s)2 differences\n.*identity.options.rows: 1 in the folder, 2 now\n.*samples: 8 in the folder, 9 now"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"(?s)2 differences\n.*identity.options.rows: 1 in the folder, 2 "
+            r"now\n.*samples: 8 in the folder, 9 now"
+        ),
+    ):
         run(Numbers(9, rows=2), tmp_path, resume=True, progress=False)
     assert read_run(tmp_path).complete
 
@@ -249,9 +322,15 @@ def test_other_versions_are_warned_of(tmp_path):
         run(Numbers(8), tmp_path, resume=True, progress=False)
 
 
-@pytest.mark.parametrize("options, error", [
-    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": True}, "batch_size=True"), ({"on_error": "ignore"}, "on_error='ignore': 'stop' or 'skip'"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"on_error": "ignore"}, "on_error='ignore': 'stop' or 'skip'"),
+    ],
+    ids=str,
+)
 def test_bad_options(tmp_path, options, error):
     with pytest.raises(OptionError, match=error):
         run(Numbers(), tmp_path, **options)
@@ -273,7 +352,9 @@ def test_a_damaged_shard_is_named(tmp_path):
     first, second = sorted((tmp_path / "shards").glob("*.parquet"))
     tensors = second.with_suffix(".safetensors").read_bytes()
     second.with_suffix(".safetensors").unlink()
-    with pytest.raises(InputError, match=f"(?s){second.name} cannot be read: its .safetensors file is gone.*delete"):
+    with pytest.raises(
+        InputError, match=f"(?s){second.name} cannot be read: its .safetensors file is gone.*delete"
+    ):
         read_run(tmp_path)
     second.with_suffix(".safetensors").write_bytes(tensors[:40])
     with pytest.raises(InputError, match=r"\.safetensors cannot be read"):
@@ -290,12 +371,18 @@ def test_a_sample_done_twice_counts_once_and_is_said(tmp_path):
     run(Numbers(16), tmp_path, batch_size=8, progress=False)
     other = Numbers(16, seed=5)
     path = write_shard(tmp_path / "shards", other([4, 5, 6, 9]), other.columns)
-    assert path.name.startswith("000000004-000000009")  # between the others: of the first eight it is the second, of the last eight the first
-    with pytest.warns(RelpropWarning, match=r"4 samples .* are in two shards: the first one counts"):
+    assert path.name.startswith(
+        "000000004-000000009"
+    )  # between the others: of the first eight it is the second, of the last eight the first
+    with pytest.warns(
+        RelpropWarning, match=r"4 samples .* are in two shards: the first one counts"
+    ):
         results = read_run(tmp_path)
     rows = results.table().to_pylist()
     assert rows == list(results.rows())
-    assert [(r["index"], r["value"]) for r in rows] == [(i, Numbers(seed=5 if i == 9 else 0)([i])[0].rows[0]["value"]) for i in range(16) if i % 4]
+    assert [(r["index"], r["value"]) for r in rows] == [
+        (i, Numbers(seed=5 if i == 9 else 0)([i])[0].rows[0]["value"]) for i in range(16) if i % 4
+    ]
 
 
 def test_reading_while_it_is_going_on(tmp_path):
@@ -303,7 +390,11 @@ def test_reading_while_it_is_going_on(tmp_path):
         def __call__(self, indices):
             if indices[0]:
                 results = read_run(tmp_path)
-                assert results.done == indices[0] and results.missing.tolist() == list(range(indices[0], 24)) and not results.complete
+                assert (
+                    results.done == indices[0]
+                    and results.missing.tolist() == list(range(indices[0], 24))
+                    and not results.complete
+                )
                 with pytest.raises(OptionError, match="not done yet"):
                     results.tensors(23)
             return super().__call__(indices)
@@ -324,12 +415,17 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys):
 
     with pytest.raises(KeyboardInterrupt):
         run(Interrupted(), tmp_path, batch_size=8, progress=False)
-    assert re.search(r"interrupted after 16 samples, .*resume=True, or --resume", capsys.readouterr().err)
+    assert re.search(
+        r"interrupted after 16 samples, .*resume=True, or --resume", capsys.readouterr().err
+    )
     assert run(Numbers(), tmp_path, batch_size=8, resume=True, progress=False).done == 24
 
 
 def test_an_empty_data_set(tmp_path):
-    assert run(Numbers(0), tmp_path, progress=False).complete and read_run(tmp_path).table().num_rows == 0
+    assert (
+        run(Numbers(0), tmp_path, progress=False).complete
+        and read_run(tmp_path).table().num_rows == 0
+    )
 
 
 class Terminal(io.StringIO):
@@ -346,7 +442,13 @@ def test_progress_on_a_terminal_is_a_bar_with_the_remaining_time(monkeypatch):
         bar.say("a line")
         bar.advance(30)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-    assert "10/40" in text and "40/40" in text and "left" in text and "0:00:00" in text and "a line" in text
+    assert (
+        "10/40" in text
+        and "40/40" in text
+        and "left" in text
+        and "0:00:00" in text
+        and "a line" in text
+    )
 
 
 def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch):
@@ -356,7 +458,14 @@ def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch):
         for _ in range(10):
             bar.advance(10)
     lines = out.getvalue().splitlines()
-    assert 3 < len(lines) == len({line.split(",")[0] for line in lines}) and "100 of 400" in lines[-1] and all(re.fullmatch(r"samples: \d+ of 400, [\d.]+ samples/s, \d+:\d\d left", line) for line in lines), lines
+    assert (
+        3 < len(lines) == len({line.split(",")[0] for line in lines})
+        and "100 of 400" in lines[-1]
+        and all(
+            re.fullmatch(r"samples: \d+ of 400, [\d.]+ samples/s, \d+:\d\d left", line)
+            for line in lines
+        )
+    ), lines
     out = io.StringIO()
     with Progress(400, "samples", stream=out, wanted=False) as bar:
         bar.advance(10)
@@ -364,4 +473,7 @@ def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch):
 
 
 def test_the_summary_in_words(tmp_path):
-    assert str(Summary(tmp_path / "r", 10, 4, 6, 0, 2.0, 8, 1, 2)) == "4 of 10 samples by process 2 of 2 in 0:02, 2 samples/s, batch size 8; 6 missing: r"
+    assert (
+        str(Summary(tmp_path / "r", 10, 4, 6, 0, 2.0, 8, 1, 2))
+        == "4 of 10 samples by process 2 of 2 in 0:02, 2 samples/s, batch size 8; 6 missing: r"
+    )

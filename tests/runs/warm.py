@@ -1,4 +1,5 @@
-"""Imported by the server that test processes are forked from: PyTorch's tracer imports much when it is first used. No gradients: autograd's threads do not fork."""
+"""Imported by the server that test processes are forked from: PyTorch's tracer imports much when it
+is first used. No gradients: autograd's threads do not fork."""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""Small works for the tests of runs: numbers that depend on the sample alone, and processes that can be killed while they do them."""
+"""Small works for the tests of runs: numbers that depend on the sample alone, and processes that
+can be killed while they do them."""
 
 import os
 import time
@@ -11,12 +12,20 @@ from relprop.runs import Record, run
 
 
 class Numbers:
-    """A row and two tensors per sample, from a generator seeded with its index. ``limit``: more samples at a time are out of memory."""
+    """A row and two tensors per sample, from a generator seeded with its index. ``limit``: more
+    samples at a time are out of memory."""
 
     columns = {"value": "float64", "name": "string", "count": "int64", "several": "list<float64>"}
 
     def __init__(self, samples=40, *, pause=0.0, limit=10**9, bad=(), rows=1, seed=0):
-        self.samples, self.pause, self.limit, self.bad, self.rows, self.seed = samples, pause, limit, set(bad), rows, seed
+        self.samples, self.pause, self.limit, self.bad, self.rows, self.seed = (
+            samples,
+            pause,
+            limit,
+            set(bad),
+            rows,
+            seed,
+        )
         self.calls = []
 
     def identity(self):
@@ -37,9 +46,26 @@ class Numbers:
             if i in self.bad:
                 raise InputError(f"number {i} is bad")
             time.sleep(self.pause)
-            drawn = torch.randn(i % 5 + 1, 3, generator=torch.Generator().manual_seed(1000 * self.seed + i), dtype=torch.float64)
-            row = {"value": float(drawn.sum()), "name": f"é{i}" if i % 3 else None, "count": i, "several": drawn[0].tolist()}
-            records.append(Record(i, self.key(i), (row,) * (self.rows if i % 4 else 0), {"drawn": drawn, "half": drawn[:, :1].float()} if i % 7 else {}))
+            drawn = torch.randn(
+                i % 5 + 1,
+                3,
+                generator=torch.Generator().manual_seed(1000 * self.seed + i),
+                dtype=torch.float64,
+            )
+            row = {
+                "value": float(drawn.sum()),
+                "name": f"é{i}" if i % 3 else None,
+                "count": i,
+                "several": drawn[0].tolist(),
+            }
+            records.append(
+                Record(
+                    i,
+                    self.key(i),
+                    (row,) * (self.rows if i % 4 else 0),
+                    {"drawn": drawn, "half": drawn[:, :1].float()} if i % 7 else {},
+                )
+            )
         return records
 
 
@@ -60,12 +86,22 @@ def explained_in_a_process(folder, batch_size, samples):
             return super().__call__(indices)
 
     torch.set_num_threads(1)
-    run(Slow(patches(), Pictures(samples)), folder, batch_size=batch_size, resume=True, progress=False)
+    run(
+        Slow(patches(), Pictures(samples)),
+        folder,
+        batch_size=batch_size,
+        resume=True,
+        progress=False,
+    )
 
 
 def committed(folder):
     """How many shards are in a run folder."""
-    return len([p for p in Path(folder, "shards").glob("*.parquet") if not p.name.startswith(".")]) if os.path.isdir(Path(folder, "shards")) else 0
+    return (
+        len([p for p in Path(folder, "shards").glob("*.parquet") if not p.name.startswith(".")])
+        if os.path.isdir(Path(folder, "shards"))
+        else 0
+    )
 
 
 def contents(results):
@@ -76,22 +112,48 @@ def contents(results):
 def same(a, b):
     """Whether two run folders hold the same, bit for bit."""
     (rows, tensors), (others, others_tensors) = contents(a), contents(b)
-    exact = all(x.keys() == y.keys() and all(torch.equal(x[n], y[n]) and x[n].dtype == y[n].dtype for n in x) for x, y in zip(tensors, others_tensors, strict=True))
+    exact = all(
+        x.keys() == y.keys()
+        and all(torch.equal(x[n], y[n]) and x[n].dtype == y[n].dtype for n in x)
+        for x, y in zip(tensors, others_tensors, strict=True)
+    )
     return rows == others and exact
 
 
 def launched(argv):
-    """What ``accelerate launch`` starts in every process: a run of ``Numbers``, or of ``ExplainWork`` on small pictures; its process id beside the folder."""
+    """What ``accelerate launch`` starts in every process: a run of ``Numbers``, or of
+    ``ExplainWork`` on small pictures; its process id beside the folder."""
     from relprop.runs import ExplainWork
     from relprop.runs.processes import current, leave
     from tests.runs.sources import Pictures, patches
 
     torch.set_num_threads(1)
-    folder, what, samples, pause, batch_size = Path(argv[0]), argv[1], int(argv[2]), float(argv[3]), int(argv[4])
+    folder, what, samples, pause, batch_size = (
+        Path(argv[0]),
+        argv[1],
+        int(argv[2]),
+        float(argv[3]),
+        int(argv[4]),
+    )
     here = current()
-    folder.with_name(f"{folder.name}-{here.number}-of-{here.count}.pid").write_text(str(os.getpid()))
-    work = Numbers(samples, pause=pause, bad=[5] if what == "failing" else []) if what != "explain" else ExplainWork(patches(torch.float64), Pictures(samples))
-    print(run(work, folder, batch_size=batch_size, resume=True, on_error="skip" if what == "failing" else "stop"), flush=True)
+    folder.with_name(f"{folder.name}-{here.number}-of-{here.count}.pid").write_text(
+        str(os.getpid())
+    )
+    work = (
+        Numbers(samples, pause=pause, bad=[5] if what == "failing" else [])
+        if what != "explain"
+        else ExplainWork(patches(torch.float64), Pictures(samples))
+    )
+    print(
+        run(
+            work,
+            folder,
+            batch_size=batch_size,
+            resume=True,
+            on_error="skip" if what == "failing" else "stop",
+        ),
+        flush=True,
+    )
     leave()
 
 

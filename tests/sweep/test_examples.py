@@ -1,4 +1,5 @@
-"""A part of the sweep that runs with every test run: architectures of all kinds, from their configs, every column good."""
+"""A part of the sweep that runs with every test run: architectures of all kinds, from their
+configs, every column good."""
 
 import functools
 
@@ -10,16 +11,40 @@ from relprop.sweep.examine import examine
 from relprop.sweep.record import EXPLAINED, NO_ATTENTION
 
 EXAMPLES = (
-    "timm/vision_transformer/vit_tiny_patch16_224 (map pool)", "timm/deit/deit_tiny_distilled_patch16_224", "timm/swin_transformer/swin_tiny_patch4_window7_224",
-    "timm/cait/cait_xxs24_224", "timm/pvt_v2/pvt_v2_b0", "timm/maxxvit/test_maxvit", "timm/volo/volo_d1_224", "timm/crossvit/crossvit_tiny_240",
-    "timm/xcit/xcit_nano_12_p8_224", "timm/resnet/test_resnet",
-    "hf/bert/BertForSequenceClassification", "hf/deberta-v2/DebertaV2ForMaskedLM", "hf/xlnet/XLNetForSequenceClassification", "hf/longformer/LongformerForMaskedLM",
-    "hf/gpt2/GPT2LMHeadModel", "hf/gemma3_text/Gemma3ForCausalLM", "hf/mixtral/MixtralForCausalLM", "hf/bloom/BloomForTokenClassification",
-    "hf/t5/T5ForConditionalGeneration", "hf/swin/SwinForImageClassification", "hf/segformer/SegformerForSemanticSegmentation", "hf/clip/CLIPModel",
-    "hf/vilt/ViltForQuestionAnswering", "hf/lxmert/LxmertForQuestionAnswering", "hf/detr/DetrForObjectDetection", "hf/wav2vec2/Wav2Vec2ForCTC",
-    "hf/whisper/WhisperForConditionalGeneration", "hf/patchtst/PatchTSTForPrediction", "hf/mamba/MambaForCausalLM",
+    "timm/vision_transformer/vit_tiny_patch16_224 (map pool)",
+    "timm/deit/deit_tiny_distilled_patch16_224",
+    "timm/swin_transformer/swin_tiny_patch4_window7_224",
+    "timm/cait/cait_xxs24_224",
+    "timm/pvt_v2/pvt_v2_b0",
+    "timm/maxxvit/test_maxvit",
+    "timm/volo/volo_d1_224",
+    "timm/crossvit/crossvit_tiny_240",
+    "timm/xcit/xcit_nano_12_p8_224",
+    "timm/resnet/test_resnet",
+    "hf/bert/BertForSequenceClassification",
+    "hf/deberta-v2/DebertaV2ForMaskedLM",
+    "hf/xlnet/XLNetForSequenceClassification",
+    "hf/longformer/LongformerForMaskedLM",
+    "hf/gpt2/GPT2LMHeadModel",
+    "hf/gemma3_text/Gemma3ForCausalLM",
+    "hf/mixtral/MixtralForCausalLM",
+    "hf/bloom/BloomForTokenClassification",
+    "hf/t5/T5ForConditionalGeneration",
+    "hf/swin/SwinForImageClassification",
+    "hf/segformer/SegformerForSemanticSegmentation",
+    "hf/clip/CLIPModel",
+    "hf/vilt/ViltForQuestionAnswering",
+    "hf/lxmert/LxmertForQuestionAnswering",
+    "hf/detr/DetrForObjectDetection",
+    "hf/wav2vec2/Wav2Vec2ForCTC",
+    "hf/whisper/WhisperForConditionalGeneration",
+    "hf/patchtst/PatchTSTForPrediction",
+    "hf/mamba/MambaForCausalLM",
 )
-NOT_YET: dict[str, str] = {}  # name: the first cause that a later change will remove; the test asserts that it is still that
+NOT_YET: dict[
+    str, str
+    # name: the first cause that a later change will remove; the test asserts that it is still that
+] = {}
 
 
 @functools.cache
@@ -33,7 +58,10 @@ def test_every_column_is_good(name):
     record = examine(known()[name])
     assert torch.get_num_threads() == threads
     if name in NOT_YET:
-        assert record.status == "failed" and NOT_YET[name] in record.cause, (record.status, record.failures)
+        assert record.status == "failed" and NOT_YET[name] in record.cause, (
+            record.status,
+            record.failures,
+        )
     else:
         assert record.status in (EXPLAINED, NO_ATTENTION), record.failures
 

@@ -1,4 +1,5 @@
-"""The sweep's report: it says what the records say, and the committed one is what the records in the repository make."""
+"""The sweep's report: it says what the records say, and the committed one is what the records in
+the repository make."""
 
 import json
 from pathlib import Path
@@ -13,23 +14,62 @@ from relprop.sweep.report import markdown, read_report, regressions, with_attent
 from relprop.sweep.run import read_records, run
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-GOOD = Record("hf/bert/A", "hf", "bert", "A", named=True, status=EXPLAINED, front_end="export", sites=2, softmaxes=2, streams={"input_ids": [3, 12]}, batch_error=0.0)
-PLAIN = Record("timm/resnet/B", "timm", "resnet", "B", status=NO_ATTENTION, front_end="export", lrp="finite")
-BAD = Record("hf/odd/C", "hf", "odd", "C", status=FAILED, cause="capture: CaptureError: a | b", failures=[["capture", "CaptureError: a | b"]])
+GOOD = Record(
+    "hf/bert/A",
+    "hf",
+    "bert",
+    "A",
+    named=True,
+    status=EXPLAINED,
+    front_end="export",
+    sites=2,
+    softmaxes=2,
+    streams={"input_ids": [3, 12]},
+    batch_error=0.0,
+)
+PLAIN = Record(
+    "timm/resnet/B", "timm", "resnet", "B", status=NO_ATTENTION, front_end="export", lrp="finite"
+)
+BAD = Record(
+    "hf/odd/C",
+    "hf",
+    "odd",
+    "C",
+    status=FAILED,
+    cause="capture: CaptureError: a | b",
+    failures=[["capture", "CaptureError: a | b"]],
+)
 UNBUILT = Record("hf/odd/D", "hf", "odd", "D", status=NOT_BUILT, cause="ValueError: no")
 
 
 def test_what_could_not_be_captured_or_built_counts_as_a_model_with_attention():
     assert [with_attention(r) for r in (GOOD, PLAIN, BAD, UNBUILT)] == [True, False, True, True]
-    unknown = Record("hf/x/E", "hf", "x", "E", status=FAILED, front_end="export", softmaxes=1, failures=[["softmax without site", "1 of 1"]])
+    unknown = Record(
+        "hf/x/E",
+        "hf",
+        "x",
+        "E",
+        status=FAILED,
+        front_end="export",
+        softmaxes=1,
+        failures=[["softmax without site", "1 of 1"]],
+    )
     assert with_attention(unknown)
 
 
 def test_a_report_counts_and_names_causes(tmp_path):
-    as_json, as_text = write_report([GOOD, PLAIN, BAD, UNBUILT], {"hf/left/F": "needs a library"}, tmp_path)
+    as_json, as_text = write_report(
+        [GOOD, PLAIN, BAD, UNBUILT], {"hf/left/F": "needs a library"}, tmp_path
+    )
     text = as_text.read_text()
-    assert "| Hugging Face | 3 | 1 | 33.3 % | 0 | 0 |" in text and "| timm | 0 | 0 |  | 1 | 1 |" in text
-    assert "| hf/odd/C | failed | capture: CaptureError: a \\| b |" in text and "| hf/left/F | needs a library |" in text
+    assert (
+        "| Hugging Face | 3 | 1 | 33.3 % | 0 | 0 |" in text
+        and "| timm | 0 | 0 |  | 1 | 1 |" in text
+    )
+    assert (
+        "| hf/odd/C | failed | capture: CaptureError: a \\| b |" in text
+        and "| hf/left/F | needs a library |" in text
+    )
     assert "1 of 1 are good" in text
     assert [Record.of(r) for r in read_report(as_json)["records"]] == [PLAIN, GOOD, BAD, UNBUILT]
 
@@ -37,7 +77,9 @@ def test_a_report_counts_and_names_causes(tmp_path):
 def test_a_regression_is_a_line():
     before = {"records": [GOOD.as_dict(), PLAIN.as_dict(), BAD.as_dict()]}
     worse = Record("hf/bert/A", "hf", "bert", "A", status=FAILED, cause="explain: X")
-    assert regressions([worse, PLAIN, BAD], before) == ["hf/bert/A: was 'explained', is 'failed': explain: X"]
+    assert regressions([worse, PLAIN, BAD], before) == [
+        "hf/bert/A: was 'explained', is 'failed': explain: X"
+    ]
     assert regressions([GOOD, Record("hf/new/G", "hf", "new", "G", status=FAILED)], before) == []
 
 
@@ -47,7 +89,9 @@ def test_results_are_kept_and_a_slow_model_is_ended(tmp_path):
     [late] = run(subject, results, timeout=0.01, tell=lambda line: None)
     assert late.status == FAILED and late.cause == "process: not done after 0 s"
     told = []
-    assert run(subject, results, timeout=0.01, tell=told.append) == [late] and told == ["1 of 1 are in results.jsonl already"]
+    assert run(subject, results, timeout=0.01, tell=told.append) == [late] and told == [
+        "1 of 1 are in results.jsonl already"
+    ]
     assert list(read_records(results)) == [subject[0].name]
 
 
@@ -55,12 +99,39 @@ def test_the_command_lists_and_writes(tmp_path):
     listed = CliRunner().invoke(app, ["sweep", "hf", "--list", "--filter", "hf/gpt2/"])
     assert listed.exit_code == 0 and "hf/gpt2/GPT2LMHeadModel" in listed.output.splitlines()
     good = tmp_path / "before.json"
-    good.write_text(json.dumps({"records": [{**GOOD.as_dict(), "name": "hf/bert/BertForMaskedLM"}]}))
-    swept = CliRunner().invoke(app, ["sweep", "hf", "--filter", "hf/bert/BertForMaskedLM", "--out", str(tmp_path), "--timeout", "0.01", "--check", str(good)])
-    assert swept.exit_code == 1 and "REGRESSION  hf/bert/BertForMaskedLM: was 'explained', is 'failed'" in swept.output
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["before.json", "supported-models.json", "supported-models.md"]
+    good.write_text(
+        json.dumps({"records": [{**GOOD.as_dict(), "name": "hf/bert/BertForMaskedLM"}]})
+    )
+    swept = CliRunner().invoke(
+        app,
+        [
+            "sweep",
+            "hf",
+            "--filter",
+            "hf/bert/BertForMaskedLM",
+            "--out",
+            str(tmp_path),
+            "--timeout",
+            "0.01",
+            "--check",
+            str(good),
+        ],
+    )
+    assert (
+        swept.exit_code == 1
+        and "REGRESSION  hf/bert/BertForMaskedLM: was 'explained', is 'failed'" in swept.output
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "before.json",
+        "supported-models.json",
+        "supported-models.md",
+    ]
 
 
-@pytest.mark.skipif(not (DOCS / "supported-models.json").exists(), reason="the whole sweep has not been run yet")
+@pytest.mark.skipif(
+    not (DOCS / "supported-models.json").exists(), reason="the whole sweep has not been run yet"
+)
 def test_the_committed_page_is_what_the_committed_results_make():
-    assert (DOCS / "supported-models.md").read_text() == markdown(read_report(DOCS / "supported-models.json"))
+    assert (DOCS / "supported-models.md").read_text() == markdown(
+        read_report(DOCS / "supported-models.json")
+    )

@@ -9,8 +9,15 @@ from relprop.sweep.timm_models import shrunk_arguments
 
 def test_widths_heads_and_lengths_are_capped():
     small = shrink(transformers.BertConfig())
-    assert (small.hidden_size, small.num_attention_heads, small.num_hidden_layers, small.vocab_size) == (HIDDEN, HEADS, 2, VOCABULARY)
-    assert small.hidden_size % small.num_attention_heads == 0 and small.max_position_embeddings < 512
+    assert (
+        small.hidden_size,
+        small.num_attention_heads,
+        small.num_hidden_layers,
+        small.vocab_size,
+    ) == (HIDDEN, HEADS, 2, VOCABULARY)
+    assert (
+        small.hidden_size % small.num_attention_heads == 0 and small.max_position_embeddings < 512
+    )
 
 
 def test_grouped_queries_stay_grouped_and_plain_ones_plain():
@@ -24,12 +31,17 @@ def test_grouped_queries_stay_grouped_and_plain_ones_plain():
 
 def test_every_kind_of_layer_is_kept():
     small = shrink(transformers.Gemma3TextConfig())
-    assert set(small.layer_types) == {"sliding_attention", "full_attention"} and len(small.layer_types) == small.num_hidden_layers
+    assert (
+        set(small.layer_types) == {"sliding_attention", "full_attention"}
+        and len(small.layer_types) == small.num_hidden_layers
+    )
     assert small.sliding_window < 12  # shorter than the sweep's texts: the window matters
 
 
 def test_special_ids_stay_inside_the_vocabulary_and_apart():
-    small = shrink(transformers.GPT2Config(bos_token_id=50256, eos_token_id=50256, pad_token_id=50255))
+    small = shrink(
+        transformers.GPT2Config(bos_token_id=50256, eos_token_id=50256, pad_token_id=50255)
+    )
     assert max(small.bos_token_id, small.eos_token_id, small.pad_token_id) < VOCABULARY
     assert small.bos_token_id == small.eos_token_id != small.pad_token_id
     listed = shrink(transformers.LlamaConfig(eos_token_id=[128001, 128009]))
@@ -39,7 +51,12 @@ def test_special_ids_stay_inside_the_vocabulary_and_apart():
 
 def test_sub_configs_are_shrunk_too():
     small = shrink(transformers.CLIPConfig())
-    assert small.text_config.hidden_size == small.vision_config.hidden_size == small.projection_dim == HIDDEN
+    assert (
+        small.text_config.hidden_size
+        == small.vision_config.hidden_size
+        == small.projection_dim
+        == HIDDEN
+    )
     assert small.vision_config.image_size == 4 * small.vision_config.patch_size
     detector = shrink(transformers.DetrConfig())
     assert detector.d_model == HIDDEN and detector.num_queries < 100
@@ -48,8 +65,12 @@ def test_sub_configs_are_shrunk_too():
 def test_stages_keep_their_ratios():
     small = shrink(transformers.SegformerConfig())
     before = transformers.SegformerConfig()
-    assert [h // small.hidden_sizes[0] for h in small.hidden_sizes] == [h // before.hidden_sizes[0] for h in before.hidden_sizes]
-    assert all(h % n == 0 for h, n in zip(small.hidden_sizes, small.num_attention_heads, strict=True))
+    assert [h // small.hidden_sizes[0] for h in small.hidden_sizes] == [
+        h // before.hidden_sizes[0] for h in before.hidden_sizes
+    ]
+    assert all(
+        h % n == 0 for h, n in zip(small.hidden_sizes, small.num_attention_heads, strict=True)
+    )
     assert max(small.depths) <= 2
 
 
@@ -60,8 +81,15 @@ def test_scaling_divides_all_widths_by_one_number():
 
 
 def test_changes_override_the_rule():
-    small = shrink(transformers.CLIPConfig(), changes={"projection_dim": 24, "text_config": {"hidden_size": 16}})
-    assert small.projection_dim == 24 and small.text_config.hidden_size == 16 and small.vision_config.hidden_size == HIDDEN
+    small = shrink(
+        transformers.CLIPConfig(),
+        changes={"projection_dim": 24, "text_config": {"hidden_size": 16}},
+    )
+    assert (
+        small.projection_dim == 24
+        and small.text_config.hidden_size == 16
+        and small.vision_config.hidden_size == HIDDEN
+    )
 
 
 def test_the_config_given_is_not_changed():
@@ -71,9 +99,21 @@ def test_the_config_given_is_not_changed():
     assert config.to_dict() == before
 
 
-@pytest.mark.parametrize("divisor, shallow, wanted", [
-    (8, True, {"embed_dim": 12, "depths": (2, 2, 2, 2), "window_size": 4}), (1, False, {"window_size": 4}),
-])
+@pytest.mark.parametrize(
+    "divisor, shallow, wanted",
+    [
+        (8, True, {"embed_dim": 12, "depths": (2, 2, 2, 2), "window_size": 4}),
+        (1, False, {"window_size": 4}),
+    ],
+)
 def test_constructor_arguments_of_timm(divisor, shallow, wanted):
-    given = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "window_size": 7, "qkv_bias": True, "num_classes": 1000, "drop_rate": 0.0}
+    given = {
+        "embed_dim": 96,
+        "depths": (2, 2, 6, 2),
+        "num_heads": (3, 6, 12, 24),
+        "window_size": 7,
+        "qkv_bias": True,
+        "num_classes": 1000,
+        "drop_rate": 0.0,
+    }
     assert shrunk_arguments(given, divisor, shallow) == {**wanted, "num_classes": 10}

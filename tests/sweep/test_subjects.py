@@ -1,4 +1,5 @@
-"""The sweep's denominator is the libraries': every module of timm and every class of the tasks' mappings is swept, or left out with a reason."""
+"""The sweep's denominator is the libraries': every module of timm and every class of the tasks'
+mappings is swept, or left out with a reason."""
 
 import json
 from pathlib import Path
@@ -15,14 +16,20 @@ from relprop.sweep.timm_models import size_hint
 
 EXCLUSIONS = json.loads((Path(__file__).parent / "exclusions.json").read_text())
 MAPPINGS = (
-    "SEQUENCE_CLASSIFICATION TOKEN_CLASSIFICATION QUESTION_ANSWERING MASKED_LM CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM IMAGE_CLASSIFICATION IMAGE_SEGMENTATION "
-    "SEMANTIC_SEGMENTATION INSTANCE_SEGMENTATION UNIVERSAL_SEGMENTATION OBJECT_DETECTION AUDIO_CLASSIFICATION CTC SPEECH_SEQ_2_SEQ ZERO_SHOT_IMAGE_CLASSIFICATION "
-    "VISUAL_QUESTION_ANSWERING TIME_SERIES_PREDICTION TIME_SERIES_CLASSIFICATION TIME_SERIES_REGRESSION"
+    "SEQUENCE_CLASSIFICATION TOKEN_CLASSIFICATION QUESTION_ANSWERING MASKED_LM CAUSAL_LM "
+    "SEQ_TO_SEQ_CAUSAL_LM IMAGE_CLASSIFICATION IMAGE_SEGMENTATION "
+    "SEMANTIC_SEGMENTATION INSTANCE_SEGMENTATION UNIVERSAL_SEGMENTATION OBJECT_DETECTION "
+    "AUDIO_CLASSIFICATION CTC SPEECH_SEQ_2_SEQ ZERO_SHOT_IMAGE_CLASSIFICATION "
+    "VISUAL_QUESTION_ANSWERING TIME_SERIES_PREDICTION TIME_SERIES_CLASSIFICATION "
+    "TIME_SERIES_REGRESSION"
 ).split()
 
 
 def test_every_timm_module_has_a_subject():
-    modules = {timm.models.model_entrypoint(name).__module__.rpartition(".")[2] for name in timm.list_models()}
+    modules = {
+        timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+        for name in timm.list_models()
+    }
     assert {s.family for s in subjects("timm")} == modules
     assert all(timm.is_model(s.entry) for s in subjects("timm"))
 
@@ -50,7 +57,11 @@ def test_exclusions_name_subjects_and_reasons():
 
 def test_an_exclusion_names_a_subject_or_its_family():
     subject = Subject("hf", "bert", "BertForMaskedLM")
-    assert excluded(subject, {"hf/bert": "reason"}) == excluded(subject, {"hf/bert/BertForMaskedLM": "reason"}) == "reason"
+    assert (
+        excluded(subject, {"hf/bert": "reason"})
+        == excluded(subject, {"hf/bert/BertForMaskedLM": "reason"})
+        == "reason"
+    )
     assert excluded(subject, {"hf/ber": "reason"}) == ""
 
 
@@ -62,5 +73,17 @@ def test_patterns_choose_by_part_or_by_star():
 
 
 def test_small_names_come_first():
-    names = ["vit_large_patch16_224", "vit_base_patch16_224", "vit_tiny_patch16_384", "vit_tiny_patch16_224", "test_vit"]
-    assert sorted(names, key=size_hint) == ["test_vit", "vit_tiny_patch16_224", "vit_tiny_patch16_384", "vit_base_patch16_224", "vit_large_patch16_224"]
+    names = [
+        "vit_large_patch16_224",
+        "vit_base_patch16_224",
+        "vit_tiny_patch16_384",
+        "vit_tiny_patch16_224",
+        "test_vit",
+    ]
+    assert sorted(names, key=size_hint) == [
+        "test_vit",
+        "vit_tiny_patch16_224",
+        "vit_tiny_patch16_384",
+        "vit_base_patch16_224",
+        "vit_large_patch16_224",
+    ]

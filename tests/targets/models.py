@@ -1,4 +1,5 @@
-"""Tiny models of every kind of head, built from configs with seeded weights in float64, and their inputs."""
+"""Tiny models of every kind of head, built from configs with seeded weights in float64, and their
+inputs."""
 
 import functools
 
@@ -11,7 +12,14 @@ from torch import nn
 
 from tests.common.models import build, randomise
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 31, "max_position_embeddings": 32}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 31,
+    "max_position_embeddings": 32,
+}
 NAMES = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
 PAD, START, END, MASK = 0, 1, 2, 4
 
@@ -32,72 +40,188 @@ def bert(kind, **settings):
 
 @functools.cache
 def gpt2():
-    return ready(hf.GPT2LMHeadModel(hf.GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=32, bos_token_id=START, eos_token_id=END, pad_token_id=PAD,
-    )))
+    return ready(
+        hf.GPT2LMHeadModel(
+            hf.GPT2Config(
+                n_embd=16,
+                n_layer=2,
+                n_head=2,
+                vocab_size=31,
+                n_positions=32,
+                bos_token_id=START,
+                eos_token_id=END,
+                pad_token_id=PAD,
+            )
+        )
+    )
 
 
 @functools.cache
 def llama():
-    return ready(hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, num_key_value_heads=1, pad_token_id=PAD, bos_token_id=START, eos_token_id=END)))
+    return ready(
+        hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                **SMALL,
+                num_key_value_heads=1,
+                pad_token_id=PAD,
+                bos_token_id=START,
+                eos_token_id=END,
+            )
+        )
+    )
 
 
 @functools.cache
 def t5():
-    return ready(hf.T5ForConditionalGeneration(hf.T5Config(
-        vocab_size=31, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, pad_token_id=PAD, decoder_start_token_id=PAD, eos_token_id=END,
-    )))
+    return ready(
+        hf.T5ForConditionalGeneration(
+            hf.T5Config(
+                vocab_size=31,
+                d_model=16,
+                d_kv=8,
+                d_ff=24,
+                num_layers=2,
+                num_heads=2,
+                pad_token_id=PAD,
+                decoder_start_token_id=PAD,
+                eos_token_id=END,
+            )
+        )
+    )
 
 
 @functools.cache
 def bart():
-    return ready(hf.BartForConditionalGeneration(hf.BartConfig(
-        vocab_size=31, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
-        decoder_ffn_dim=24, max_position_embeddings=32, pad_token_id=PAD, bos_token_id=START, eos_token_id=END, decoder_start_token_id=START,
-        forced_eos_token_id=None,
-    )))
+    return ready(
+        hf.BartForConditionalGeneration(
+            hf.BartConfig(
+                vocab_size=31,
+                d_model=16,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=24,
+                decoder_ffn_dim=24,
+                max_position_embeddings=32,
+                pad_token_id=PAD,
+                bos_token_id=START,
+                eos_token_id=END,
+                decoder_start_token_id=START,
+                forced_eos_token_id=None,
+            )
+        )
+    )
 
 
 @functools.cache
 def detr():
     """Queries read by cross-attention; one class more than labels, for "no object"."""
-    backbone = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"])
-    return ready(hf.DetrForObjectDetection(hf.DetrConfig(
-        use_timm_backbone=False, backbone=None, backbone_config=backbone, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, num_queries=5, **labelled(),
-    )))
+    backbone = hf.ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
+    )
+    return ready(
+        hf.DetrForObjectDetection(
+            hf.DetrConfig(
+                use_timm_backbone=False,
+                backbone=None,
+                backbone_config=backbone,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=2,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=24,
+                decoder_ffn_dim=24,
+                num_queries=5,
+                **labelled(),
+            )
+        )
+    )
 
 
 @functools.cache
 def yolos():
     """Queries among the tokens of one sequence."""
-    return ready(hf.YolosForObjectDetection(hf.YolosConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=[32, 32], patch_size=8, num_detection_tokens=5, **labelled(),
-    )))
+    return ready(
+        hf.YolosForObjectDetection(
+            hf.YolosConfig(
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=24,
+                image_size=[32, 32],
+                patch_size=8,
+                num_detection_tokens=5,
+                **labelled(),
+            )
+        )
+    )
 
 
 @functools.cache
 def segformer():
     """Class maps of 16 × 16."""
-    return ready(hf.SegformerForSemanticSegmentation(hf.SegformerConfig(
-        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[3, 3], strides=[2, 2], num_attention_heads=[1, 2],
-        mlp_ratios=[2, 2], decoder_hidden_size=16, **labelled(),
-    )))
+    return ready(
+        hf.SegformerForSemanticSegmentation(
+            hf.SegformerConfig(
+                num_encoder_blocks=2,
+                depths=[1, 1],
+                sr_ratios=[2, 1],
+                hidden_sizes=[8, 16],
+                patch_sizes=[3, 3],
+                strides=[2, 2],
+                num_attention_heads=[1, 2],
+                mlp_ratios=[2, 2],
+                decoder_hidden_size=16,
+                **labelled(),
+            )
+        )
+    )
 
 
 @functools.cache
 def clip():
-    text = {**SMALL, "eos_token_id": 30, "bos_token_id": START, "pad_token_id": PAD, "projection_dim": 8}
-    vision = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 32, "patch_size": 8, "projection_dim": 8}
-    return ready(hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)))
+    text = {
+        **SMALL,
+        "eos_token_id": 30,
+        "bos_token_id": START,
+        "pad_token_id": PAD,
+        "projection_dim": 8,
+    }
+    vision = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "image_size": 32,
+        "patch_size": 8,
+        "projection_dim": 8,
+    }
+    return ready(
+        hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    )
 
 
 def tokenizer():
     """31 words; "a b" is two of them."""
-    words = {"[PAD]": PAD, "<s>": START, "</s>": END, "[UNK]": 3, "[MASK]": MASK} | {f"w{i}": i for i in range(5, 31)}
+    words = {"[PAD]": PAD, "<s>": START, "</s>": END, "[UNK]": 3, "[MASK]": MASK} | {
+        f"w{i}": i for i in range(5, 31)
+    }
     inner = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     inner.pre_tokenizer = Whitespace()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", mask_token="[MASK]", pad_token="[PAD]", bos_token="<s>", eos_token="</s>")
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+        pad_token="[PAD]",
+        bos_token="<s>",
+        eos_token="</s>",
+    )
 
 
 def words(batch=3, length=7, seed=3):
@@ -105,7 +229,9 @@ def words(batch=3, length=7, seed=3):
 
 
 def pictures(batch=3, size=32, seed=4):
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        batch, 3, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 class Heads(nn.Module):

@@ -1,4 +1,5 @@
-"""Every step of a generation equals ``explain`` on the input cut there, from one pass; samples end by themselves; nothing is disturbed."""
+"""Every step of a generation equals ``explain`` on the input cut there, from one pass; samples end
+by themselves; nothing is disturbed."""
 
 import re
 
@@ -22,7 +23,11 @@ LEFT = torch.tensor([[1] * 5, [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
 
 def prompts(**changes):
-    return {"input_ids": words(3, 5, seed=6), "attention_mask": torch.ones(3, 5, dtype=torch.long), **changes}
+    return {
+        "input_ids": words(3, 5, seed=6),
+        "attention_mask": torch.ones(3, 5, dtype=torch.long),
+        **changes,
+    }
 
 
 def positions(mask):
@@ -37,88 +42,150 @@ def longer(mask, count):
 def test_each_row_is_explain_on_what_came_before(make):
     model, inputs = make(), prompts()
     g = relprop.explain_generation(model, inputs, max_new_tokens=5, generate={"eos_token_id": None})
-    assert torch.equal(torch.cat([inputs["input_ids"], g.ids], 1), model.generate(**inputs, max_new_tokens=5, do_sample=False, eos_token_id=None))
-    assert g.scores.shape == g.row.shape == (3, 5, 9) and g.output.shape == (3, 5) and g.prompt == 5 and len(g) == 3
+    assert torch.equal(
+        torch.cat([inputs["input_ids"], g.ids], 1),
+        model.generate(**inputs, max_new_tokens=5, do_sample=False, eos_token_id=None),
+    )
+    assert (
+        g.scores.shape == g.row.shape == (3, 5, 9)
+        and g.output.shape == (3, 5)
+        and g.prompt == 5
+        and len(g) == 3
+    )
     for k in (0, 3, 4):
         ids = torch.cat([inputs["input_ids"], g.ids[:, :k]], 1)
-        e = relprop.explain(model, {"input_ids": ids, "attention_mask": longer(inputs["attention_mask"], k)})
+        e = relprop.explain(
+            model, {"input_ids": ids, "attention_mask": longer(inputs["attention_mask"], k)}
+        )
         assert e.target == g.steps[k].target == tuple((4 + k, t) for t in g.ids[:, k].tolist())
-        assert closeness(g.scores[:, k, :5 + k], e.scores) <= EXACT and closeness(g.row[:, k, :5 + k], e.row) <= EXACT
+        assert (
+            closeness(g.scores[:, k, : 5 + k], e.scores) <= EXACT
+            and closeness(g.row[:, k, : 5 + k], e.row) <= EXACT
+        )
         assert closeness(g.output[:, k], e.output) <= 1e-12 and float(e.scores.abs().max()) > 1e-3
-        assert not g.scores[:, k, 5 + k:].any() and not g.row[:, k, 5 + k:].any()
+        assert not g.scores[:, k, 5 + k :].any() and not g.row[:, k, 5 + k :].any()
 
 
 @pytest.mark.parametrize("make", CAUSAL.values(), ids=CAUSAL)
 def test_prompts_padded_on_the_left(make):
-    """Positions are counted as ``generate`` counts them; pads score nothing; each prompt is explained as without pads."""
+    """Positions are counted as ``generate`` counts them; pads score nothing; each prompt is
+    explained as without pads."""
     model, inputs = make(), prompts(attention_mask=LEFT)
     g = relprop.explain_generation(model, inputs, max_new_tokens=4, generate={"eos_token_id": None})
-    assert torch.equal(g.ids, model.generate(**inputs, max_new_tokens=4, do_sample=False, eos_token_id=None)[:, 5:])
+    assert torch.equal(
+        g.ids, model.generate(**inputs, max_new_tokens=4, do_sample=False, eos_token_id=None)[:, 5:]
+    )
     for k in (0, 3):
         mask = longer(LEFT, k)
-        cut = {"input_ids": torch.cat([inputs["input_ids"], g.ids[:, :k]], 1), "attention_mask": mask, "position_ids": positions(mask)}
+        cut = {
+            "input_ids": torch.cat([inputs["input_ids"], g.ids[:, :k]], 1),
+            "attention_mask": mask,
+            "position_ids": positions(mask),
+        }
         e = relprop.explain(model, cut, g.ids[:, k])
-        assert closeness(g.scores[:, k, :5 + k], e.scores) <= EXACT
+        assert closeness(g.scores[:, k, : 5 + k], e.scores) <= EXACT
     assert not g.scores.transpose(1, 2)[:, :5][LEFT == 0].any()
     for i, pads in [(1, 2), (2, 1)]:
-        alone = relprop.explain_generation(model, {"input_ids": inputs["input_ids"][i:i + 1, pads:]}, max_new_tokens=4, generate={"eos_token_id": None})
-        assert torch.equal(alone.ids, g.ids[i:i + 1])
-        assert closeness(alone.scores, g.scores[i:i + 1, :, pads:]) <= 1e-7
+        alone = relprop.explain_generation(
+            model,
+            {"input_ids": inputs["input_ids"][i : i + 1, pads:]},
+            max_new_tokens=4,
+            generate={"eos_token_id": None},
+        )
+        assert torch.equal(alone.ids, g.ids[i : i + 1])
+        assert closeness(alone.scores, g.scores[i : i + 1, :, pads:]) <= 1e-7
     assert g.content[:, :5].equal(LEFT.bool())
 
 
 @pytest.mark.parametrize("make", SEQ2SEQ.values(), ids=SEQ2SEQ)
-@pytest.mark.parametrize("prompt", [None, [[START, 7], [START, 9], [START, 8]]], ids=["from the start token", "from a decoder's prompt"])
+@pytest.mark.parametrize(
+    "prompt",
+    [None, [[START, 7], [START, 9], [START, 8]]],
+    ids=["from the start token", "from a decoder's prompt"],
+)
 def test_an_encoder_decoder_has_rows_for_both_of_its_inputs(make, prompt):
     model, mask = make(), torch.tensor([[1] * 5, [1] * 3 + [0] * 2, [1] * 4 + [0]])
     inputs = prompts(attention_mask=mask)
     if prompt is not None:
-        inputs |= {"decoder_input_ids": torch.tensor(prompt), "decoder_attention_mask": torch.ones(3, 2, dtype=torch.long)}
+        inputs |= {
+            "decoder_input_ids": torch.tensor(prompt),
+            "decoder_attention_mask": torch.ones(3, 2, dtype=torch.long),
+        }
     g = relprop.explain_generation(model, inputs, max_new_tokens=4, generate={"eos_token_id": None})
     sequences = model.generate(**inputs, max_new_tokens=4, do_sample=False, eos_token_id=None)
     before = sequences.shape[1] - 4
-    assert torch.equal(g.ids, sequences[:, before:]) and g.prompt == before and g.stream == "decoder_input_ids"
+    assert (
+        torch.equal(g.ids, sequences[:, before:])
+        and g.prompt == before
+        and g.stream == "decoder_input_ids"
+    )
     assert g.streams == ("input_ids", "decoder_input_ids")
     source, target = g["input_ids"].scores, g["decoder_input_ids"].scores
     assert source.shape == (3, 4, 5) and target.shape == (3, 4, before + 3)
     for k in (1, 3):
-        e = relprop.explain(model, {"input_ids": inputs["input_ids"], "attention_mask": mask, "decoder_input_ids": sequences[:, :before + k]}, g.ids[:, k])
+        e = relprop.explain(
+            model,
+            {
+                "input_ids": inputs["input_ids"],
+                "attention_mask": mask,
+                "decoder_input_ids": sequences[:, : before + k],
+            },
+            g.ids[:, k],
+        )
         assert closeness(source[:, k], e["input_ids"].scores) <= EXACT
-        assert closeness(target[:, k, :before + k], e["decoder_input_ids"].scores) <= EXACT
-        assert not target[:, k, before + k:].any() and float(e["input_ids"].scores.abs().max()) > 1e-4
+        assert closeness(target[:, k, : before + k], e["decoder_input_ids"].scores) <= EXACT
+        assert (
+            not target[:, k, before + k :].any() and float(e["input_ids"].scores.abs().max()) > 1e-4
+        )
     assert not source.transpose(1, 2)[mask == 0].any()
-    with pytest.raises(OptionError, match="2 inputs are explained: 'input_ids', 'decoder_input_ids'"):
+    with pytest.raises(
+        OptionError, match="2 inputs are explained: 'input_ids', 'decoder_input_ids'"
+    ):
         assert g.scores is None
 
 
 def test_a_sample_ends_at_its_own_end_token():
     model, inputs = models.llama(), prompts()
-    free = relprop.explain_generation(model, inputs, max_new_tokens=5, generate={"eos_token_id": None})
+    free = relprop.explain_generation(
+        model, inputs, max_new_tokens=5, generate={"eos_token_id": None}
+    )
     ends = [free.ids[0, 1].item(), free.ids[1, 2].item()]
-    lengths = [next((k + 1 for k, t in enumerate(row) if t in ends), 5) for row in free.ids.tolist()]
+    lengths = [
+        next((k + 1 for k, t in enumerate(row) if t in ends), 5) for row in free.ids.tolist()
+    ]
     assert len(set(lengths)) > 1
     g = relprop.explain_generation(model, inputs, max_new_tokens=5, generate={"eos_token_id": ends})
     assert g.ids.shape[1] == max(lengths) and [int((row >= 0).sum()) for row in g.ids] == lengths
     for i, n in enumerate(lengths):
         assert torch.equal(g.ids[i, :n], free.ids[i, :n])
-        assert closeness(g.scores[i, :n], free.scores[i, :n, :g.scores.shape[2]]) <= EXACT
+        assert closeness(g.scores[i, :n], free.scores[i, :n, : g.scores.shape[2]]) <= EXACT
         for k in range(n, max(lengths)):
             assert not g.row[i, k].any() and g.output[i, k] == 0 and g.steps[k].target[i] is None
             assert not g.steps[k].ledger.started[i] and g.steps[k].ledger.balanced(1e-12)
         assert g.labels[i][n:] == [""] * (max(lengths) - n)
-    parts = relprop.explain_generation(model, inputs, max_new_tokens=5, generate={"eos_token_id": ends}, batch_size=1)
+    parts = relprop.explain_generation(
+        model, inputs, max_new_tokens=5, generate={"eos_token_id": ends}, batch_size=1
+    )
     assert closeness(parts.scores, g.scores) <= EXACT and torch.equal(parts.ids, g.ids)
 
 
 def test_all_steps_come_from_one_forward_pass(monkeypatch):
     calls = []
     forward = relprop.api.run.forward
-    monkeypatch.setattr(relprop.api.run, "forward", lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs))
-    g = relprop.explain_generation(models.llama(), prompts(), max_new_tokens=6, generate={"eos_token_id": None})
+    monkeypatch.setattr(
+        relprop.api.run,
+        "forward",
+        lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs),
+    )
+    g = relprop.explain_generation(
+        models.llama(), prompts(), max_new_tokens=6, generate={"eos_token_id": None}
+    )
     assert len(g.steps) == 6 and len(calls) == 1
 
 
-# -- output that was generated before -----------------------------------------------------------------------------------------
+# -- output that was generated before
+# -----------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("make", [*CAUSAL.values(), *SEQ2SEQ.values()], ids=[*CAUSAL, *SEQ2SEQ])
 def test_given_output_is_explained_as_generated_output(make):
@@ -137,35 +204,65 @@ class Plain(nn.Module):
 
     def __init__(self, causal=True):
         super().__init__()
-        self.embed, self.position, self.head, self.causal = nn.Embedding(31, 8), nn.Embedding(16, 8), nn.Linear(8, 31), causal
+        self.embed, self.position, self.head, self.causal = (
+            nn.Embedding(31, 8),
+            nn.Embedding(16, 8),
+            nn.Linear(8, 31),
+            causal,
+        )
 
     def forward(self, ids):
         x = self.embed(ids) + self.position(torch.arange(ids.shape[1]))
         for _ in range(2):
-            later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1 if self.causal else ids.shape[1])
+            later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(
+                1 if self.causal else ids.shape[1]
+            )
             x = x + (x @ x.mT / 3).masked_fill(later, float("-inf")).softmax(-1) @ x
         return self.head(x)
 
 
-@pytest.mark.parametrize("form", [lambda ids: ids, lambda ids: (ids,), lambda ids: {"ids": ids}], ids=["tensor", "tuple", "dict"])
+@pytest.mark.parametrize(
+    "form",
+    [lambda ids: ids, lambda ids: (ids,), lambda ids: {"ids": ids}],
+    ids=["tensor", "tuple", "dict"],
+)
 def test_a_plain_causal_model_with_given_output(form):
-    model, ids, out = randomise(Plain()).double(), words(), torch.tensor([[3, 4, 5], [6, 7, -1], [8, 9, 10]])
+    model, ids, out = (
+        randomise(Plain()).double(),
+        words(),
+        torch.tensor([[3, 4, 5], [6, 7, -1], [8, 9, 10]]),
+    )
     g = relprop.explain_generation(model, form(ids), output_ids=out, tokenizer=models.tokenizer())
     assert g.scores.shape == (3, 3, 9) and torch.equal(g.ids, out)
     for k in range(3):
-        e = relprop.explain(model, torch.cat([ids, out[:, :k].clamp(min=0)], 1), [(6 + k, max(t, 0)) for t in out[:, k].tolist()])
+        e = relprop.explain(
+            model,
+            torch.cat([ids, out[:, :k].clamp(min=0)], 1),
+            [(6 + k, max(t, 0)) for t in out[:, k].tolist()],
+        )
         real = out[:, k] >= 0
-        assert closeness(g.scores[real, k, :7 + k], e.scores[real]) <= EXACT
+        assert closeness(g.scores[real, k, : 7 + k], e.scores[real]) <= EXACT
     assert not g.row[1, 2].any()
     assert g.tokens[0][7:] == ["[UNK]", "[MASK]"] and g.labels[1] == ["w6", "w7", ""]
 
 
-# -- how it is asked for ------------------------------------------------------------------------------------------------------
+# -- how it is asked for
+# --------------------------------------------------------------------------------------------------
+
 
 def test_sampling_is_seeded_and_the_random_state_put_back():
     model, inputs = models.llama(), prompts()
     before = torch.get_rng_state()
-    a, b, c = (relprop.explain_generation(model, inputs, max_new_tokens=6, generate={"do_sample": True, "temperature": 3.0, "eos_token_id": None}, seed=s) for s in (1, 1, 2))
+    a, b, c = (
+        relprop.explain_generation(
+            model,
+            inputs,
+            max_new_tokens=6,
+            generate={"do_sample": True, "temperature": 3.0, "eos_token_id": None},
+            seed=s,
+        )
+        for s in (1, 1, 2)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(a.ids, b.ids) and closeness(a.scores, b.scores) == 0
     assert not torch.equal(a.ids, c.ids)
@@ -180,6 +277,7 @@ def undisturbed_calls():
     def fail_late(model, inputs):
         with pytest.raises(RelpropError):
             relprop.explain_generation(model, inputs, max_new_tokens=3, layers=[99])
+
     return {"success": generate, "failure": fail_late}
 
 
@@ -190,7 +288,11 @@ def test_the_model_is_left_as_it_was(make, name):
     model.train()
     next(model.modules()).register_forward_hook(lambda module, args, out: None)
     try:
-        before, config, generation = snapshot(model, inputs.values()), model.config.to_dict(), model.generation_config.to_dict()
+        before, config, generation = (
+            snapshot(model, inputs.values()),
+            model.config.to_dict(),
+            model.generation_config.to_dict(),
+        )
         undisturbed_calls()[name](model, inputs)
         assert_undisturbed(before, snapshot(model, inputs.values()))
         assert model.config.to_dict() == config and model.generation_config.to_dict() == generation
@@ -201,18 +303,29 @@ def test_the_model_is_left_as_it_was(make, name):
 
 def test_options_of_explain():
     model, inputs = models.llama(), prompts()
-    g = relprop.explain_generation(model, inputs, max_new_tokens=2, method="rollout", keep="blocks", precision="float32")
-    assert g.scores.dtype == torch.float32 and g.steps[1].method == "rollout" and len(g.steps[0].blocks) == 2
+    g = relprop.explain_generation(
+        model, inputs, max_new_tokens=2, method="rollout", keep="blocks", precision="float32"
+    )
+    assert (
+        g.scores.dtype == torch.float32
+        and g.steps[1].method == "rollout"
+        and len(g.steps[0].blocks) == 2
+    )
     plain = relprop.explain(model, prompts(), method="rollout", precision="float32")
     assert closeness(g.scores[:, 0, :5], plain.scores) <= 1e-5
     lrp = relprop.explain_generation(model, inputs, max_new_tokens=2, method="lrp")
-    assert closeness(lrp.scores[:, 0, :5], relprop.explain(model, inputs, method="lrp").scores) <= EXACT
+    assert (
+        closeness(lrp.scores[:, 0, :5], relprop.explain(model, inputs, method="lrp").scores)
+        <= EXACT
+    )
 
 
 def test_half_precision_weights():
     model = randomise(models.llama()).to(torch.bfloat16)
     try:
-        g = relprop.explain_generation(model, prompts(), max_new_tokens=3, generate={"eos_token_id": None})
+        g = relprop.explain_generation(
+            model, prompts(), max_new_tokens=3, generate={"eos_token_id": None}
+        )
         assert g.scores.shape == (3, 3, 7) and torch.isfinite(g.scores).all() and g.scores.any()
     finally:
         models.llama.cache_clear()
@@ -221,11 +334,16 @@ def test_half_precision_weights():
 def test_what_goes_on_beside_the_tokens():
     """Token types repeat the last one, positions are counted on; both as ``generate`` does it."""
     model = models.gpt2()
-    inputs = prompts(token_type_ids=torch.tensor([[3, 3, 4, 4, 5]] * 3), position_ids=torch.tensor([[2, 3, 4, 5, 6]] * 3))
+    inputs = prompts(
+        token_type_ids=torch.tensor([[3, 3, 4, 4, 5]] * 3),
+        position_ids=torch.tensor([[2, 3, 4, 5, 6]] * 3),
+    )
     g = relprop.explain_generation(model, inputs, max_new_tokens=3, generate={"eos_token_id": None})
     whole = {
-        "input_ids": torch.cat([inputs["input_ids"], g.ids[:, :2]], 1), "attention_mask": torch.ones(3, 7, dtype=torch.long),
-        "token_type_ids": torch.tensor([[3, 3, 4, 4, 5, 5, 5]] * 3), "position_ids": torch.arange(2, 9).expand(3, -1),
+        "input_ids": torch.cat([inputs["input_ids"], g.ids[:, :2]], 1),
+        "attention_mask": torch.ones(3, 7, dtype=torch.long),
+        "token_type_ids": torch.tensor([[3, 3, 4, 4, 5, 5, 5]] * 3),
+        "position_ids": torch.arange(2, 9).expand(3, -1),
     }
     e = relprop.explain(model, whole)
     assert closeness(g.scores[:, 2], e.scores) <= EXACT and e.target == g.steps[2].target
@@ -233,21 +351,54 @@ def test_what_goes_on_beside_the_tokens():
 
 def test_labels():
     model, tok = models.llama(), models.tokenizer()
-    inputs = tok(["w5 w6 w7", "w8 w9"], padding=True, padding_side="left", return_tensors="pt", return_token_type_ids=False)
-    bare = relprop.explain_generation(model, inputs, max_new_tokens=2, generate={"eos_token_id": None})
-    assert bare.tokens[1] == ["[PAD]", "w8", "w9", str(bare.ids[1, 0].item())] and bare.labels[0] == [str(t) for t in bare.ids[0].tolist()]
-    g = relprop.explain_generation(model, inputs, max_new_tokens=2, generate={"eos_token_id": None}, tokenizer=tok)
+    inputs = tok(
+        ["w5 w6 w7", "w8 w9"],
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+        return_token_type_ids=False,
+    )
+    bare = relprop.explain_generation(
+        model, inputs, max_new_tokens=2, generate={"eos_token_id": None}
+    )
+    assert bare.tokens[1] == ["[PAD]", "w8", "w9", str(bare.ids[1, 0].item())] and bare.labels[
+        0
+    ] == [str(t) for t in bare.ids[0].tolist()]
+    g = relprop.explain_generation(
+        model, inputs, max_new_tokens=2, generate={"eos_token_id": None}, tokenizer=tok
+    )
     text = tok.convert_ids_to_tokens(g.ids[1])
     assert g.tokens[1] == ["[PAD]", "w8", "w9", text[0]] and g.labels[1] == text
-    assert repr(g) == f"Generation(2 samples, 2 steps, 'input_ids': 4 tokens, output {' '.join(g.labels[0])!r}, ..., method 'transformer_attribution', rules 'paper')"
+    assert repr(g) == (
+        "Generation(2 samples, 2 steps, 'input_ids': 4 tokens, output "
+        f"{' '.join(g.labels[0])!r}, ..., method 'transformer_attribution', rules 'paper')"
+    )
 
 
 def test_speech_is_generated_too():
-    model = models.ready(hf.WhisperForConditionalGeneration(hf.WhisperConfig(
-        vocab_size=31, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
-        decoder_ffn_dim=16, num_mel_bins=8, max_source_positions=20, max_target_positions=20, pad_token_id=PAD, bos_token_id=START, eos_token_id=END,
-        decoder_start_token_id=START, suppress_tokens=None, begin_suppress_tokens=None,
-    )))
+    model = models.ready(
+        hf.WhisperForConditionalGeneration(
+            hf.WhisperConfig(
+                vocab_size=31,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=16,
+                decoder_ffn_dim=16,
+                num_mel_bins=8,
+                max_source_positions=20,
+                max_target_positions=20,
+                pad_token_id=PAD,
+                bos_token_id=START,
+                eos_token_id=END,
+                decoder_start_token_id=START,
+                suppress_tokens=None,
+                begin_suppress_tokens=None,
+            )
+        )
+    )
     sound = torch.randn(2, 8, 40, dtype=torch.float64)
     g = relprop.explain_generation(model, {"input_features": sound}, max_new_tokens=3)
     decoder = torch.cat([torch.full((2, 1), START), g.ids[:, :-1].clamp(min=0)], 1)
@@ -262,13 +413,29 @@ def test_a_pipeline():
     tok = models.tokenizer()
     tok.padding_side = "left"
     pipe = hf.pipeline("text-generation", model=models.llama(), tokenizer=tok)
-    g = relprop.explain_generation(pipe, ["w5 w6 w7", "w8 w9"], max_new_tokens=2, generate={"eos_token_id": None})
-    assert g.tokens[1][:3] == ["[PAD]", "w8", "w9"] and g.labels[1] == tok.convert_ids_to_tokens(g.ids[1])
-    inputs = tok(["w5 w6 w7", "w8 w9"], padding=True, return_tensors="pt", return_token_type_ids=False)
-    assert closeness(g.scores, relprop.explain_generation(models.llama(), inputs, max_new_tokens=2, generate={"eos_token_id": None}).scores) <= EXACT
+    g = relprop.explain_generation(
+        pipe, ["w5 w6 w7", "w8 w9"], max_new_tokens=2, generate={"eos_token_id": None}
+    )
+    assert g.tokens[1][:3] == ["[PAD]", "w8", "w9"] and g.labels[1] == tok.convert_ids_to_tokens(
+        g.ids[1]
+    )
+    inputs = tok(
+        ["w5 w6 w7", "w8 w9"], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    assert (
+        closeness(
+            g.scores,
+            relprop.explain_generation(
+                models.llama(), inputs, max_new_tokens=2, generate={"eos_token_id": None}
+            ).scores,
+        )
+        <= EXACT
+    )
 
 
-# -- refused ------------------------------------------------------------------------------------------------------------------
+# -- refused
+# --------------------------------------------------------------------------------------------------
+
 
 def run(make=models.llama, inputs=None, **options):
     return relprop.explain_generation(make(), prompts() if inputs is None else inputs, **options)
@@ -279,26 +446,116 @@ def no_causal_model():
 
 
 REFUSED = {
-    "padding on the right": (InputError, lambda: run(inputs=prompts(attention_mask=LEFT.flip(1))), r"prompt of sample 1 ends in padding.*padding_side = 'left'"),
-    "a mask of four axes": (InputError, lambda: run(inputs=prompts(attention_mask=torch.ones(3, 1, 5, 5) > 0)), r"'attention_mask' is \[3, 1, 5, 5\]; one that can be continued"),
-    "no prompt": (InputError, lambda: run(inputs={"inputs_embeds": torch.randn(1, 3, 16)}), r"there is no 'input_ids' among the inputs \(inputs_embeds\)"),
-    "something beside the tokens": (InputError, lambda: run(inputs=prompts(labels_of_mine=torch.ones(3, 5, dtype=torch.long)), output_ids=[[1], [2], [3]]), r"input 'labels_of_mine' has an entry for every position of the prompt"),
-    "beams": (OptionError, lambda: run(generate={"num_beams": 3}), r"generate=\{'num_beams': ...\}: the steps of one sequence per sample.*output_ids="),
-    "several outputs": (OptionError, lambda: run(generate={"num_return_sequences": 2, "do_sample": True}), r"one sequence per sample"),
-    "what is set here": (OptionError, lambda: run(generate={"max_new_tokens": 3}), r"generate=\{'max_new_tokens': ...\}: it is set here"),
-    "no tokens": (OptionError, lambda: run(max_new_tokens=0), r"max_new_tokens=0: a positive integer"),
-    "generated and given": (OptionError, lambda: run(max_new_tokens=2, output_ids=[[1], [2], [3]]), r"output_ids is what was generated: leave max_new_tokens and generate out"),
-    "an option generate does not know": (InputError, lambda: run(generate={"top_q": 3}), r"the model's own generate\(\) fails: ValueError.*top_q"),
-    "output of another batch": (InputError, lambda: run(output_ids=[[1, 2]]), r"output_ids is a int64 tensor \[1, 2\]; it is integers, \(batch, new tokens\), for a batch of 3"),
-    "output of floats": (InputError, lambda: run(output_ids=torch.rand(3, 2)), r"output_ids is a float32 tensor"),
-    "output out of the vocabulary": (InputError, lambda: run(output_ids=[[40], [2], [3]]), r"holds token 40; the model's vocabulary has 31"),
-    "a sample without output": (InputError, lambda: run(output_ids=[[1], [-1], [3]]), r"output_ids of sample 1 holds no token"),
-    "output with the prompt": (InputError, lambda: run(output_ids=torch.cat([prompts()["input_ids"], words(3, 2)], 1)), r"repeats the prompt: give what comes after its 5 tokens"),
-    "output with the start token": (InputError, lambda: run(models.t5, output_ids=[[PAD, 5], [PAD, 6], [PAD, 7]]), r"begins with the decoder's start token"),
-    "a model that does not generate": (OptionError, lambda: run(lambda: randomise(Plain()).double(), words()), r"Plain has no generate\(\).*output_ids="),
-    "two prompts": (InputError, lambda: run(lambda: randomise(Plain()).double(), (words(), words()), output_ids=[[1], [2], [3]]), r"2 inputs are \(batch, positions\) of integers"),
-    "earlier positions see later ones": (InputError, lambda: run(no_causal_model, words(), output_ids=[[1, 2], [3, 4], [5, 6]]), r"one pass over prompt and output does not see what generation saw: at step 0"),
-    "pads without a mask": (InputError, lambda: run(models.gpt2, inputs={"input_ids": torch.tensor([[PAD, PAD, 7, 8], [5, 6, 7, 8]])}), r"does not see what generation saw.*attention_mask of a padded prompt"),
+    "padding on the right": (
+        InputError,
+        lambda: run(inputs=prompts(attention_mask=LEFT.flip(1))),
+        r"prompt of sample 1 ends in padding.*padding_side = 'left'",
+    ),
+    "a mask of four axes": (
+        InputError,
+        lambda: run(inputs=prompts(attention_mask=torch.ones(3, 1, 5, 5) > 0)),
+        r"'attention_mask' is \[3, 1, 5, 5\]; one that can be continued",
+    ),
+    "no prompt": (
+        InputError,
+        lambda: run(inputs={"inputs_embeds": torch.randn(1, 3, 16)}),
+        r"there is no 'input_ids' among the inputs \(inputs_embeds\)",
+    ),
+    "something beside the tokens": (
+        InputError,
+        lambda: run(
+            inputs=prompts(labels_of_mine=torch.ones(3, 5, dtype=torch.long)),
+            output_ids=[[1], [2], [3]],
+        ),
+        r"input 'labels_of_mine' has an entry for every position of the prompt",
+    ),
+    "beams": (
+        OptionError,
+        lambda: run(generate={"num_beams": 3}),
+        r"generate=\{'num_beams': ...\}: the steps of one sequence per sample.*output_ids=",
+    ),
+    "several outputs": (
+        OptionError,
+        lambda: run(generate={"num_return_sequences": 2, "do_sample": True}),
+        r"one sequence per sample",
+    ),
+    "what is set here": (
+        OptionError,
+        lambda: run(generate={"max_new_tokens": 3}),
+        r"generate=\{'max_new_tokens': ...\}: it is set here",
+    ),
+    "no tokens": (
+        OptionError,
+        lambda: run(max_new_tokens=0),
+        r"max_new_tokens=0: a positive integer",
+    ),
+    "generated and given": (
+        OptionError,
+        lambda: run(max_new_tokens=2, output_ids=[[1], [2], [3]]),
+        r"output_ids is what was generated: leave max_new_tokens and generate out",
+    ),
+    "an option generate does not know": (
+        InputError,
+        lambda: run(generate={"top_q": 3}),
+        r"the model's own generate\(\) fails: ValueError.*top_q",
+    ),
+    "output of another batch": (
+        InputError,
+        lambda: run(output_ids=[[1, 2]]),
+        (
+            r"output_ids is a int64 tensor \[1, 2\]; it is integers, \(batch, new tokens\), "
+            r"for a batch of 3"
+        ),
+    ),
+    "output of floats": (
+        InputError,
+        lambda: run(output_ids=torch.rand(3, 2)),
+        r"output_ids is a float32 tensor",
+    ),
+    "output out of the vocabulary": (
+        InputError,
+        lambda: run(output_ids=[[40], [2], [3]]),
+        r"holds token 40; the model's vocabulary has 31",
+    ),
+    "a sample without output": (
+        InputError,
+        lambda: run(output_ids=[[1], [-1], [3]]),
+        r"output_ids of sample 1 holds no token",
+    ),
+    "output with the prompt": (
+        InputError,
+        lambda: run(output_ids=torch.cat([prompts()["input_ids"], words(3, 2)], 1)),
+        r"repeats the prompt: give what comes after its 5 tokens",
+    ),
+    "output with the start token": (
+        InputError,
+        lambda: run(models.t5, output_ids=[[PAD, 5], [PAD, 6], [PAD, 7]]),
+        r"begins with the decoder's start token",
+    ),
+    "a model that does not generate": (
+        OptionError,
+        lambda: run(lambda: randomise(Plain()).double(), words()),
+        r"Plain has no generate\(\).*output_ids=",
+    ),
+    "two prompts": (
+        InputError,
+        lambda: run(
+            lambda: randomise(Plain()).double(), (words(), words()), output_ids=[[1], [2], [3]]
+        ),
+        r"2 inputs are \(batch, positions\) of integers",
+    ),
+    "earlier positions see later ones": (
+        InputError,
+        lambda: run(no_causal_model, words(), output_ids=[[1, 2], [3, 4], [5, 6]]),
+        r"one pass over prompt and output does not see what generation saw: at step 0",
+    ),
+    "pads without a mask": (
+        InputError,
+        lambda: run(
+            models.gpt2, inputs={"input_ids": torch.tensor([[PAD, PAD, 7, 8], [5, 6, 7, 8]])}
+        ),
+        r"does not see what generation saw.*attention_mask of a padded prompt",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"""docs/targets.md: every code block runs, in order, with models of the kinds it speaks of, and gives what is written beside it."""
+"""docs/targets.md: every code block runs, in order, with models of the kinds it speaks of, and
+gives what is written beside it."""
 
 import ast
 import re
@@ -35,10 +36,22 @@ def scope():
     masked[:, 4] = MASK
     config = hf.BertConfig(**models.SMALL, **ANIMALS)
     found = {
-        "classifier": models.ready(hf.BertForSequenceClassification(config)), "two_heads": models.ready(TwoHeads(config)), "reader": bert(hf.BertForQuestionAnswering),
-        "masked_lm": bert(hf.BertForMaskedLM), "causal_lm": models.llama(), "translator": models.t5(), "clip": models.clip(),
-        "detector": named(models.yolos.__wrapped__()), "segmenter": named(models.segformer.__wrapped__()), "tokenizer": models.tokenizer(),
-        "masked": {"input_ids": masked}, "prompts": {"input_ids": words(2)}, "source": {"input_ids": words(2)}, "decoder": words(2, 3, 5), "texts": words(2), "images": pictures(2),
+        "classifier": models.ready(hf.BertForSequenceClassification(config)),
+        "two_heads": models.ready(TwoHeads(config)),
+        "reader": bert(hf.BertForQuestionAnswering),
+        "masked_lm": bert(hf.BertForMaskedLM),
+        "causal_lm": models.llama(),
+        "translator": models.t5(),
+        "clip": models.clip(),
+        "detector": named(models.yolos.__wrapped__()),
+        "segmenter": named(models.segformer.__wrapped__()),
+        "tokenizer": models.tokenizer(),
+        "masked": {"input_ids": masked},
+        "prompts": {"input_ids": words(2)},
+        "source": {"input_ids": words(2)},
+        "decoder": words(2, 3, 5),
+        "texts": words(2),
+        "images": pictures(2),
     }
     for block in BLOCKS:
         found["inputs"] = {"input_ids": words(2 if "span" in block else 3)}
@@ -52,7 +65,12 @@ def test_every_block_runs(scope):
 
 def test_what_is_written_beside_is_what_comes_out(scope):
     """Lines that end in a tuple as a comment."""
-    written = [(block, line) for block in BLOCKS for line in block.splitlines() if re.search(r"target\s+# \(", line)]
+    written = [
+        (block, line)
+        for block in BLOCKS
+        for line in block.splitlines()
+        if re.search(r"target\s+# \(", line)
+    ]
     assert len(written) == 3
     for block, line in written:
         code, said = re.fullmatch(r"(.*?target)\s+# (\(.*\)).*", line).groups()
@@ -63,6 +81,11 @@ def test_what_is_written_beside_is_what_comes_out(scope):
 
 def test_the_shapes_of_a_generation(scope):
     g = scope["g"]
-    assert g.scores.shape == (2, 4, 10) and len(g.tokens[0]) == 10 and len(g.labels[0]) == 4 and g.ids.shape == (2, 4)
+    assert (
+        g.scores.shape == (2, 4, 10)
+        and len(g.tokens[0]) == 10
+        and len(g.labels[0]) == 4
+        and g.ids.shape == (2, 4)
+    )
     assert torch.equal(scope["given"].ids, g.ids) and scope["sampled"].ids.shape[0] == 2
     assert scope["t"]["decoder_input_ids"].scores.shape[1] == scope["t"].ids.shape[1]

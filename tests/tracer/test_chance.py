@@ -1,4 +1,5 @@
-"""A model that draws random numbers is explained for those that its own run drew, however it seeds them, and says that it draws."""
+"""A model that draws random numbers is explained for those that its own run drew, however it seeds
+them, and says that it draws."""
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from tests.common.models import build, closeness, sample
 
 
 class Rotated(nn.Module):
-    """Its logits are turned by a matrix drawn at every call: as it comes, seeded by the model itself, or shaped like another tensor."""
+    """Its logits are turned by a matrix drawn at every call: as it comes, seeded by the model
+    itself, or shaped like another tensor."""
 
     def __init__(self, draw):
         super().__init__()
@@ -48,7 +50,9 @@ def test_the_graph_draws_what_the_model_drew(draw):
         assert closeness(e.output, model(x)[:, 1]) <= 1e-12
     for i in range(len(x)):
         torch.set_rng_state(state)
-        assert closeness(relprop.explain(model, x[i:i + 1], 1).scores, e.scores[i:i + 1]) <= 1e-9
+        assert (
+            closeness(relprop.explain(model, x[i : i + 1], 1).scores, e.scores[i : i + 1]) <= 1e-9
+        )
 
 
 def test_check_says_where_numbers_are_drawn():
@@ -58,7 +62,8 @@ def test_check_says_where_numbers_are_drawn():
 
 
 class Noisy(nn.Module):
-    """Noise of the size of its input: every sample of a batch has noise of its own, which no sample has alone."""
+    """Noise of the size of its input: every sample of a batch has noise of its own, which no sample
+    has alone."""
 
     def __init__(self):
         super().__init__()

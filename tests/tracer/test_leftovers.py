@@ -1,4 +1,5 @@
-"""What a model's code and its hooks keep while they run is taken back; what they do to the numbers is in the graph."""
+"""What a model's code and its hooks keep while they run is taken back; what they do to the numbers
+is in the graph."""
 
 import functools
 from collections import defaultdict
@@ -69,7 +70,11 @@ def arrays(recorder):
     return lambda module, args, output: recorder.seen.append(output.detach().numpy())
 
 
-@pytest.mark.parametrize("kind", [method, callable_object, closure, partially, of_the_module, numbers, arrays], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [method, callable_object, closure, partially, of_the_module, numbers, arrays],
+    ids=lambda f: f.__name__,
+)
 def test_what_a_hook_keeps_is_taken_back(kind):
     model, x, recorder = build(), sample(), Recorder()
     expected = relprop.explain(build(), x, 1).scores
@@ -89,14 +94,21 @@ def test_what_was_kept_before_stays():
     model(x)
     calls, seen, _, last = recorder.state()
     relprop.explain(model, x, 1)
-    assert recorder.calls == calls == 1 and recorder.seen[0] is seen[0] and recorder.last is last and len(recorder.by_name["Block"]) == 1
+    assert (
+        recorder.calls == calls == 1
+        and recorder.seen[0] is seen[0]
+        and recorder.last is last
+        and len(recorder.by_name["Block"]) == 1
+    )
 
 
 def test_a_hook_that_changes_values_is_part_of_the_graph():
     model, x = build(), sample()
     plain = relprop.explain(model, x, 1)
     model.blocks[0].register_forward_hook(lambda module, args, output: 3 * output)
-    model.blocks[1].register_forward_pre_hook(lambda module, args, kwargs: ((args[0].tanh(),), kwargs), with_kwargs=True)
+    model.blocks[1].register_forward_pre_hook(
+        lambda module, args, kwargs: ((args[0].tanh(),), kwargs), with_kwargs=True
+    )
     e = relprop.explain(model, x, 1)
     assert closeness(e.output, model(x)[:, 1].detach()) <= 1e-12
     assert closeness(e.scores, plain.scores) > 1e-3
@@ -105,7 +117,9 @@ def test_a_hook_that_changes_values_is_part_of_the_graph():
 def test_a_hook_at_the_address_of_an_old_one_is_a_new_hook():
     model, x = build(), sample()
     for factor in range(1, 12):
-        handle = model.blocks[0].register_forward_hook(lambda module, args, output, k=factor: k * output)
+        handle = model.blocks[0].register_forward_hook(
+            lambda module, args, output, k=factor: k * output
+        )
         e = relprop.explain(model, x, 1)
         assert closeness(e.output, model(x)[:, 1].detach()) <= 1e-12, factor
         handle.remove()
@@ -114,17 +128,23 @@ def test_a_hook_at_the_address_of_an_old_one_is_a_new_hook():
 def test_hooks_on_every_module_are_part_of_the_graph():
     model, x = build(), sample()
     plain = relprop.explain(model, x, 1)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: 2 * output if isinstance(module, nn.GELU) else None)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: 2 * output if isinstance(module, nn.GELU) else None
+    )
     try:
         e = relprop.explain(model, x, 1)
-        assert closeness(e.output, model(x)[:, 1].detach()) <= 1e-12 and closeness(e.output, plain.output) > 1e-3
+        assert (
+            closeness(e.output, model(x)[:, 1].detach()) <= 1e-12
+            and closeness(e.output, plain.output) > 1e-3
+        )
     finally:
         handle.remove()
     assert relprop.explain(model, x, 1).scores.equal(plain.scores)
 
 
 class Keeping(nn.Module):
-    """A model that keeps what it sees, counts, builds tables once and collects features by hooks."""
+    """A model that keeps what it sees, counts, builds tables once and collects features by
+    hooks."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +152,9 @@ class Keeping(nn.Module):
         self.register_buffer("count", torch.zeros(1))
         self.factor, self.act = torch.tensor(2.0, dtype=torch.float64), torch.tanh
         for i, block in enumerate(self.inner.blocks):
-            block.register_forward_hook(lambda module, args, output, i=i: self.features.__setitem__(i, output))
+            block.register_forward_hook(
+                lambda module, args, output, i=i: self.features.__setitem__(i, output)
+            )
         self.head = nn.Linear(2 * self.inner.recipe.width, 4).double()
 
     def forward(self, x):
@@ -162,7 +184,8 @@ def test_what_the_model_keeps_is_taken_back():
 
 
 class Writing(nn.Module):
-    """A model that registers a buffer when it is first called and counts in a tensor that is no buffer: ``torch.export`` refuses it."""
+    """A model that registers a buffer when it is first called and counts in a tensor that is no
+    buffer: ``torch.export`` refuses it."""
 
     def __init__(self):
         super().__init__()
@@ -197,11 +220,15 @@ def test_a_table_built_on_the_first_call_follows_the_weights():
     assert closeness(relprop.explain(model, x, 1).output, other(x)[:, 1].detach()) <= 1e-12
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: setattr(m, "factor", torch.tensor(5.0, dtype=torch.float64)),
-    lambda m: m.factor.mul_(3),
-    lambda m: setattr(m, "act", torch.sin),
-], ids=["another tensor", "a tensor changed in place", "another function"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "factor", torch.tensor(5.0, dtype=torch.float64)),
+        lambda m: m.factor.mul_(3),
+        lambda m: setattr(m, "act", torch.sin),
+    ],
+    ids=["another tensor", "a tensor changed in place", "another function"],
+)
 def test_a_changed_attribute_is_seen(change):
     model, x = fresh(), sample()
     relprop.explain(model, x, 1)

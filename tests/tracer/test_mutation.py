@@ -1,4 +1,5 @@
-"""Writes in place, also through views of views, become functional: the graph equals the model, whichever front end recorded it."""
+"""Writes in place, also through views of views, become functional: the graph equals the model,
+whichever front end recorded it."""
 
 import pytest
 import torch
@@ -82,7 +83,17 @@ def by_index(x):
     return y
 
 
-WRITES = [through_a_select, views_of_one_tensor, pieces, transposed_and_copied, unbound, read_before_and_after, slices_and_diagonals, a_copy_is_no_view, by_index]
+WRITES = [
+    through_a_select,
+    views_of_one_tensor,
+    pieces,
+    transposed_and_copied,
+    unbound,
+    read_before_and_after,
+    slices_and_diagonals,
+    a_copy_is_no_view,
+    by_index,
+]
 
 
 class Model(nn.Module):

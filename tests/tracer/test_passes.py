@@ -1,4 +1,5 @@
-"""Every canonicalising pass, on a model of a few lines: the canonical graph equals the model on two inputs, and the pass did what it says."""
+"""Every canonicalising pass, on a model of a few lines: the canonical graph equals the model on two
+inputs, and the pass did what it says."""
 
 import math
 
@@ -22,8 +23,15 @@ class Model(nn.Module):
     def __init__(self, body, train=False):
         super().__init__()
         self.body = body
-        self.linear, self.wide, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Dropout(0.5)
-        self.matrix, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.linear, self.wide, self.dropout = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Dropout(0.5),
+        )
+        self.matrix, self.bias = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)),
+            nn.Parameter(torch.randn(WIDTH)),
+        )
         self.bank = nn.Parameter(torch.randn(1, TOKENS, TOKENS))
         self.train(train)
 
@@ -40,13 +48,22 @@ def heads(x, count=HEADS):
 
 
 def equals(model, *inputs):
-    """The program of ``inputs``' first sample, and that it equals the model on both samples of these and of other inputs."""
+    """The program of ``inputs``' first sample, and that it equals the model on both samples of
+    these and of other inputs."""
     model = model.double()
     program = traced(model, *inputs)
-    for given in (inputs, tuple(torch.randn_like(t) if t.is_floating_point() and torch.isfinite(t).all() else t for t in inputs)):
+    for given in (
+        inputs,
+        tuple(
+            torch.randn_like(t) if t.is_floating_point() and torch.isfinite(t).all() else t
+            for t in inputs
+        ),
+    ):
         bound = bind(given)
         with undisturbed(model), torch.no_grad():
-            mine = execute(program, model, bound, set(program.output_nodes))[program.output_nodes[0]]
+            mine = execute(program, model, bound, set(program.output_nodes))[
+                program.output_nodes[0]
+            ]
             for i in range(bound.batch):
                 args, _ = bound.rebuild(bound.samples(i, i + 1))
                 eager = model(*args)
@@ -79,11 +96,20 @@ IN_PLACE = {
     "copy_": (lambda m, x: m.linear(x) + torch.empty_like(x).copy_(x), {}),
     "masked_fill_": (lambda m, x: m.linear(x).masked_fill_(x > 0, 0.5), {"masked_fill": 1}),
     "clamp_": (lambda m, x: m.linear(x).clamp_(-1, 1), {"clamp": 1}),
-    "dropout in place": (lambda m, x: F.dropout(m.linear(x), 0.5, m.training, inplace=True), {"linear": 1}),
+    "dropout in place": (
+        lambda m, x: F.dropout(m.linear(x), 0.5, m.training, inplace=True),
+        {"linear": 1},
+    ),
     "through a slice": (lambda m, x: write(m.linear(x), lambda y: y[:, 1:3].mul_(2)), {}),
     "through a select": (lambda m, x: write(m.linear(x), lambda y: y[:, 0].add_(1)), {}),
-    "assignment": (lambda m, x: write(m.linear(x), lambda y: y.__setitem__((slice(None), 2), x[:, 0])), {}),
-    "through a transposed view": (lambda m, x: write(m.linear(x), lambda y: y.mT[:, 1].mul_(3)), {}),
+    "assignment": (
+        lambda m, x: write(m.linear(x), lambda y: y.__setitem__((slice(None), 2), x[:, 0])),
+        {},
+    ),
+    "through a transposed view": (
+        lambda m, x: write(m.linear(x), lambda y: y.mT[:, 1].mul_(3)),
+        {},
+    ),
     "a view read after its base is written": (lambda m, x: view_after(m.linear(x)), {}),
     "into zeros": (lambda m, x: into_zeros(m, x), {}),
 }
@@ -135,9 +161,22 @@ PIECES = {
     "chunk": (lambda m, x: attend(*(heads(t) for t in m.wide(x).chunk(3, -1))), "chunk"),
     "uneven chunk": (lambda m, x: torch.cat(m.wide(x).chunk(5, -1)[::-1], -1), "chunk"),
     "split": (lambda m, x: attend(*(heads(t) for t in m.wide(x).split(WIDTH, -1))), "split"),
-    "split by sizes": (lambda m, x: torch.cat(m.wide(x).split([4, 8, 12], 2)[1:], -1), "split_with_sizes"),
-    "unbind": (lambda m, x: attend(*heads(m.wide(x).unflatten(-1, (3, WIDTH)).movedim(2, 0).flatten(0, 1)).unflatten(0, (3, -1)).unbind()), "unbind"),
-    "unbind, last axis": (lambda m, x: (p := m.linear(x).unflatten(-1, (4, 2)).unbind(-1))[0] * p[-1], "unbind"),
+    "split by sizes": (
+        lambda m, x: torch.cat(m.wide(x).split([4, 8, 12], 2)[1:], -1),
+        "split_with_sizes",
+    ),
+    "unbind": (
+        lambda m, x: attend(
+            *heads(m.wide(x).unflatten(-1, (3, WIDTH)).movedim(2, 0).flatten(0, 1))
+            .unflatten(0, (3, -1))
+            .unbind()
+        ),
+        "unbind",
+    ),
+    "unbind, last axis": (
+        lambda m, x: (p := m.linear(x).unflatten(-1, (4, 2)).unbind(-1))[0] * p[-1],
+        "unbind",
+    ),
 }
 
 
@@ -155,23 +194,68 @@ PRODUCTS = {
     "b + x @ P": (lambda m, x: m.bias + x @ m.matrix, {"linear": 1, "add": 0}),
     "x @ P.T": (lambda m, x: x @ m.matrix.T, {"linear": 1, "matmul": 0}),
     "x @ f(P)": (lambda m, x: x @ (m.matrix * 2 + 1), {"linear": 1, "matmul": 0}),
-    "addmm, as GPT-2 has it": (lambda m, x: torch.addmm(m.bias, x.reshape(-1, WIDTH), m.matrix).reshape(x.shape), {"linear": 1, "addmm": 0, "add": 0}),
-    "addmm with factors": (lambda m, x: torch.addmm(m.bias, x[:, 0], m.matrix, beta=0.5, alpha=2.0), {}),
-    "a bias that is used twice": (lambda m, x: (y := x @ m.matrix) + m.bias + y, {"linear": 1, "add": 2}),
-    "a bias per token is no bias": (lambda m, x: m.linear(x) + m.bank[:, :, :1], {"linear": 1, "add": 1}),
-    "baddbmm": (lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT), {"bmm": 1, "baddbmm": 0, "add": 1}),
-    "baddbmm with factors": (lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0.5, alpha=0.25), {"bmm": 1, "mul": 2, "add": 1}),
-    "baddbmm, beta 0": (lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0, alpha=0.25), {"bmm": 1, "mul": 1, "add": 0}),
-    "add with alpha": (lambda m, x: torch.add(m.linear(x), x, alpha=3) - torch.sub(x, m.linear(x), alpha=0.5), {"mul": 2}),
-    "einsum of two": (lambda m, x: torch.einsum("bqd,bkd->bqk", x, m.linear(x)), {"einsum": 0, "bmm": 1}),
-    "einsum, axes in another order": (lambda m, x: torch.einsum("bqhd,bkhd->hqbk", (t := x.unflatten(-1, (2, 4))), t.relu()), {"einsum": 0, "bmm": 1}),
+    "addmm, as GPT-2 has it": (
+        lambda m, x: torch.addmm(m.bias, x.reshape(-1, WIDTH), m.matrix).reshape(x.shape),
+        {"linear": 1, "addmm": 0, "add": 0},
+    ),
+    "addmm with factors": (
+        lambda m, x: torch.addmm(m.bias, x[:, 0], m.matrix, beta=0.5, alpha=2.0),
+        {},
+    ),
+    "a bias that is used twice": (
+        lambda m, x: (y := x @ m.matrix) + m.bias + y,
+        {"linear": 1, "add": 2},
+    ),
+    "a bias per token is no bias": (
+        lambda m, x: m.linear(x) + m.bank[:, :, :1],
+        {"linear": 1, "add": 1},
+    ),
+    "baddbmm": (
+        lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT),
+        {"bmm": 1, "baddbmm": 0, "add": 1},
+    ),
+    "baddbmm with factors": (
+        lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0.5, alpha=0.25),
+        {"bmm": 1, "mul": 2, "add": 1},
+    ),
+    "baddbmm, beta 0": (
+        lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0, alpha=0.25),
+        {"bmm": 1, "mul": 1, "add": 0},
+    ),
+    "add with alpha": (
+        lambda m, x: torch.add(m.linear(x), x, alpha=3) - torch.sub(x, m.linear(x), alpha=0.5),
+        {"mul": 2},
+    ),
+    "einsum of two": (
+        lambda m, x: torch.einsum("bqd,bkd->bqk", x, m.linear(x)),
+        {"einsum": 0, "bmm": 1},
+    ),
+    "einsum, axes in another order": (
+        lambda m, x: torch.einsum("bqhd,bkhd->hqbk", (t := x.unflatten(-1, (2, 4))), t.relu()),
+        {"einsum": 0, "bmm": 1},
+    ),
     "einsum without an arrow": (lambda m, x: torch.einsum("bqd,bkd", x, m.linear(x)), {}),
-    "einsum with an ellipsis": (lambda m, x: torch.einsum("...qd,...kd->...qk", x, m.linear(x)), {}),
+    "einsum with an ellipsis": (
+        lambda m, x: torch.einsum("...qd,...kd->...qk", x, m.linear(x)),
+        {},
+    ),
     "einsum with a sum": (lambda m, x: torch.einsum("bqd,bkd->bq", x, m.linear(x)), {}),
-    "einsum with a parameter": (lambda m, x: torch.einsum("bqd,de->bqe", x, m.matrix), {"einsum": 0}),
-    "transposes": (lambda m, x: x[0].t().T.mT.adjoint()[None] + 0 * m.linear(x).sum(), {"t": 0, "numpy_T": 0, "mT": 0, "adjoint": 0}),
-    "views": (lambda m, x: m.linear(x).view(len(x), -1).view(len(x), TOKENS, WIDTH).contiguous().clone(), {"view": 0, "clone": 0, "contiguous": 0}),
-    "casts to the same type": (lambda m, x: m.linear(x).to(torch.float64).type_as(x), {"to": 0, "type_as": 0}),
+    "einsum with a parameter": (
+        lambda m, x: torch.einsum("bqd,de->bqe", x, m.matrix),
+        {"einsum": 0},
+    ),
+    "transposes": (
+        lambda m, x: x[0].t().T.mT.adjoint()[None] + 0 * m.linear(x).sum(),
+        {"t": 0, "numpy_T": 0, "mT": 0, "adjoint": 0},
+    ),
+    "views": (
+        lambda m, x: m.linear(x).view(len(x), -1).view(len(x), TOKENS, WIDTH).contiguous().clone(),
+        {"view": 0, "clone": 0, "contiguous": 0},
+    ),
+    "casts to the same type": (
+        lambda m, x: m.linear(x).to(torch.float64).type_as(x),
+        {"to": 0, "type_as": 0},
+    ),
 }
 
 
@@ -189,24 +273,42 @@ FUSED = {
     "no mask": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v),
     "scale": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3),
     "causal": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-    "causal, fewer queries": lambda m, q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, is_causal=True),
-    "bool mask": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q)),
-    "float mask": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, torch.zeros(TOKENS, TOKENS, dtype=q.dtype).masked_fill(~causal(q), float("-inf"))),
-    "learned bias": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, m.bank[:, None]),
-    "rows masked throughout, bool": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q).flip(0).tril(-1)),
-    "rows masked throughout, float": lambda m, q, k, v: F.scaled_dot_product_attention(
-        q, k, v, torch.zeros(TOKENS, TOKENS, dtype=q.dtype).masked_fill(~causal(q).tril(-2), float("-inf"))
+    "causal, fewer queries": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q[:, :, :3], k, v, is_causal=True
     ),
-    "grouped": lambda m, q, k, v: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True),
-    "dropout in training": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if m.training else 0.0),
-    "without heads": lambda m, q, k, v: F.scaled_dot_product_attention(q[:, 0], k[:, 0], v[:, 0])[:, None],
+    "bool mask": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q)),
+    "float mask": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q, k, v, torch.zeros(TOKENS, TOKENS, dtype=q.dtype).masked_fill(~causal(q), float("-inf"))
+    ),
+    "learned bias": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, m.bank[:, None]),
+    "rows masked throughout, bool": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q, k, v, causal(q).flip(0).tril(-1)
+    ),
+    "rows masked throughout, float": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        torch.zeros(TOKENS, TOKENS, dtype=q.dtype).masked_fill(~causal(q).tril(-2), float("-inf")),
+    ),
+    "grouped": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q, k[:, :1], v[:, :1], enable_gqa=True
+    ),
+    "dropout in training": lambda m, q, k, v: F.scaled_dot_product_attention(
+        q, k, v, dropout_p=0.5 if m.training else 0.0
+    ),
+    "without heads": lambda m, q, k, v: F.scaled_dot_product_attention(q[:, 0], k[:, 0], v[:, 0])[
+        :, None
+    ],
     "other values' width": lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v[..., :2]),
 }
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_attention_is_split_so_that_its_map_is_a_node(name):
-    model = Model(lambda m, x: FUSED[name](m, *(heads(t) for t in m.wide(x).chunk(3, -1))), train=name == "dropout in training")
+    model = Model(
+        lambda m, x: FUSED[name](m, *(heads(t) for t in m.wide(x).chunk(3, -1))),
+        train=name == "dropout in training",
+    )
     program = equals(model, sample())
     has(program, scaled_dot_product_attention=0, matmul=2)
     assert sum("softmax" in op for op in ops(program)) == 1
@@ -216,7 +318,9 @@ def test_fused_attention_is_split_so_that_its_map_is_a_node(name):
 
 def test_a_mask_that_comes_as_an_input():
     def body(m, x, mask):
-        return F.scaled_dot_product_attention(*(heads(t) for t in m.wide(x).chunk(3, -1)), attn_mask=mask[:, None, None])
+        return F.scaled_dot_product_attention(
+            *(heads(t) for t in m.wide(x).chunk(3, -1)), attn_mask=mask[:, None, None]
+        )
 
     mask = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 1, 0, 0]]).bool()
     model = Model(body)
@@ -243,6 +347,8 @@ def test_checks_are_dropped():
 
 
 def test_scale_of_fused_attention_is_one_over_the_root_of_the_width():
-    program = traced(Model(lambda m, x: attend(*(heads(t) for t in m.wide(x).chunk(3, -1)))).double(), sample())
+    program = traced(
+        Model(lambda m, x: attend(*(heads(t) for t in m.wide(x).chunk(3, -1)))).double(), sample()
+    )
     scale = next(n.args[1] for n in program.graph.nodes if name_of(n) == "mul")
     assert scale == pytest.approx(1 / math.sqrt(WIDTH // HEADS))

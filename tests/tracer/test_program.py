@@ -1,4 +1,5 @@
-"""What a ``Program`` is and is not: cached, free of the model's tensors, and able to say where each node comes from; and the second front end."""
+"""What a ``Program`` is and is not: cached, free of the model's tensors, and able to say where each
+node comes from; and the second front end."""
 
 import gc
 import weakref
@@ -30,7 +31,12 @@ class Model(nn.Module):
 
     def __init__(self, calls=2):
         super().__init__()
-        self.attention, self.norm, self.head, self.calls = Attention(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4), calls
+        self.attention, self.norm, self.head, self.calls = (
+            Attention(),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4),
+            calls,
+        )
         self.register_buffer("offset", torch.randn(WIDTH))
 
     def forward(self, x):
@@ -82,12 +88,16 @@ def test_a_program_is_made_once_per_shape():
     assert relprop.trace(model, sample()) is program
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: setattr(m, "calls", 1),
-    lambda m: setattr(m, "head", nn.Linear(WIDTH, 3)),
-    lambda m: m.double(),
-    lambda m: m.norm.register_forward_hook(lambda module, args, output: output * 2),
-], ids=["a setting", "another module", "another type", "a hook"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "calls", 1),
+        lambda m: setattr(m, "head", nn.Linear(WIDTH, 3)),
+        lambda m: m.double(),
+        lambda m: m.norm.register_forward_hook(lambda module, args, output: output * 2),
+    ],
+    ids=["a setting", "another module", "another type", "a hook"],
+)
 def test_a_change_of_structure_makes_a_new_program(change):
     model = Model()
     program = relprop.trace(model, sample())
@@ -112,7 +122,11 @@ def test_a_program_keeps_neither_the_model_nor_its_tensors():
     relprop.explain(model, sample(), target=1)
     program = relprop.trace(model, sample())
     storages = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    held = [t for t in tensors_in(program) if t.device.type != "meta" and t.untyped_storage().data_ptr() in storages]
+    held = [
+        t
+        for t in tensors_in(program)
+        if t.device.type != "meta" and t.untyped_storage().data_ptr() in storages
+    ]
     assert held == []
     alive = weakref.ref(model)
     del model
@@ -123,7 +137,9 @@ def test_a_program_keeps_neither_the_model_nor_its_tensors():
 def test_parameters_are_named_as_in_the_model():
     model = Model()
     program = relprop.trace(model, sample())
-    names = {str(n.target).removeprefix("model.") for n in program.graph.nodes if n.op == "get_attr"}
+    names = {
+        str(n.target).removeprefix("model.") for n in program.graph.nodes if n.op == "get_attr"
+    }
     assert names == {*dict(model.named_parameters()), *dict(model.named_buffers())}
     assert program.constants == {}
 
@@ -136,12 +152,19 @@ def test_every_node_says_where_it_comes_from():
     first = next(n for n in program.graph.nodes if name_of(n) == "linear")
     assert place(first).path == "attention.qkv"
     softmax = next(n for n in program.graph.nodes if "softmax" in name_of(n))
-    assert place(softmax).source.startswith("test_program.py:") and "scaled_dot_product_attention" in place(softmax).source
+    assert (
+        place(softmax).source.startswith("test_program.py:")
+        and "scaled_dot_product_attention" in place(softmax).source
+    )
 
 
 def test_both_samples_of_a_shared_module_share_its_parameters():
     program = relprop.trace(Model(), sample())
-    weights = [n.args[1] for n in program.graph.nodes if name_of(n) == "linear" and place(n).path == "attention.out"]
+    weights = [
+        n.args[1]
+        for n in program.graph.nodes
+        if name_of(n) == "linear" and place(n).path == "attention.out"
+    ]
     assert len(weights) == 2 and weights[0].target == weights[1].target
 
 
@@ -152,7 +175,9 @@ def test_a_branch_on_values_is_traced_for_its_own_input_and_says_so():
     assert program.input_specialised
     assert len(program.decisions) == 1
     assert "test_program.py:" in program.decisions[0] and "if x.sum() > 0" in program.decisions[0]
-    assert relprop.trace(model, sample()) is not program, "such a program holds for its own input only"
+    assert relprop.trace(model, sample()) is not program, (
+        "such a program holds for its own input only"
+    )
     assert len(program.sites) == 2
     assert len(relprop.trace(model, sample(-1)).sites) == 1
 
@@ -161,16 +186,18 @@ def test_samples_that_branch_apart_are_each_explained_in_their_own_way():
     model, x = Branching().double(), torch.cat([sample()[:1], sample(-1)[:1]]).double()
     e = relprop.explain(model, x, target=1)
     assert e.facts["front_end"] == "concrete" and len(e.facts["decisions"]) == 1
-    alone = [relprop.explain(model, x[i:i + 1], target=1) for i in range(2)]
+    alone = [relprop.explain(model, x[i : i + 1], target=1) for i in range(2)]
     for i in range(2):
         assert (e.scores[i] - alone[i].scores[0]).abs().max() <= 1e-9 * e.scores.abs().max()
-        assert (e.output[i] - model(x[i:i + 1])[0, 1]).abs() <= 1e-12
+        assert (e.output[i] - model(x[i : i + 1])[0, 1]).abs() <= 1e-12
 
 
 def test_the_second_front_end_knows_modules_and_parameters_too():
     program = relprop.trace(Branching(), sample())
     assert [s.path for s in program.sites] == ["attention", "attention@1"]
-    names = {str(n.target).removeprefix("model.") for n in program.graph.nodes if n.op == "get_attr"}
+    names = {
+        str(n.target).removeprefix("model.") for n in program.graph.nodes if n.op == "get_attr"
+    }
     assert "attention.qkv.weight" in names and "head.bias" in names
 
 
@@ -184,7 +211,11 @@ class Outside(Model):
 def test_values_computed_outside_of_pytorch_hold_for_their_own_input_only():
     model, x = Outside().double(), sample().double()
     program = relprop.trace(model, x)
-    assert len(program.decisions) == 1 and "made outside the graph" in program.decisions[0] and "test_program.py:" in program.decisions[0]
+    assert (
+        len(program.decisions) == 1
+        and "made outside the graph" in program.decisions[0]
+        and "test_program.py:" in program.decisions[0]
+    )
     e = relprop.explain(model, x, target=1)
     expected = model(x)[:, 1].detach()
     assert (e.output - expected).abs().max() <= 1e-12 * expected.abs().max()
@@ -195,5 +226,7 @@ def test_a_model_that_cannot_be_captured_says_what_both_front_ends_said():
         def forward(self, x):
             return list(x[0].tolist())
 
-    with pytest.raises(relprop.errors.CaptureError, match="the model returned list without a tensor"):
+    with pytest.raises(
+        relprop.errors.CaptureError, match="the model returned list without a tensor"
+    ):
         relprop.trace(Lengths(), sample())

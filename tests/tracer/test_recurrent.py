@@ -1,4 +1,5 @@
-"""Recurrent layers and cells are unrolled: the graph equals the model, samples do not mix, and every step has rules."""
+"""Recurrent layers and cells are unrolled: the graph equals the model, samples do not mix, and
+every step has rules."""
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ import relprop
 class Layer(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
-        self.embed, self.layer, self.first = nn.Embedding(20, 8), kind(8, 6, **options), options.get("batch_first", False)
+        self.embed, self.layer, self.first = (
+            nn.Embedding(20, 8),
+            kind(8, 6, **options),
+            options.get("batch_first", False),
+        )
         self.head = nn.Linear(6 * (2 if options.get("bidirectional") else 1), 3)
 
     def forward(self, ids):
@@ -32,9 +37,15 @@ class Cell(nn.Module):
 
 
 MODELS = {
-    **{f"{kind.__name__} {options}": (Layer, kind, options) for kind in (nn.LSTM, nn.GRU, nn.RNN) for options in (
-        {"batch_first": True}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False},
-    )},
+    **{
+        f"{kind.__name__} {options}": (Layer, kind, options)
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+        for options in (
+            {"batch_first": True},
+            {"num_layers": 2, "bidirectional": True},
+            {"batch_first": True, "bias": False},
+        )
+    },
     "RNN relu": (Layer, nn.RNN, {"nonlinearity": "relu"}),
     **{kind.__name__: (Cell, kind, {}) for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
 }
@@ -45,7 +56,9 @@ def test_relevance_goes_through_every_step(name):
     make, kind, options = MODELS[name]
     model, ids = make(kind, **options).double().eval(), torch.randint(0, 20, (3, 5))
     together = relprop.explain(model, ids, 1, method="lrp")
-    alone = torch.cat([relprop.explain(model, ids[i:i + 1], 1, method="lrp").scores for i in range(3)])
+    alone = torch.cat(
+        [relprop.explain(model, ids[i : i + 1], 1, method="lrp").scores for i in range(3)]
+    )
     assert together.facts["generic"] == [] and together.ledger.worst() <= 1e-9
     assert (together.scores - alone).abs().max() <= 1e-9 * together.scores.abs().max()
     assert together.scores.shape == (3, 5) and bool((together.scores != 0).any(0).all())

@@ -1,4 +1,5 @@
-"""Regions inside a model: gradient modes and autocast of its own. The graph equals the model, its casts included, or the region is refused."""
+"""Regions inside a model: gradient modes and autocast of its own. The graph equals the model, its
+casts included, or the region is refused."""
 
 import pytest
 import torch
@@ -17,11 +18,16 @@ BF16 = torch.bfloat16
 
 
 class Model(nn.Module):
-    """Attention and a convolution inside a region; ``branch`` makes ``torch.export`` refuse, so that the concrete trace captures it."""
+    """Attention and a convolution inside a region; ``branch`` makes ``torch.export`` refuse, so
+    that the concrete trace captures it."""
 
     def __init__(self, region, inner=None, branch=False):
         super().__init__()
-        self.qkv, self.conv, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, 4)
+        self.qkv, self.conv, self.head = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
+            nn.Linear(WIDTH, 4),
+        )
         self.region, self.inner, self.branch = region, inner, branch
 
     def attend(self, x):
@@ -88,7 +94,9 @@ def test_the_graph_equals_the_model(name, branch):
         assert run_plainly(program, model, x[:1]).equal(model(x[:1]))
     e = relprop.explain(model, x, 1)
     assert torch.isfinite(e.scores).all() and e.scores.any() and e.ledger.balanced(1e-5)
-    assert closeness(e.output, model(x)[:, 1].detach()) <= (2 * torch.finfo(BF16).eps if casts else 1e-6)
+    assert closeness(e.output, model(x)[:, 1].detach()) <= (
+        2 * torch.finfo(BF16).eps if casts else 1e-6
+    )
 
 
 def test_casts_are_where_autocast_makes_them():
@@ -103,7 +111,11 @@ def test_casts_are_where_autocast_makes_them():
 
 def test_nodes_of_a_region_say_where_they_come_from():
     program = relprop.trace(Model(off).eval(), torch.randn(1, TOKENS, WIDTH))
-    assert [place(n).path for n in program.graph.nodes if name_of(n) in ("linear", "conv1d")] == ["qkv", "conv", "head"]
+    assert [place(n).path for n in program.graph.nodes if name_of(n) in ("linear", "conv1d")] == [
+        "qkv",
+        "conv",
+        "head",
+    ]
     softmax = next(n for n in program.graph.nodes if name_of(n) == "softmax")
     assert place(softmax).source.startswith("test_regions.py:")
 
@@ -114,7 +126,13 @@ def test_casts_that_cannot_be_written_down_are_refused():
             with casting()():
                 return torch.linalg.multi_dot([x[0], x[0].mT, x[0]])[None]
 
-    with pytest.raises(CaptureError, match=r"autocast region to bfloat16, and what it casts inside aten.linalg_multi_dot.default") as caught:
+    with pytest.raises(
+        CaptureError,
+        match=(
+            r"autocast region to bfloat16, and what it casts inside "
+            r"aten.linalg_multi_dot.default"
+        ),
+    ) as caught:
         relprop.trace(Chain(), torch.randn(1, TOKENS, WIDTH))
     assert "explain the model without the inner autocast" in str(caught.value)
 

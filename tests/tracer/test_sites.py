@@ -39,9 +39,13 @@ def program(body, *inputs):
 
 def after_softmax(change):
     """Attention with something between its softmax and the values."""
+
     def body(m, x):
         q, k, v = m.split(x)
-        return m.out((change(m, (q @ k.transpose(-1, -2)).softmax(-1)) @ v).transpose(1, 2).flatten(2))
+        return m.out(
+            (change(m, (q @ k.transpose(-1, -2)).softmax(-1)) @ v).transpose(1, 2).flatten(2)
+        )
+
     return body
 
 
@@ -60,15 +64,25 @@ SITES = {
     "fused": lambda m, x: m.attend(x),
     "scaled after": after_softmax(lambda m, a: a * 0.5),
     "dropout": after_softmax(lambda m, a: F.dropout(a, 0.5, m.training)),
-    "masked after": after_softmax(lambda m, a: a.masked_fill(torch.ones(TOKENS, TOKENS).tril() == 0, 0)),
+    "masked after": after_softmax(
+        lambda m, a: a.masked_fill(torch.ones(TOKENS, TOKENS).tril() == 0, 0)
+    ),
     "normalised again": after_softmax(lambda m, a: a / a.sum(-1, keepdim=True)),
     "minus the mean": after_softmax(lambda m, a: a - a.mean(-1, keepdim=True)),
-    "a linear over heads": after_softmax(lambda m, a: m.heads(a.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)),
-    "reshaped to one batch axis": after_softmax(lambda m, a: a.flatten(0, 1).unflatten(0, (-1, HEADS))),
+    "a linear over heads": after_softmax(
+        lambda m, a: m.heads(a.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    ),
+    "reshaped to one batch axis": after_softmax(
+        lambda m, a: a.flatten(0, 1).unflatten(0, (-1, HEADS))
+    ),
     "a sink cut off": with_sink,
     "keys first": keys_first,
-    "a learned query": lambda m, x: F.scaled_dot_product_attention(m.query.expand(len(x), -1, -1), m.k(x), m.v(x)),
-    "einsum": lambda m, x: torch.einsum("bqk,bkd->bqd", torch.einsum("bqd,bkd->bqk", m.q(x), m.k(x)).softmax(-1), m.v(x)),
+    "a learned query": lambda m, x: F.scaled_dot_product_attention(
+        m.query.expand(len(x), -1, -1), m.k(x), m.v(x)
+    ),
+    "einsum": lambda m, x: torch.einsum(
+        "bqk,bkd->bqd", torch.einsum("bqd,bkd->bqk", m.q(x), m.k(x)).softmax(-1), m.v(x)
+    ),
 }
 
 
@@ -84,7 +98,11 @@ def test_attention_is_found(name):
 
 
 def test_cross_attention_takes_its_values_from_the_memory():
-    p = program(lambda m, x, memory: F.scaled_dot_product_attention(m.q(x), m.k(memory), m.v(memory)), torch.randn(1, 3, WIDTH), torch.randn(1, TOKENS, WIDTH))
+    p = program(
+        lambda m, x, memory: F.scaled_dot_product_attention(m.q(x), m.k(memory), m.v(memory)),
+        torch.randn(1, 3, WIDTH),
+        torch.randn(1, TOKENS, WIDTH),
+    )
     assert len(p.sites) == 1
     assert tuple(val(p.sites[0].attention).shape) == (1, 3, TOKENS)
 
@@ -96,27 +114,43 @@ def test_the_map_that_meets_the_values_is_the_site_not_the_softmax():
 
 def soft_router(m, x):
     weights = m.router(x).softmax(-1)
-    return m.head(m.attend(x) + torch.stack([x @ e for e in m.experts], -1).mul(weights[:, :, None]).sum(-1))
+    return m.head(
+        m.attend(x) + torch.stack([x @ e for e in m.experts], -1).mul(weights[:, :, None]).sum(-1)
+    )
 
 
 def mixing_router(m, x):
     weights = m.router(x).softmax(-1)
-    return m.head(m.attend(x) + (weights[:, :, None] @ torch.stack([x @ e for e in m.experts], 2))[:, :, 0])
+    return m.head(
+        m.attend(x) + (weights[:, :, None] @ torch.stack([x @ e for e in m.experts], 2))[:, :, 0]
+    )
 
 
 def channel_attention(m, x):
-    q, k, v = (F.normalize(t, dim=-2) if i < 2 else t for i, t in enumerate(t.transpose(-1, -2) for t in m.split(x)))
+    q, k, v = (
+        F.normalize(t, dim=-2) if i < 2 else t
+        for i, t in enumerate(t.transpose(-1, -2) for t in m.split(x))
+    )
     mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
     return m.head(m.attend(x) + mixed.transpose(-1, -2).transpose(1, 2).flatten(2))
 
 
 NO_SITES = {
-    "a softmax at the output": (lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1), "no contraction"),
+    "a softmax at the output": (
+        lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1),
+        "no contraction",
+    ),
     "a router's weights": (soft_router, "channels, not tokens"),
     "a router that mixes by a product": (mixing_router, "channels, not tokens"),
     "attention over channels": (channel_attention, "channels, not tokens"),
-    "a softmax over heads": (lambda m, x: m.head(m.attend(x) * m.q(x).unflatten(-1, (HEADS, -1)).softmax(-2).flatten(2)), "no contraction"),
-    "a product with itself": (lambda m, x: m.head(m.attend(x) + (s := (x @ x.mT).softmax(-1)) @ s @ x[:, :, :WIDTH]), "descend"),
+    "a softmax over heads": (
+        lambda m, x: m.head(m.attend(x) * m.q(x).unflatten(-1, (HEADS, -1)).softmax(-2).flatten(2)),
+        "no contraction",
+    ),
+    "a product with itself": (
+        lambda m, x: m.head(m.attend(x) + (s := (x @ x.mT).softmax(-1)) @ s @ x[:, :, :WIDTH]),
+        "descend",
+    ),
 }
 
 
@@ -131,5 +165,7 @@ def test_a_softmax_that_is_no_site_has_a_reason(name):
 
 def test_a_model_without_attention_is_told_why():
     model = Model(lambda m, x: m.head(x).mean(1).softmax(-1))
-    with pytest.raises(relprop.errors.NoAttentionError, match="enters no contraction over its own axis"):
+    with pytest.raises(
+        relprop.errors.NoAttentionError, match="enters no contraction over its own axis"
+    ):
         relprop.explain(model, torch.randn(2, TOKENS, WIDTH), target=1)

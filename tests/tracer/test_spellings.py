@@ -1,4 +1,5 @@
-"""One operation by any of its names: the model is captured alike, explained alike, and nothing is generic."""
+"""One operation by any of its names: the model is captured alike, explained alike, and nothing is
+generic."""
 
 import pytest
 import torch
@@ -19,23 +20,39 @@ def written(x):
 
 #: name: (as it may be spelled, as the rules know it)
 PAIRS = {
-    "mT": (lambda x: (x.mT * MIDDLE[:5]).mT, lambda x: (x.transpose(-2, -1) * MIDDLE[:5]).transpose(-2, -1)),
-    "swapdims": (lambda x: (x.swapdims(1, 2) * MIDDLE[:5]).swapaxes(1, 2), lambda x: (x.transpose(1, 2) * MIDDLE[:5]).transpose(1, 2)),
+    "mT": (
+        lambda x: (x.mT * MIDDLE[:5]).mT,
+        lambda x: (x.transpose(-2, -1) * MIDDLE[:5]).transpose(-2, -1),
+    ),
+    "swapdims": (
+        lambda x: (x.swapdims(1, 2) * MIDDLE[:5]).swapaxes(1, 2),
+        lambda x: (x.transpose(1, 2) * MIDDLE[:5]).transpose(1, 2),
+    ),
     "moveaxis": (lambda x: x.moveaxis(1, 2).moveaxis(2, 1), lambda x: x),
     "ravel": (lambda x: x.ravel().reshape(x.shape), lambda x: x.reshape(-1).reshape(x.shape)),
-    "concat": (lambda x: torch.concat([x[:, :2], x[:, 2:]], 1), lambda x: torch.cat([x[:, :2], x[:, 2:]], 1)),
-    "concatenate": (lambda x: torch.concatenate([x[:, :2], x[:, 2:]], axis=1), lambda x: torch.cat([x[:, :2], x[:, 2:]], 1)),
+    "concat": (
+        lambda x: torch.concat([x[:, :2], x[:, 2:]], 1),
+        lambda x: torch.cat([x[:, :2], x[:, 2:]], 1),
+    ),
+    "concatenate": (
+        lambda x: torch.concatenate([x[:, :2], x[:, 2:]], axis=1),
+        lambda x: torch.cat([x[:, :2], x[:, 2:]], 1),
+    ),
     "cat with nothing": (lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x], 1), lambda x: x),
     "subtract": (lambda x: torch.subtract(x, x.sin(), alpha=0.5), lambda x: x - 0.5 * x.sin()),
     "multiply": (lambda x: torch.multiply(x, MIDDLE), lambda x: x * MIDDLE),
     "divide": (lambda x: torch.true_divide(x, MIDDLE), lambda x: x / MIDDLE),
     "absolute, negative": (lambda x: x.absolute().negative(), lambda x: -x.abs()),
     "clip": (lambda x: x.clip(-1, 1), lambda x: x.clamp(-1, 1)),
-    "addcmul": (lambda x: torch.addcmul(x, x.sin(), x.cos(), value=0.5), lambda x: x + x.sin() * x.cos() * 0.5),
+    "addcmul": (
+        lambda x: torch.addcmul(x, x.sin(), x.cos(), value=0.5),
+        lambda x: x + x.sin() * x.cos() * 0.5,
+    ),
     "addcdiv": (lambda x: torch.addcdiv(x, x.sin(), MIDDLE), lambda x: x + x.sin() / MIDDLE),
     "glu": (lambda x: F.glu(torch.cat([x, x.sin()], -1)), lambda x: x * x.sin().sigmoid()),
     "cosine_similarity": (
-        lambda x: x * F.cosine_similarity(x, x.cos(), dim=-1)[..., None], lambda x: x * (F.normalize(x, dim=-1) * F.normalize(x.cos(), dim=-1)).sum(-1, keepdim=True),
+        lambda x: x * F.cosine_similarity(x, x.cos(), dim=-1)[..., None],
+        lambda x: x * (F.normalize(x, dim=-1) * F.normalize(x.cos(), dim=-1)).sum(-1, keepdim=True),
     ),
     "view_as": (lambda x: x.reshape(1, -1).view_as(x), lambda x: x),
     "written into": (written, lambda x: torch.cat([x[:, :1] * 2, x[:, 1:]], 1)),
@@ -57,11 +74,20 @@ class Around(nn.Module):
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_spelling_is_explained_as_what_it_means(name):
     x = torch.randn(3, 5, 6, dtype=torch.float64)
-    one, other = (relprop.explain(randomise(Around(change)).double(), x, 1, keep="input", on_unknown="error") for change in PAIRS[name])
+    one, other = (
+        relprop.explain(randomise(Around(change)).double(), x, 1, keep="input", on_unknown="error")
+        for change in PAIRS[name]
+    )
     assert one.ledger.balanced(1e-12)
     assert closeness(one.scores, other.scores) <= 1e-9 and closeness(one.input, other.input) <= 1e-9
 
 
 def test_a_normalised_vector_is_a_norm():
-    e = relprop.explain(randomise(Around(lambda x: F.normalize(x, dim=-1))).double(), torch.randn(3, 5, 6, dtype=torch.float64), 1, keep="input", on_unknown="error")
+    e = relprop.explain(
+        randomise(Around(lambda x: F.normalize(x, dim=-1))).double(),
+        torch.randn(3, 5, 6, dtype=torch.float64),
+        1,
+        keep="input",
+        on_unknown="error",
+    )
     assert torch.isfinite(e.input).all() and e.ledger.balanced(1e-12)

@@ -1,4 +1,5 @@
-"""A small BERT with a tokenizer of words and pieces, the digit scenes, and what relprop says of both, made once."""
+"""A small BERT with a tokenizer of words and pieces, the digit scenes, and what relprop says of
+both, made once."""
 
 from dataclasses import replace
 
@@ -14,29 +15,56 @@ from relprop.demo.scenes import make_scenes
 TEXTS = ["the film was not bor ##ing", "awful"]
 KNOWN = "[PAD] [CLS] [SEP] [UNK] the film was not bor ##ing awful".split()
 HOSTILE = [
-    "<script>alert('x')</script>", '"><img src=x onerror="1">', "\u202eevil\u202c", "\x1b[31mred\x07\r\n\t", "$x^2$ \\frac{", "z" * 10_000, "\ud800", "&amp;",
-    "", "a\u0301" + "\u0301" * 50,
+    "<script>alert('x')</script>",
+    '"><img src=x onerror="1">',
+    "\u202eevil\u202c",
+    "\x1b[31mred\x07\r\n\t",
+    "$x^2$ \\frac{",
+    "z" * 10_000,
+    "\ud800",
+    "&amp;",
+    "",
+    "a\u0301" + "\u0301" * 50,
 ]
 
 
 def small_bert(**config):
     torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=len(KNOWN), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
-        **{"id2label": {0: "negative", 1: "positive"}} | config,
-    )).eval()
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=len(KNOWN),
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=32,
+            **{"id2label": {0: "negative", 1: "positive"}} | config,
+        )
+    ).eval()
 
 
 def small_tokenizer():
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(KNOWN)}, unk_token="[UNK]"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({w: i for i, w in enumerate(KNOWN)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+    )
 
 
 def explain_texts(**options):
     texts = ["the film was not boring", "awful"]
-    return relprop.explain(small_bert(), texts, processor=small_tokenizer(), precision="float64", **options)
+    return relprop.explain(
+        small_bert(), texts, processor=small_tokenizer(), precision="float64", **options
+    )
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +87,13 @@ def scenes():
 @pytest.fixture(scope="session")
 def pictures(scenes):
     torch.set_num_threads(1)
-    return relprop.explain_many(digit_scene_model(), scenes.images, scenes.digits.T.tolist(), keep=("matrix", "blocks"), precision="float64")
+    return relprop.explain_many(
+        digit_scene_model(),
+        scenes.images,
+        scenes.digits.T.tolist(),
+        keep=("matrix", "blocks"),
+        precision="float64",
+    )
 
 
 @pytest.fixture
@@ -70,4 +104,6 @@ def hostile(texts):
     tokens = [HOSTILE[i % len(HOSTILE)] for i in range(count)]
     words = [(text, [i % count]) for i, text in enumerate(HOSTILE)]
     made = replace(stream, tokens=[tokens, tokens], words=[words, words])
-    return replace(texts, streams={stream.name: made}, labels=("<b>$label$\u202e</b>", "x"), target=(0, 0))
+    return replace(
+        texts, streams={stream.name: made}, labels=("<b>$label$\u202e</b>", "x"), target=(0, 0)
+    )

@@ -1,4 +1,5 @@
-"""Notebook and terminal: safe with any text, marks that tell without colour, and pictures that are pictures."""
+"""Notebook and terminal: safe with any text, marks that tell without colour, and pictures that are
+pictures."""
 
 import io
 import re
@@ -61,13 +62,21 @@ def test_the_page_shows_words_shaded_by_share(texts):
     assert [t for t in parsed(page) if t.strip()][2:7] == [w for w, _ in texts.words(0)]
     ground = re.findall(r"<bdi style=\"background:(#\w+);color:(#\w+)", page)[:5]
     scores = np.array([s for _, s in texts.words(0)])
-    assert ground == [(f"#{bytes(shade(v)).hex()}", f"#{bytes(ink(shade(v))).hex()}") for v in scores / scores.max()]
+    assert ground == [
+        (f"#{bytes(shade(v)).hex()}", f"#{bytes(ink(shade(v))).hex()}")
+        for v in scores / scores.max()
+    ]
     assert "⚠" in page and "attention sinks" in page  # the second sample's
 
 
 def test_hostile_text_does_nothing_on_a_page(hostile):
     text = "".join(parsed(hostile._repr_html_()))
-    assert "<script>alert('x')</script>" in text and "\\u202eevil" in text and "\\x1b[31m" in text and "z" * 100 not in text
+    assert (
+        "<script>alert('x')</script>" in text
+        and "\\u202eevil" in text
+        and "\\x1b[31m" in text
+        and "z" * 100 not in text
+    )
     for sign in "\u202e\x1b\x07":
         assert sign not in hostile._repr_html_()
     hostile._repr_html_().encode("utf-8")
@@ -85,7 +94,10 @@ def test_hostile_text_does_nothing_in_a_terminal(hostile):
 @example("".join(HOSTILE))
 def test_visible_text_is_harmless_and_short(text):
     shown = visible(text, 40)
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and c not in JOINERS for c in shown)
+    assert not any(
+        unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and c not in JOINERS
+        for c in shown
+    )
     assert visible(shown, 10_000) == shown
     assert not set(re.sub(r"&(amp|lt|gt|quot|#x27);", "", markup(text))) & set("<>&\"'")
     if len(text) <= 40 and text.isascii() and text.isprintable():
@@ -93,7 +105,11 @@ def test_visible_text_is_harmless_and_short(text):
 
 
 def test_long_text_keeps_both_ends():
-    assert visible("a" * 5000 + "b" * 5000, 9) == "aaaaa…bbb" and len(visible("x" * 81)) <= 80 and visible("x" * 80) == "x" * 80
+    assert (
+        visible("a" * 5000 + "b" * 5000, 9) == "aaaaa…bbb"
+        and len(visible("x" * 81)) <= 80
+        and visible("x" * 80) == "x" * 80
+    )
 
 
 def test_the_picture_of_an_image_is_a_png(pictures, texts):
@@ -112,9 +128,20 @@ def test_png_files_hold_their_pixels():
 
 def test_large_batches_are_cut(texts):
     stream = next(iter(texts.streams.values()))
-    rows = {"scores": stream.scores[:1].expand(20, -1), "content": stream.content[:1].expand(20, -1)}
+    rows = {
+        "scores": stream.scores[:1].expand(20, -1),
+        "content": stream.content[:1].expand(20, -1),
+    }
     many = replace(stream, **rows, tokens=stream.tokens[:1] * 20, words=stream.words[:1] * 20)
-    e = replace(texts, streams={stream.name: many}, target=(0,) * 20, labels=None, probability=None, output=torch.ones(20), ledger=None)
+    e = replace(
+        texts,
+        streams={stream.name: many},
+        target=(0,) * 20,
+        labels=None,
+        probability=None,
+        output=torch.ones(20),
+        ledger=None,
+    )
     assert f"{20 - SAMPLES} more samples" in e._repr_html_()
 
 
@@ -125,11 +152,13 @@ def test_without_colour_marks_tell(texts):
     marks = {}
     for above, below in zip(lines[1::2], lines[2::2], strict=False):
         below = below.ljust(len(above))
-        marks |= {m[0]: below[m.start():m.end()] for m in re.finditer(r"\S+", above)}
+        marks |= {m[0]: below[m.start() : m.end()] for m in re.finditer(r"\S+", above)}
     assert marks["boring"] == "█" * 6
     for word, score in found:
         share = score / strongest
-        assert marks[word][0] == (" " if share < 1 / 16 else "▁▂▃▄▅▆▇█"[max(1, round(8 * share)) - 1]), word
+        assert marks[word][0] == (
+            " " if share < 1 / 16 else "▁▂▃▄▅▆▇█"[max(1, round(8 * share)) - 1]
+        ), word
     assert all(len(line) <= 20 for line in lines[1:-1] if line[0] != "▁")
 
 
@@ -157,7 +186,11 @@ def test_maps_of_blocks(pictures):
 def test_fine_maps_are_averaged_to_fit():
     values = np.arange(30.0).reshape(5, 6)
     assert coarsened(values, 6) is values
-    assert coarsened(values, 3).tolist() == [[3.5, 5.5, 7.5], [15.5, 17.5, 19.5], [24.5, 26.5, 28.5]]
+    assert coarsened(values, 3).tolist() == [
+        [3.5, 5.5, 7.5],
+        [15.5, 17.5, 19.5],
+        [24.5, 26.5, 28.5],
+    ]
 
 
 def test_show_prints_in_the_terminals_encoding(hostile, texts, monkeypatch, capsys):
@@ -200,7 +233,9 @@ def test_the_scales_are_uniform_and_ordered_by_lightness():
         half = [steps[:127], steps[127:]] if signed else [steps]
         assert all(part.max() < 1.05 * part.min() for part in half)
         light = lab[:, 0]
-        assert (np.diff(light if not signed else light[128:][::-1]) > 0).all() and (np.diff(light[:128]) > 0).all()
+        assert (np.diff(light if not signed else light[128:][::-1]) > 0).all() and (
+            np.diff(light[:128]) > 0
+        ).all()
 
 
 def test_the_two_signs_differ_for_the_colour_blind():

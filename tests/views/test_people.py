@@ -1,4 +1,5 @@
-"""Words for people: the strongest parts, one sentence, concerns, tables and JSON; labels and probabilities as the model's config has them."""
+"""Words for people: the strongest parts, one sentence, concerns, tables and JSON; labels and
+probabilities as the model's config has them."""
 
 import json
 from dataclasses import replace
@@ -24,12 +25,21 @@ def with_scores(e, scores, **changes):
 
 def test_top_is_the_largest_scores_in_order(texts, pictures):
     assert texts.top(3) == sorted(texts.words(0), key=lambda w: -w[1])[:3]
-    content = [(t, float(s)) for t, s, c in zip(texts.tokens[0], texts.scores[0], texts.content[0], strict=True) if c]
+    content = [
+        (t, float(s))
+        for t, s, c in zip(texts.tokens[0], texts.scores[0], texts.content[0], strict=True)
+        if c
+    ]
     assert texts.top(100, by="tokens") == sorted(content, key=lambda p: -p[1])
     e = pictures[0]
     (first, score), *_ = e.top(4, 1)
-    assert score == float(e.scores[1, 1:].max()) and 8 * first[0] + first[1] == int(e.scores[1, 1:].argmax())
-    assert with_scores(texts, 1.0).top(2, by="tokens") == [("the", 1.0), ("film", 1.0)]  # ties in order
+    assert score == float(e.scores[1, 1:].max()) and 8 * first[0] + first[1] == int(
+        e.scores[1, 1:].argmax()
+    )
+    assert with_scores(texts, 1.0).top(2, by="tokens") == [
+        ("the", 1.0),
+        ("film", 1.0),
+    ]  # ties in order
 
 
 def test_top_without_a_tokenizer_is_of_tokens():
@@ -38,11 +48,20 @@ def test_top_without_a_tokenizer_is_of_tokens():
     assert {name for name, _ in e.top(10)} <= {"1", "2", "4", "5"} and e.summary()
 
 
-@pytest.mark.parametrize(("call", "match"), [
-    (lambda t, p: t.top(0), r"top\(k=0\)"), (lambda t, p: t.top(2, 5), "sample=5"), (lambda t, p: p.top(2, by="words"), r"words\(\) needs"),
-    (lambda t, p: t.top(2, by="patches"), "by='patches' is for images"), (lambda t, p: p.top(2, by="tokens"), "of an image"),
-    (lambda t, p: t.summary(k=True), r"summary\(k=True\)"), (lambda t, p: t.summary(True), "sample=True"), (lambda t, p: t.concerns(-3), "sample=-3"),
-], ids=range(8))
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda t, p: t.top(0), r"top\(k=0\)"),
+        (lambda t, p: t.top(2, 5), "sample=5"),
+        (lambda t, p: p.top(2, by="words"), r"words\(\) needs"),
+        (lambda t, p: t.top(2, by="patches"), "by='patches' is for images"),
+        (lambda t, p: p.top(2, by="tokens"), "of an image"),
+        (lambda t, p: t.summary(k=True), r"summary\(k=True\)"),
+        (lambda t, p: t.summary(True), "sample=True"),
+        (lambda t, p: t.concerns(-3), "sample=-3"),
+    ],
+    ids=range(8),
+)
 def test_bad_calls_are_refused(call, match, texts, pictures):
     with pytest.raises(OptionError, match=match):
         call(texts, pictures[0])
@@ -51,13 +70,20 @@ def test_bad_calls_are_refused(call, match, texts, pictures):
 def test_labels_and_probabilities_are_the_configs(texts):
     model, tokenizer = small_bert(), small_tokenizer()
     with torch.no_grad():
-        logits = model.double()(**tokenizer(["the film was not boring", "awful"], padding=True, return_tensors="pt")).logits
+        logits = model.double()(
+            **tokenizer(["the film was not boring", "awful"], padding=True, return_tensors="pt")
+        ).logits
     assert texts.labels == tuple(["negative", "positive"][k] for k in logits.argmax(1).tolist())
     assert torch.allclose(texts.probability, logits.softmax(1).max(1).values, atol=1e-9)
     other = explain_texts(target="positive")
-    assert other.labels == ("positive", "positive") and torch.allclose(other.probability, logits.softmax(1)[:, 1], atol=1e-9)
+    assert other.labels == ("positive", "positive") and torch.allclose(
+        other.probability, logits.softmax(1)[:, 1], atol=1e-9
+    )
     assert explain_texts(target=[1, 0]).labels == ("positive", "negative")
-    assert explain_texts(target="positive", method="gradient_x_input").labels == ("positive", "positive")
+    assert explain_texts(target="positive", method="gradient_x_input").labels == (
+        "positive",
+        "positive",
+    )
 
 
 def test_probabilities_follow_the_kind_of_problem():
@@ -80,7 +106,11 @@ def test_probabilities_follow_the_kind_of_problem():
 def test_targets_that_are_no_class_have_neither(texts, pictures):
     e = explain_texts(target=lambda out: out.logits[0, 0] - out.logits[0, 1])
     assert e.labels is None and e.probability is None and "(y = " in e.summary()
-    assert pictures[0].labels is None and pictures[0].probability is None and pictures[0].summary().startswith(f"class {pictures[0].target[0]} (y = ")
+    assert (
+        pictures[0].labels is None
+        and pictures[0].probability is None
+        and pictures[0].summary().startswith(f"class {pictures[0].target[0]} (y = ")
+    )
 
 
 def test_labels_are_saved_and_joined(texts, tmp_path):
@@ -93,21 +123,39 @@ def test_labels_are_saved_and_joined(texts, tmp_path):
 
 
 def test_a_summary_gives_shares_of_the_positive_scores(texts):
-    e = replace(with_scores(texts, [1.0, 1, 2, 0, -4, 3, 4, 1]), labels=("negative", "x"), probability=torch.tensor([0.97, 0.2]), ledger=None)
-    assert e.summary(k=2) == "the prediction 'negative' (0.97) rests on: boring (0.70), film (0.20) and 1 more; against it most: not."
+    e = replace(
+        with_scores(texts, [1.0, 1, 2, 0, -4, 3, 4, 1]),
+        labels=("negative", "x"),
+        probability=torch.tensor([0.97, 0.2]),
+        ledger=None,
+    )
+    assert e.summary(k=2) == (
+        "the prediction 'negative' (0.97) rests on: boring (0.70), film (0.20) and 1 "
+        "more; against it most: not."
+    )
     assert e.summary(1).startswith("'x' (0.20) rests on: awful (1.00).\nwarning: 9")
     nothing = with_scores(e, [0.0, -1, -2, 0, -4, 0, 0, 0]).summary().splitlines()[0]
-    assert nothing == "the prediction 'negative' (0.97) rests on nothing: no part has a positive score; against it most: not."
+    assert nothing == (
+        "the prediction 'negative' (0.97) rests on nothing: no part has a positive "
+        "score; against it most: not."
+    )
 
 
 def test_concerns_of_scores(texts):
     plain = replace(texts, ledger=None)
     assert with_scores(plain, 0.0).concerns() == ["all scores are 0: the map says nothing"]
-    sinks = "60% of the score is on special tokens or the model's own (attention sinks), not on the input's content"
+    sinks = (
+        "60% of the score is on special tokens or the model's own (attention sinks), "
+        "not on the input's content"
+    )
     assert with_scores(plain, [3.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == [sinks]
-    assert with_scores(plain, [2.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == []  # exactly the limit is none
+    assert (
+        with_scores(plain, [2.0, 1, 1, 0, 0, 0, 0, 0.0]).concerns() == []
+    )  # exactly the limit is none
     every = torch.ones_like(texts.content)
-    assert with_scores(plain, [9.0, 1, 0, 0, 0, 0, 0, 0], content=every).concerns() == ["90% of the score is on one of 8 tokens ('[CLS]')"]
+    assert with_scores(plain, [9.0, 1, 0, 0, 0, 0, 0, 0], content=every).concerns() == [
+        "90% of the score is on one of 8 tokens ('[CLS]')"
+    ]
     assert with_scores(plain, [8.0, 1, 1, 0, 0, 0, 0, 0], content=every).concerns() == []
 
 
@@ -116,14 +164,36 @@ def test_concerns_of_the_books(texts):
         zero = torch.zeros(2, dtype=torch.float64)
         named = {k: torch.tensor(v, dtype=torch.float64) for k, v in amounts.items() if k != "lost"}
         lost = {k: torch.tensor(v, dtype=torch.float64) for k, v in amounts.get("lost", {}).items()}
-        return Account("n", "a.b", "op", "rule", **{"arrived": zero + 1, "absolute": zero + 1, "to_inputs": zero, "unread": zero, **named}, lost=lost)
+        return Account(
+            "n",
+            "a.b",
+            "op",
+            "rule",
+            **{
+                "arrived": zero + 1,
+                "absolute": zero + 1,
+                "to_inputs": zero,
+                "unread": zero,
+                **named,
+            },
+            lost=lost,
+        )
 
     def told(*accounts):
         e = with_scores(texts, [0.0, 1, 0, 0, 0, 0, 0, 0.0])
-        return [replace(e, ledger=Ledger(accounts, torch.ones(2, dtype=torch.float64))).concerns(i) for i in range(2)]
+        return [
+            replace(e, ledger=Ledger(accounts, torch.ones(2, dtype=torch.float64))).concerns(i)
+            for i in range(2)
+        ]
 
-    assert told(account(to_inputs=[0.75, 0.81], lost={"stabiliser": [0.25, 0.19]})) == [["25% of the relevance was lost on the way (stabiliser 25%)"], []]
-    assert told(account(to_inputs=[0.9, 1 - 0.9e-5])) == [["the books of a node differ by 1.0e-01 of its relevance (limit 1e-05)"], []]
+    assert told(account(to_inputs=[0.75, 0.81], lost={"stabiliser": [0.25, 0.19]})) == [
+        ["25% of the relevance was lost on the way (stabiliser 25%)"],
+        [],
+    ]
+    assert told(account(to_inputs=[0.9, 1 - 0.9e-5])) == [
+        ["the books of a node differ by 1.0e-01 of its relevance (limit 1e-05)"],
+        [],
+    ]
     assert texts.concerns(0) == [] and audit.LOST == 0.2
 
 
@@ -134,12 +204,20 @@ def test_concerns_reach_the_summary(texts):
 
 def test_a_data_frame_has_a_row_per_token(texts, pictures):
     frame = texts.to_dataframe()
-    assert len(frame) == 16 and list(frame["token"]) == [t for row in texts.tokens for t in row] and frame["score"].tolist() == texts.scores.flatten().tolist()
+    assert (
+        len(frame) == 16
+        and list(frame["token"]) == [t for row in texts.tokens for t in row]
+        and frame["score"].tolist() == texts.scores.flatten().tolist()
+    )
     summed = frame.dropna(subset="word_index").groupby(["sample", "word_index"])["score"].sum()
     assert summed.tolist() == pytest.approx([s for i in range(2) for _, s in texts.words(i)])
     assert frame.attrs["labels"] == list(texts.labels)
     patch = pictures[0].to_dataframe()
-    assert patch["patch_row"].isna().sum() == 2 and patch["patch_column"].max() == 7 and isinstance(patch, pandas.DataFrame)
+    assert (
+        patch["patch_row"].isna().sum() == 2
+        and patch["patch_column"].max() == 7
+        and isinstance(patch, pandas.DataFrame)
+    )
 
 
 def test_json_is_strict_and_whole(texts, pictures, hostile):
@@ -147,11 +225,16 @@ def test_json_is_strict_and_whole(texts, pictures, hostile):
     first = found["samples"][0]
     assert first["inputs"]["input_ids"]["scores"] == texts.scores[0].tolist()
     assert first["label"] == texts.labels[0] and first["probability"] == float(texts.probability[0])
-    assert [(w["text"], w["score"]) for w in first["inputs"]["input_ids"]["words"]] == texts.words(0)
+    assert [(w["text"], w["score"]) for w in first["inputs"]["input_ids"]["words"]] == texts.words(
+        0
+    )
     assert json.loads(pictures[0].to_json(indent=1))["inputs"]["input_0"]["grid"] == [8, 8]
     infinite = replace(texts, output=texts.output * float("inf"), target=((1, 2), object()))
     assert json.loads(infinite.to_json())["samples"][0]["output"] is None
-    assert json.loads(hostile.to_json())["samples"][0]["inputs"]["input_ids"]["tokens"] == hostile.tokens[0]
+    assert (
+        json.loads(hostile.to_json())["samples"][0]["inputs"]["input_ids"]["tokens"]
+        == hostile.tokens[0]
+    )
 
 
 def test_without_pandas_the_extra_is_named(texts, monkeypatch):
@@ -162,11 +245,19 @@ def test_without_pandas_the_extra_is_named(texts, monkeypatch):
 
 def test_several_inputs_are_asked_for_one(pictures, texts):
     both = replace(texts, streams={**texts.streams, **pictures[0].streams})
-    for call in (both.top, both.summary, lambda: relprop.plot.text(both), lambda: relprop.plot.heatmap(both)):
+    for call in (
+        both.top,
+        both.summary,
+        lambda: relprop.plot.text(both),
+        lambda: relprop.plot.heatmap(both),
+    ):
         with pytest.raises(OptionError, match="2 inputs are explained"):
             call()
     assert "input_ids:" in both.terminal(colour=False) and "data:image/png" in both._repr_html_()
-    assert set(both.to_dataframe()["input"]) == {"input_ids", "input_0"} and len(json.loads(both.to_json())["inputs"]) == 2
+    assert (
+        set(both.to_dataframe()["input"]) == {"input_ids", "input_0"}
+        and len(json.loads(both.to_json())["inputs"]) == 2
+    )
 
 
 def test_videos_and_pixels_have_places():

@@ -1,4 +1,5 @@
-"""``relprop.plot``: what is drawn are the explanation's numbers, axes come back, nothing global is touched, and what cannot be drawn is refused."""
+"""``relprop.plot``: what is drawn are the explanation's numbers, axes come back, nothing global is
+touched, and what cannot be drawn is refused."""
 
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def test_a_heat_map_is_the_explanations(pictures, scenes):
     alpha = axes.images[-1].get_alpha()
     strongest = np.unravel_index(drawn(axes).argmax(), (32, 32))
     assert alpha[strongest] == alpha.max() == pytest.approx(0.9) and alpha.min() < 0.1
-    assert axes.get_title() == f"target {e.target[1]}" and plot.heatmap(e, title="why?").get_title() == "why?"
+    assert (
+        axes.get_title() == f"target {e.target[1]}"
+        and plot.heatmap(e, title="why?").get_title() == "why?"
+    )
     assert plot.heatmap(e, strongest=7.0, colorbar=False).images[0].get_clim() == (0.0, 7.0)
 
 
@@ -43,13 +47,21 @@ def test_signed_maps_diverge_about_0(scenes):
     low, high = plot.heatmap(e).images[0].get_clim()
     assert low == -high and high == pytest.approx(float(e.heatmap()[0].abs().max()))
     colour = plot.heatmap(e).images[0].cmap
-    assert min(colour(0.5)[:3]) > 0.95 and colour(0.0)[2] > colour(0.0)[0] and colour(1.0)[0] > colour(1.0)[2]  # white; blue against, orange for
+    assert (
+        min(colour(0.5)[:3]) > 0.95
+        and colour(0.0)[2] > colour(0.0)[0]
+        and colour(1.0)[0] > colour(1.0)[2]
+    )  # white; blue against, orange for
 
 
 def test_targets_side_by_side_are_on_one_scale(pictures, scenes):
     axes = plot.compare(pictures, scenes.images[0])
     assert [a.get_title() for a in axes] == [f"target {e.target[0]}" for e in pictures]
-    assert axes[0].images[-1].get_clim() == axes[1].images[-1].get_clim() == pytest.approx((0, max(float(e.heatmap()[0].max()) for e in pictures)))
+    assert (
+        axes[0].images[-1].get_clim()
+        == axes[1].images[-1].get_clim()
+        == pytest.approx((0, max(float(e.heatmap()[0].max()) for e in pictures)))
+    )
     for panel, e in zip(axes, pictures, strict=True):
         assert np.allclose(drawn(panel), e.heatmap()[0].numpy(), rtol=1e-6)
 
@@ -59,16 +71,22 @@ def test_methods_side_by_side_are_each_divided_by_its_strongest(scenes):
     axes = plot.compare(found, scale=None)
     for panel, (label, e) in zip(axes, found.explanations.items(), strict=True):
         heat = e.heatmap()[0]
-        assert panel.get_title() == label and np.allclose(drawn(panel), (heat / heat.abs().max()).numpy(), rtol=1e-5)
+        assert panel.get_title() == label and np.allclose(
+            drawn(panel), (heat / heat.abs().max()).numpy(), rtol=1e-5
+        )
         assert panel.images[-1].get_clim() == (-1, 1)
     shared = plot.compare(found, scale="shared", labels=["a", "b"])
-    assert [a.get_title() for a in shared] == ["a", "b"] and np.allclose(drawn(shared[0]), found["rollout"].heatmap()[0].numpy(), rtol=1e-6)
+    assert [a.get_title() for a in shared] == ["a", "b"] and np.allclose(
+        drawn(shared[0]), found["rollout"].heatmap()[0].numpy(), rtol=1e-6
+    )
 
 
 def test_texts_side_by_side_are_rows_of_words(texts, signed):
     (axes,) = plot.compare({"one": texts, "two": signed})
     words = [w for w, _ in texts.words(0)]
-    assert [t.get_text() for t in axes.get_xticklabels()] == words and [t.get_text() for t in axes.get_yticklabels()] == ["one", "two"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == words and [
+        t.get_text() for t in axes.get_yticklabels()
+    ] == ["one", "two"]
     for row, e in zip(drawn(axes), (texts, signed), strict=True):
         scores = np.array([s for _, s in e.words(0)])
         assert np.allclose(row, scores / np.abs(scores).max())
@@ -79,7 +97,9 @@ def test_running_text_has_every_word_in_order_and_in_lines(texts):
     words = [t for t in axes.texts if t.get_text() in {w for w, _ in texts.words(0)}]
     assert [t.get_text() for t in words] == ["the", "film", "was", "not", "boring"]
     lines = sorted({t.get_position()[1] for t in words})
-    assert len(lines) > 1 and [t.get_position() for t in words] == sorted((t.get_position() for t in words), key=lambda p: (p[1], p[0]))
+    assert len(lines) > 1 and [t.get_position() for t in words] == sorted(
+        (t.get_position() for t in words), key=lambda p: (p[1], p[0])
+    )
     edges = [axes.transData.transform((axes.get_xlim()[1], 0))[0]]
     assert all(t.get_window_extent().x1 <= edges[0] + 1 for t in words)
 
@@ -93,9 +113,16 @@ def test_words_are_shaded_by_their_share_with_readable_contrast(texts, signed):
         found = e.words(0)
         strongest = max(abs(s) for _, s in found)
         axes = plot.text(e)
-        assert [p.get_facecolor()[:3] for p in axes.patches] == [pytest.approx(to_rgb(hexadecimal(shade(s / strongest)))) for _, s in found]
-        for letters, ground in zip([t for t in axes.texts if t.get_text() in dict(found)], axes.patches, strict=True):
-            a, b = (luminance(tuple(round(255 * c) for c in to_rgb(x))) for x in (letters.get_color(), ground.get_facecolor()[:3]))
+        assert [p.get_facecolor()[:3] for p in axes.patches] == [
+            pytest.approx(to_rgb(hexadecimal(shade(s / strongest)))) for _, s in found
+        ]
+        for letters, ground in zip(
+            [t for t in axes.texts if t.get_text() in dict(found)], axes.patches, strict=True
+        ):
+            a, b = (
+                luminance(tuple(round(255 * c) for c in to_rgb(x)))
+                for x in (letters.get_color(), ground.get_facecolor()[:3])
+            )
             assert (max(a, b) + 0.05) / (min(a, b) + 0.05) >= 4.5
 
 
@@ -118,7 +145,11 @@ def test_matrices_and_heads_are_the_blocks(texts, kind):
 def test_c_has_tokens_on_both_sides(texts):
     axes = plot.matrix(texts)
     assert np.allclose(drawn(axes), texts.matrix[0].numpy())
-    assert [t.get_text() for t in axes.get_xticklabels()] == [t.get_text() for t in axes.get_yticklabels()] == texts.tokens[0]
+    assert (
+        [t.get_text() for t in axes.get_xticklabels()]
+        == [t.get_text() for t in axes.get_yticklabels()]
+        == texts.tokens[0]
+    )
     off = texts.matrix[0].numpy()[~np.eye(8, dtype=bool)]
     assert axes.images[0].get_clim() == pytest.approx((0, off.max()))
 
@@ -126,48 +157,107 @@ def test_c_has_tokens_on_both_sides(texts):
 def test_layers_are_rows_and_their_sum(signed):
     axes = plot.layers(signed)
     rows = drawn(axes)
-    assert np.allclose(rows[:2], signed.layers[0].numpy()) and np.isnan(rows[2]).all() and np.allclose(rows[3], signed.scores[0].numpy())
+    assert (
+        np.allclose(rows[:2], signed.layers[0].numpy())
+        and np.isnan(rows[2]).all()
+        and np.allclose(rows[3], signed.scores[0].numpy())
+    )
     assert [t.get_text() for t in axes.get_yticklabels()] == ["L0", "L1", "", "Σ"]
-    mean = replace(signed, streams={n: replace(s, scores=s.scores / 2) for n, s in signed.streams.items()})
+    mean = replace(
+        signed, streams={n: replace(s, scores=s.scores / 2) for n, s in signed.streams.items()}
+    )
     assert plot.layers(mean).get_yticklabels()[-1].get_text() == "scores"
 
 
 def test_curves_draw_accuracies_with_their_area():
     hits = torch.arange(10)[None, :] < torch.tensor([3, 9, 5, 7])[:, None]
     curve = PerturbationCurve(hits, 0)
-    axes = plot.curves({"ours": curve, "plain": [0.5] * 10, "pair": ([0, 50], [1.0, 0.0]), "fine": torch.linspace(1, 0, 5)})
+    axes = plot.curves(
+        {
+            "ours": curve,
+            "plain": [0.5] * 10,
+            "pair": ([0, 50], [1.0, 0.0]),
+            "fine": torch.linspace(1, 0, 5),
+        }
+    )
     lines = axes.get_lines()
-    assert np.allclose(lines[0].get_ydata(), curve.accuracy.numpy()) and lines[0].get_xdata().tolist() == [10 * i for i in range(10)]
-    assert lines[2].get_xdata().tolist() == [0, 50] and lines[3].get_xdata().tolist() == [0, 25, 50, 75, 100]
-    assert [t.get_text() for t in axes.get_legend().get_texts()] == [f"ours (AUC {curve.auc:.1f})", "plain", "pair", "fine"]
-    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 4 and len(axes.collections) == 1
+    assert np.allclose(lines[0].get_ydata(), curve.accuracy.numpy()) and lines[
+        0
+    ].get_xdata().tolist() == [10 * i for i in range(10)]
+    assert lines[2].get_xdata().tolist() == [0, 50] and lines[3].get_xdata().tolist() == [
+        0,
+        25,
+        50,
+        75,
+        100,
+    ]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == [
+        f"ours (AUC {curve.auc:.1f})",
+        "plain",
+        "pair",
+        "fine",
+    ]
+    assert (
+        len({(line.get_color(), line.get_marker()) for line in lines}) == 4
+        and len(axes.collections) == 1
+    )
 
 
 def test_the_ledgers_flow_adds_up(pictures, texts, scenes):
-    for e in (pictures[0], texts, relprop.explain(digit_scene_model().double(), scenes.images.double(), 3, method="lrp")):
+    for e in (
+        pictures[0],
+        texts,
+        relprop.explain(digit_scene_model().double(), scenes.images.double(), 3, method="lrp"),
+    ):
         found = stages(e.ledger, 1)
         reached = sum(float(v[1]) for v in e.ledger.reached.values())
-        assert float(e.ledger.started[1]) - sum(s.left for s in found) == pytest.approx(reached, abs=1e-9)
+        assert float(e.ledger.started[1]) - sum(s.left for s in found) == pytest.approx(
+            reached, abs=1e-9
+        )
         for kind, total in (("absorbed", e.ledger.absorbed()), ("lost", e.ledger.lost())):
-            assert sum(getattr(s, kind) for s in found) == pytest.approx(sum(float(v[1]) for v in total.values()), abs=0.004)
+            assert sum(getattr(s, kind) for s in found) == pytest.approx(
+                sum(float(v[1]) for v in total.values()), abs=0.004
+            )
         axes = plot.ledger(e, sample=1)
         label = next(t for t in texts_of(axes) if t.endswith(f"\n{reached:.2f}"))
         assert label.split("\n")[0] in ("attention", "input")
 
 
 def test_the_ledgers_parts_are_blocks_and_top_modules(pictures):
-    assert [s.name for s in stages(pictures[0].ledger, 0)] == ["head", "norm", "blocks.3", "blocks.2", "blocks.1", "blocks.0"]
+    assert [s.name for s in stages(pictures[0].ledger, 0)] == [
+        "head",
+        "norm",
+        "blocks.3",
+        "blocks.2",
+        "blocks.1",
+        "blocks.0",
+    ]
     account = next(a for a in pictures[0].ledger.accounts if a.path == "blocks.2.mlp.fc2")
     assert stages(pictures[0].ledger, 0)[3].entered["mlp"] == float(account.arrived[0])
-    assert part_of("bert.pooler.dense", {"bert"}) == "bert.pooler" and part_of("patch_embed.proj", {"blocks"}) == "patch_embed"
-    assert short_names(["a.layer.0", "a.layer.1", "b.norm", "c.norm", "a.head"]) == ["layer.0", "layer.1", "b.norm", "c.norm", "head"]
+    assert (
+        part_of("bert.pooler.dense", {"bert"}) == "bert.pooler"
+        and part_of("patch_embed.proj", {"blocks"}) == "patch_embed"
+    )
+    assert short_names(["a.layer.0", "a.layer.1", "b.norm", "c.norm", "a.head"]) == [
+        "layer.0",
+        "layer.1",
+        "b.norm",
+        "c.norm",
+        "head",
+    ]
 
 
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
 def test_every_picture_saves_as_vectors_too(suffix, texts, signed, pictures, scenes, tmp_path):
     pages = [
-        plot.heatmap(pictures[0], scenes.images[0]), *plot.compare(pictures)[:1], plot.text(texts), plot.matrix(texts), plot.layers(signed),
-        *plot.heads(texts)[:1], plot.curves({"a": [1.0, 0.0]}), plot.ledger(texts),
+        plot.heatmap(pictures[0], scenes.images[0]),
+        *plot.compare(pictures)[:1],
+        plot.text(texts),
+        plot.matrix(texts),
+        plot.layers(signed),
+        *plot.heads(texts)[:1],
+        plot.curves({"a": [1.0, 0.0]}),
+        plot.ledger(texts),
     ]
     for i, axes in enumerate(pages):
         axes.figure.savefig(tmp_path / f"{i}.{suffix}")
@@ -176,7 +266,10 @@ def test_every_picture_saves_as_vectors_too(suffix, texts, signed, pictures, sce
 
 def test_given_axes_are_drawn_in(texts, pictures, signed):
     fig, columns = figure(2)
-    assert plot.heatmap(pictures[0], ax=columns[0]) is columns[0] and plot.text(texts, ax=columns[1]) is columns[1]
+    assert (
+        plot.heatmap(pictures[0], ax=columns[0]) is columns[0]
+        and plot.text(texts, ax=columns[1]) is columns[1]
+    )
     fig, columns = figure(2)
     assert plot.heads(texts, ax=columns) == columns and fig._suptitle is None
     (one,) = figure(1)[1]
@@ -196,14 +289,19 @@ before = matplotlib.rcParams.copy(), set(matplotlib.colormaps)
 relprop.plot.heatmap(e); relprop.plot.matrix(e); relprop.plot.heads(e); relprop.plot.ledger(e); relprop.plot.curves([1.0, 0.5])
 assert "matplotlib.pyplot" not in sys.modules
 assert (matplotlib.rcParams.copy(), set(matplotlib.colormaps)) == before
-"""
+"""  # noqa: E501
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=300)
 
 
 REFUSED = [
     (lambda t, p: plot.heatmap(t), "heatmap.. is for images"),
     (lambda t, p: plot.text(p), "text.. is for texts: this explanation is of an image"),
-    (lambda t, p: plot.matrix(replace(t, streams={n: replace(s, matrix=None) for n, s in t.streams.items()})), r"keep='matrix'"),
+    (
+        lambda t, p: plot.matrix(
+            replace(t, streams={n: replace(s, matrix=None) for n, s in t.streams.items()})
+        ),
+        r"keep='matrix'",
+    ),
     (lambda t, p: plot.matrix(replace(t, blocks=None), block=0), r"keep='blocks'"),
     (lambda t, p: plot.heads(replace(t, blocks=None)), r"keep='blocks'"),
     (lambda t, p: plot.layers(t), r"keep='layers'"),
@@ -236,7 +334,11 @@ def test_different_words_are_not_compared(texts, hostile):
 
 
 def test_images_of_wrong_shapes_and_ranges_are_refused(pictures):
-    for bad, match in ((torch.randn(3, 8, 8) * 9, "undo the normalisation"), (torch.rand(2, 8, 8), "one picture"), (torch.rand(1, 3, 8, 8), "one picture")):
+    for bad, match in (
+        (torch.randn(3, 8, 8) * 9, "undo the normalisation"),
+        (torch.rand(2, 8, 8), "one picture"),
+        (torch.rand(1, 3, 8, 8), "one picture"),
+    ):
         with pytest.raises(InputError, match=match):
             plot.heatmap(pictures[0], bad)
     with pytest.raises(InputError, match="finite numbers"):
@@ -247,29 +349,59 @@ def test_images_of_wrong_shapes_and_ranges_are_refused(pictures):
 
 def test_images_come_in_any_layout():
     colour = torch.rand(3, 8, 6)
-    for same in (colour, colour.movedim(0, -1), colour.numpy(), np.moveaxis((255 * colour.numpy()).round().astype(np.uint8), 0, -1)):
+    for same in (
+        colour,
+        colour.movedim(0, -1),
+        colour.numpy(),
+        np.moveaxis((255 * colour.numpy()).round().astype(np.uint8), 0, -1),
+    ):
         assert np.allclose(pixels(same), colour.movedim(0, -1).numpy(), atol=1 / 255)
-    assert pixels(torch.rand(1, 5, 3)).shape == pixels(torch.rand(5, 3)).shape == pixels(torch.rand(5, 3, 1)).shape == (5, 3)
+    assert (
+        pixels(torch.rand(1, 5, 3)).shape
+        == pixels(torch.rand(5, 3)).shape
+        == pixels(torch.rand(5, 3, 1)).shape
+        == (5, 3)
+    )
 
 
 def test_hostile_text_is_drawn_as_text(hostile, tmp_path):
-    for i, axes in enumerate((plot.text(hostile), plot.text(hostile, by="tokens"), plot.matrix(hostile), *plot.compare([hostile]))):
+    for i, axes in enumerate(
+        (
+            plot.text(hostile),
+            plot.text(hostile, by="tokens"),
+            plot.matrix(hostile),
+            *plot.compare([hostile]),
+        )
+    ):
         axes.figure.savefig(tmp_path / f"{i}.svg")
         shown = "".join(t.get_text() for t in (*axes.texts, *axes.get_xticklabels(), axes.title))
         assert "\u202e" not in shown and "\x1b" not in shown and "z" * 100 not in shown
-        assert not any(t.get_parse_math() for t in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.title) if "$" in t.get_text())
+        assert not any(
+            t.get_parse_math()
+            for t in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.title)
+            if "$" in t.get_text()
+        )
     hostile.plot().savefig(tmp_path / "bars.svg")
 
 
 def test_zeros_are_drawn(texts, pictures, tmp_path):
     for e, draw in ((texts, plot.text), (pictures[0], plot.heatmap), (texts, plot.matrix)):
-        nothing = replace(e, streams={n: replace(s, scores=s.scores * 0, matrix=s.matrix * 0) for n, s in e.streams.items()})
+        nothing = replace(
+            e,
+            streams={
+                n: replace(s, scores=s.scores * 0, matrix=s.matrix * 0)
+                for n, s in e.streams.items()
+            },
+        )
         draw(nothing).figure.savefig(tmp_path / "none.png")
 
 
 def test_half_precision_and_gradients_are_drawn(texts):
     stream = next(iter(texts.streams.values()))
-    narrow = {"matrix": stream.matrix.to(torch.bfloat16).requires_grad_(), "scores": (stream.scores * 1e6).to(torch.bfloat16)}
+    narrow = {
+        "matrix": stream.matrix.to(torch.bfloat16).requires_grad_(),
+        "scores": (stream.scores * 1e6).to(torch.bfloat16),
+    }
     half = replace(texts, streams={stream.name: replace(stream, **narrow)})
     assert plot.matrix(half).images and plot.text(half).patches and half.plot().axes
 
@@ -279,7 +411,9 @@ def test_long_texts_break_into_many_lines_and_many_tokens_get_sparse_labels():
     stream = next(iter(e.streams.values()))
     words = [[(f"word{i}", [1]) for i in range(400)]] * 2
     axes = plot.text(replace(e, streams={stream.name: replace(stream, words=words)}))
-    assert len({t.get_position()[1] for t in axes.texts}) > 20 and axes.figure.get_size_inches()[1] > 5
+    assert (
+        len({t.get_position()[1] for t in axes.texts}) > 20 and axes.figure.get_size_inches()[1] > 5
+    )
     one = plot.compare(replace_rows(e, words))[0]
     assert len(one.get_xticklabels()) <= 80
 
@@ -303,9 +437,19 @@ def test_the_gallery_page_runs(monkeypatch):
         images = torch.rand(2, 1, 32, 32)
         about_text = "tokenizer" in block or block.startswith("e  ")
         scope = {
-            "relprop": relprop, "images": images, "text": "the film was not boring", "tokenizer": small_tokenizer(), "labels": [6, 8], "methods": ["rollout", "random"],
-            "model": small_bert() if about_text else digit_scene_model(), "measure": ImagePerturbation(), "normalize": lambda x: x, "e": explain_texts(),
+            "relprop": relprop,
+            "images": images,
+            "text": "the film was not boring",
+            "tokenizer": small_tokenizer(),
+            "labels": [6, 8],
+            "methods": ["rollout", "random"],
+            "model": small_bert() if about_text else digit_scene_model(),
+            "measure": ImagePerturbation(),
+            "normalize": lambda x: x,
+            "e": explain_texts(),
         }
         exec(compile(block, "docs/pictures.md", "exec"), scope)
         drawn_by |= set(re.findall(r"plot\.(\w+)\(", block))
-    assert drawn_by == {name for name in plot.__all__ if name not in ("figure", "show_heatmap", "show_image")}
+    assert drawn_by == {
+        name for name in plot.__all__ if name not in ("figure", "show_heatmap", "show_image")
+    }
