@@ -69,6 +69,9 @@ def test_spans_of_convolutions_are_their_receptive_fields(layers, length):
     sizes, size = [], length
     for kernel, stride, padding, dilation in layers:
         assume(padding <= (kernel - 1) // 2 and (padding == 0 or dilation == 1))
+        assume(
+            stride <= kernel
+        )  # where pixels are passed over, padding is counted in steps of them
         size = (size + 2 * padding - (kernel - 1) * dilation - 1) // stride + 1
         sizes.append(size)
     assume(min(sizes) >= 2)

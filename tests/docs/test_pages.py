@@ -1,6 +1,7 @@
 """The site's pages run: each page's Python blocks, in order, in one namespace, in a folder of their
 own; loaders of weights give small models built here."""
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -165,10 +166,18 @@ def test_questions_that_are_asked(capsys):
     assert scope["nothing"].ledger.lost()["no positive term"].tolist() == [1, 1]
 
 
+def _texts(path: Path) -> str:
+    """The strings of a module, each in one piece however many lines it stands on."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return "\n".join(
+        n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    )
+
+
 def test_the_warnings_named_on_the_first_page_are_the_librarys():
     """Each row of the table of warnings quotes text that the library's source has."""
     text = (DOCS / "start.md").read_text().split("## When a warning comes")[1]
-    source = "".join(p.read_text() for p in Path(relprop.__file__).parent.rglob("*.py"))
+    source = "".join(_texts(p) for p in Path(relprop.__file__).parent.rglob("*.py"))
     rows = re.findall(r"^\| (`….*?`|`[a-z].*?`)(?:, `.*?`)? \|", text, re.MULTILINE)
     assert len(rows) == 5
     for row in rows:
