@@ -17,6 +17,7 @@ PACKAGE = ROOT / "relprop"
 FLOORS = {
     "errors": 0,
     "numerics": 0,
+    "operations": 0,
     "tracer": 1,
     "rules": 1,
     "plan": 2,

@@ -21,7 +21,6 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs
-from relprop.tracer.composites import find_composites
 from relprop.tracer.editing import val
 from relprop.tracer.run import execute
 
@@ -212,10 +211,7 @@ def _contributions_from(
             program = replace(program, dtype=torch.float32, memo={})
         values = [_wide(run.forward.values[leaf]).requires_grad_() for leaf in nodes]
         before = [_wide(t) for t in _in_place(references, nodes)]
-        norms = {c.output for c in find_composites(run.session.flow) if c.statistics}
-        found, there = rescaled(
-            program, run.session.model, run.inputs, nodes, ends, values, before, norms
-        )
+        found, there = rescaled(program, run.session.model, run.inputs, nodes, ends, values, before)
         with torch.enable_grad():
             y, y0 = _scalar(run, target, start, found), _scalar(run, target, start, there).detach()
             total = y.sum()

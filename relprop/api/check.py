@@ -14,10 +14,10 @@ from relprop.api.opening import open_model
 from relprop.api.session import Session, check_devices, open_session
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import METHODS, input_level
+from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind
-from relprop.tracer.editing import name_of
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.surroundings import undisturbed
 
@@ -183,7 +183,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         tuple(
             describe(n)
             for n in program.graph.nodes
-            if name_of(n) == "detach" and n in session.flow.members
+            if kind(n) is Kind.DETACH and n in session.flow.members
         ),
         program.front_end,
         program.decisions,

@@ -27,10 +27,10 @@ from relprop.interpreter.backward import propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
+from relprop.operations import name_of
 from relprop.rules import RuleSet
 from relprop.targets import Context, possible_starts, resolve
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.editing import name_of
 from relprop.tracer.program import Program, is_floating, place
 from relprop.tracer.surroundings import undisturbed
 

@@ -12,13 +12,12 @@ from torch import Tensor, fx
 from relprop.api.session import Session
 from relprop.errors import OptionError
 from relprop.methods import SiteValues
+from relprop.operations import MOVES, Kind, argument, is_call, kind
 from relprop.rollup import token_axes, tokens_of
-from relprop.rules import operations as ops
-from relprop.tracer.editing import argument, tensor_inputs, val
-from relprop.tracer.program import Site, packet
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.program import Site
 
 Replay = Callable[[fx.Node, fx.Node, Tensor], Tensor]
-MOVES = frozenset((*ops.RESHAPE, *ops.PERMUTE, *ops.TRANSPOSE, *ops.MOVE))
 
 
 def output_projection(session: Session, site: Site) -> fx.Node:
@@ -31,9 +30,9 @@ def output_projection(session: Session, site: Site) -> fx.Node:
             break
         node = users[0]
         others = [i for i in tensor_inputs(node) if i.meta["role"] == "activation"]
-        if packet(node) in ops.LINEAR and len(others) == 1:
+        if kind(node) is Kind.LINEAR and len(others) == 1:
             return node
-        if packet(node) not in MOVES:
+        if kind(node) not in MOVES:
             break
     raise OptionError(
         "attention_norm: no linear map takes the heads' results of the attention at "
@@ -133,13 +132,13 @@ def residual_of(
     Raises ``OptionError`` where there is no such sum, or something else stands behind it.
     """
     merge = session.merges.identity_of(site.contraction)
-    if merge is None or packet(merge) not in ops.ADD:
+    if merge is None or kind(merge) is not Kind.SUM:
         raise OptionError(
             f"attention_norm: no sum with a skip connection follows the attention at {site.path!r}"
         )
     users = [u for u in merge.users if u in session.flow.members]
     norm = users[0] if len(users) == 1 else None
-    if norm is not None and packet(norm) is not torch.ops.aten.layer_norm:
+    if norm is not None and not is_call(norm, torch.ops.aten.layer_norm):
         raise OptionError(
             f"attention_norm: the sum after the attention at {site.path!r} is read by "
             f"{norm.target} alone, which is no layer norm"
@@ -181,15 +180,13 @@ def sum_norms(
         )
     maps = maps.reshape(batch, heads, keys, keys)
     x, whole = (kept[n].reshape(batch, keys, -1) for n in (skips[0], merge))
-    weight = None if norm is None else argument(norm, 2, "weight", None)
+    weight = None if norm is None else argument(norm, "weight")
     rows = []
     for i in range(keys):
         moved = torch.einsum("bhk,hbkd->bkd", maps[:, :, i], vectors[:, :, 0])
         moved[:, i] += x[:, i]
         if norm is not None:
-            scale = (
-                whole[:, i].var(-1, correction=0) + float(argument(norm, 4, "eps", 1e-5))
-            ).sqrt()
+            scale = (whole[:, i].var(-1, correction=0) + float(argument(norm, "eps"))).sqrt()
             moved = (
                 (moved - moved.mean(-1, keepdim=True))
                 / scale[:, None, None]

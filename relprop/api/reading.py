@@ -13,11 +13,11 @@ from torch import Tensor, fx
 from relprop.api.run import Run
 from relprop.interpreter.backward import propagate
 from relprop.methods import Tokens
+from relprop.operations import Kind, kind
 from relprop.rollup import Stream, tokens_of
-from relprop.rollup.merges import SUMS
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
-from relprop.tracer.program import Site, packet
+from relprop.tracer.program import Site
 
 STRAIGHT = 1e-3
 
@@ -52,7 +52,7 @@ def _receivers(run: Run, site: Site) -> list[fx.Node]:
             continue
         result.add(node)
         others = [i for i in flow.inputs[node] if not flow.reaches(site.contraction, i)]
-        if packet(node) in SUMS:
+        if kind(node) is Kind.SUM:
             found += [
                 o for o in others if tokens_of(run.program, o) == tokens_of(run.program, node)
             ]

@@ -21,7 +21,6 @@ from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import named, registered
 from relprop.tracer.binding import Inputs
-from relprop.tracer.composites import find_composites
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 from relprop.tracer.trace import trace_program
@@ -131,8 +130,7 @@ class Session:
         """What the operands of merges carry."""
 
         def make() -> Merges:
-            inside = {n for c in find_composites(self.flow) for n in c.inner}
-            return Merges(self.flow, self.program.sites, inside, self.program.axes)
+            return Merges(self.flow, self.program.sites, self.program.axes)
 
         return self.kept(("merges",), make)  # type: ignore[no-any-return]
 

@@ -13,9 +13,10 @@ from torch import Tensor, fx
 from relprop.errors import RelpropError, RuleError, message
 from relprop.interpreter.ledger import Account
 from relprop.numerics import at_least_float32, total
+from relprop.operations import Kind, kind
 from relprop.plan import Plan, Step
 from relprop.rules.call import Split, Total
-from relprop.tracer.editing import name_of, val
+from relprop.tracer.editing import val
 from relprop.tracer.program import describe, place
 from relprop.tracer.run import Values, per_sample
 
@@ -175,7 +176,7 @@ def _visit(
     for operand, needed, share in zip(step.operands, step.needed, split.shares, strict=True):
         if needed and isinstance(share, Tensor):
             arrived.setdefault(operand, []).append(
-                (step.node.args[1], share) if name_of(step.node) == "getitem" else share
+                (step.node.args[1], share) if kind(step.node) is Kind.OUTPUT else share
             )
 
 

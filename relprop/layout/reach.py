@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.rules import operations as ops
-from relprop.tracer.editing import argument, name_of, val
+from relprop.operations import MOVES, Kind, argument, kind, of
+from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
-from relprop.tracer.program import is_floating, packet
+from relprop.tracer.program import is_floating
 from relprop.tracer.run import template
 
 NOWHERE = torch.tensor([math.inf, -math.inf, math.inf, -math.inf], dtype=torch.float64)
-MOVED = frozenset(ops.MOVES) - frozenset(ops.packets("col2im"))
 
 
 def follow(
@@ -57,7 +56,7 @@ def follow(
 def indices(leaf: fx.Node, to: fx.Node, flow: Flow) -> set[fx.Node]:
     """The whole numbers by which values are put in other places between two tensors: what the reach
     cannot be known without."""
-    moves = [n for n in flow.between(leaf, to) if packet(n) in MOVED]
+    moves = [n for n in flow.between(leaf, to) if kind(n) in MOVES]
     return {
         o
         for n in moves
@@ -70,10 +69,10 @@ def _step(
     node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
 ) -> Tensor | None:
     """The reach after one op; ``None`` if the op is not understood."""
-    if packet(node) in MOVED and (moved := _moved(node, reaches, known)) is not None:
+    if kind(node) in MOVES and (moved := _moved(node, reaches, known)) is not None:
         return moved
-    if name_of(node) in _OPS:
-        return _OPS[name_of(node)](node, reaches)
+    if kind(node) in _KINDS:
+        return _KINDS[kind(node)](node, reaches)
     shape = tuple(val(node).shape)
     operands = [
         _ranked(reaches[o], len(shape))
@@ -231,7 +230,7 @@ def _entry(value: Any, i: int) -> Any:
 
 
 def _conv(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
-    if node.args[0] not in reaches:
+    if node.args[0] not in reaches or of(node).transposed:
         return None
     kernel = val(node.args[1]).shape[2:]
     reach = hull(reaches[node.args[0]], (-len(kernel) - 1,))
@@ -239,29 +238,31 @@ def _conv(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
         node,
         reach,
         kernel,
-        argument(node, 3, "stride", 1),
-        argument(node, 4, "padding", 0),
-        argument(node, 5, "dilation", 1),
+        argument(node, "stride"),
+        argument(node, "padding"),
+        argument(node, "dilation"),
     )
 
 
 def _pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
-    rank = int(name_of(node)[-2])
-    kernel = [_entry(argument(node, 1, "kernel_size"), i) for i in range(rank)]
-    dilation = argument(node, 4, "dilation", 1) if name_of(node).startswith("max") else 1
+    if of(node).adaptive:
+        return _adaptive_pool(node, reaches)
+    rank = of(node).axes
+    kernel = [_entry(argument(node, "kernel_size"), i) for i in range(rank)]
+    dilation = argument(node, "dilation") or 1
     return _windowed(
         node,
         reaches[node.args[0]],
         kernel,
-        argument(node, 2, "stride", ()),
-        argument(node, 3, "padding", 0),
+        argument(node, "stride"),
+        argument(node, "padding"),
         dilation,
     )
 
 
 def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     reach, shape = reaches[node.args[0]], val(node).shape
-    for axis in range(-int(name_of(node)[-2]), 0):
+    for axis in range(-of(node).axes, 0):
         length, out = reach.shape[axis], shape[axis]
         if length > 1:
             bins = [(i * length // out, -(-(i + 1) * length // out)) for i in range(out)]
@@ -272,9 +273,7 @@ def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
 def _upsample(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     """Resized: each new position is an even share of the old ones."""
     reach, shape = reaches[node.args[0]], val(node).shape
-    for axis in range(
-        -int(name_of(node).split("d")[0][-1]) if "linear1d" not in name_of(node) else -1, 0
-    ):
+    for axis in range(-of(node).axes, 0):
         length, out = reach.shape[axis], shape[axis]
         if length > 1 and length != out:
             edges = torch.arange(out + 1, dtype=torch.float64) * length / out
@@ -317,29 +316,22 @@ def _matmul(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
 
 
 def _reduced(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
-    reach, first = reaches[node.args[0]], 2 if name_of(node) == "linalg_vector_norm" else 1
-    dims = argument(node, first, "dim")
+    reach, dims = reaches[node.args[0]], argument(node, "dim")
     rank = reach.dim() - 1
     gone = [d % rank + 1 for d in ([dims] if isinstance(dims, int) else dims or range(rank))]
     reach = hull(reach, gone)
-    return reach if argument(node, first + 1, "keepdim", False) else reach.squeeze(gone)
+    return reach if argument(node, "keepdim") else reach.squeeze(gone)
 
 
-_OPS: dict[str, Callable[[fx.Node, dict[fx.Node, Tensor]], Tensor | None]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
-    **{f"{kind}_pool{n}d": _pool for kind in ("max", "avg") for n in (1, 2, 3)},
-    **{f"adaptive_{kind}_pool{n}d": _adaptive_pool for kind in ("max", "avg") for n in (1, 2, 3)},
-    **dict.fromkeys(
-        (
-            "upsample_nearest1d upsample_linear1d upsample_nearest2d upsample_bilinear2d "
-            "upsample_bicubic2d _upsample_bilinear2d_aa"
-        ).split(),
-        _upsample,
-    ),
-    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
-    "linear": _linear,
-    "index": _indexed,
-    "im2col": _unfolded,
-    **dict.fromkeys(("matmul", "bmm", "mm"), _matmul),
-    **dict.fromkeys("mean sum amax amin linalg_vector_norm".split(), _reduced),
+_KINDS: dict[Kind, Callable[[fx.Node, dict[fx.Node, Tensor]], Tensor | None]] = {
+    Kind.CONVOLUTION: _conv,
+    Kind.MAX_POOL: _pool,
+    Kind.AVERAGE_POOL: _pool,
+    Kind.RESAMPLE: _upsample,
+    Kind.PAD: _pad,
+    Kind.LINEAR: _linear,
+    Kind.INDEX: _indexed,
+    Kind.WINDOWS: _unfolded,
+    Kind.MATMUL: _matmul,
+    **dict.fromkeys((Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC), _reduced),
 }

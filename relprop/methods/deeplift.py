@@ -8,63 +8,49 @@ operation between input and target is looked at, and one without a rule is refus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import OptionError, message
-from relprop.methods.rescale import ALONE, NORM, TOGETHER, Operation, Rule, moved
-from relprop.rules import operations as ops
+from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
+from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
+from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.binding import Inputs
-from relprop.tracer.editing import argument, name_of, tensor_inputs
+from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
-from relprop.tracer.program import Program, describe, is_floating, packet
+from relprop.tracer.program import Program, describe, is_floating
 from relprop.tracer.run import Values, execute, per_sample, template
 
 Given = Callable[[fx.Node, Any], Any]
 
 #: Affine in all floating operands together.
-JOINTLY = frozenset(
-    {
-        *ops.MOVES,
-        *ops.ADD,
-        *ops.SUBTRACT,
-        *ops.GATHERED_SUM,
-        *ops.FILL,
-        *ops.packets("rsub neg to _to_copy type_as lift_fresh_copy"),
-    }
+JOINTLY = (
+    MOVES
+    | FILLS
+    | {Kind.SUM, Kind.AFFINE, Kind.CAST, Kind.IDENTITY, Kind.INDEXED_SUM, Kind.FOLD, Kind.OUTPUT}
 )
 #: Affine in the first operand alone.
-FIRST = frozenset({*ops.LINEAR, *ops.CONV, *ops.SHARE, *ops.SAMPLE, *ops.packets("batch_norm")})
-#: Of these only the shape is read.
-SHAPES = frozenset(
-    ops.packets(
-        "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros "
-        "new_ones new_full new_empty sym_size"
-    )
+FIRST = frozenset(
+    {Kind.LINEAR, Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE}
+    | {Kind.SAMPLE, Kind.BATCH_NORM}
 )
 
 
 def rules_for(
-    program: Program,
-    leaves: Sequence[fx.Node],
-    ends: Sequence[fx.Node],
-    norms: Collection[fx.Node] = (),
+    program: Program, leaves: Sequence[fx.Node], ends: Sequence[fx.Node]
 ) -> dict[fx.Node, Rule]:
     """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises
-    ``OptionError`` naming the first that has none.
-
-    ``norms``: the last operation of each norm that the model writes out.
-    """
+    ``OptionError`` naming the first that has none."""
     needed = _ancestors(ends)
     moving, found = set(leaves), dict[fx.Node, Rule]()
     for node in program.graph.nodes:
         if (
             node.op != "call_function"
             or node in moving
-            or packet(node) in SHAPES
+            or kind(node) in (Kind.FACTORY, Kind.RANDOM)
             or not any(i in moving for i in tensor_inputs(node))
         ):
             continue
@@ -72,7 +58,7 @@ def rules_for(
         if node in needed and _is_data(node):
             rule = _rule(node, moving)
             if rule is not None:
-                found[node] = NORM if node in norms and rule in TOGETHER.values() else rule
+                found[node] = rule
     return found
 
 
@@ -92,36 +78,32 @@ def _is_data(node: fx.Node) -> bool:
 
 def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
     """The rule of a node, ``None`` if it is affine in what depends on the input."""
-    name, operands = name_of(node), [i for i in tensor_inputs(node) if i in moving]
+    what, operands = kind(node), [i for i in tensor_inputs(node) if i in moving]
     choices = [i for i in operands if not _is_data(i)]
     if choices:
-        raise _undefined(
-            node,
-            (
-                "which of its values it takes depends on the input, by "
-                f"{name_of(choices[0]) or choices[0]}"
-            ),
-        )
+        by = name_of(choices[0]) or choices[0]
+        raise _undefined(node, f"which of its values it takes depends on the input, by {by}")
     first = len(operands) == 1 and bool(node.args) and node.args[0] is operands[0]
-    if packet(node) in JOINTLY or name == "getitem" or (packet(node) in FIRST and first):
+    if what in JOINTLY or (what in FIRST and first):
         return None
-    if first and name in ALONE and _plain(node):
-        return ALONE[name]
-    if name in TOGETHER and "rounding_mode" not in node.kwargs:
-        if len(operands) == 1 and (first or "div" not in name):
+    alone = ALONE.get(packet(node)) or ALONE.get(type(node.target)) or ALONE.get(what)
+    if first and alone is not None and _plain(node):
+        return alone
+    if what in TOGETHER:
+        if len(operands) == 1 and (first or what is not Kind.QUOTIENT):
             return None
-        return TOGETHER[name]
+        return TOGETHER[what]
     raise _undefined(node, "DeepLIFT has no rule for it")
 
 
 def _plain(node: fx.Node) -> bool:
-    """Whether the call is of the form its rule is for: a 2-norm, a pool with its sizes in a list, a
-    softmax over one axis."""
-    if name_of(node) == "linalg_vector_norm":
-        return argument(node, 1, "ord", 2) == 2 and argument(node, 4, "dtype") is None
-    if "softmax" in name_of(node):
-        return len(node.args) > 1 and isinstance(node.args[1], int)
-    return not name_of(node).startswith("max_pool") or isinstance(node.args[1], (list, tuple))
+    """Whether the call is of the form its rule is for: a 2-norm, a norm of its whole operand, a
+    pool with its sizes in a list."""
+    if kind(node) is Kind.STATISTIC:
+        return argument(node, "ord") == 2 and argument(node, "dtype") is None
+    if isinstance(node.target, WrittenNorm):
+        return node.target.centred is not None
+    return kind(node) is not Kind.MAX_POOL or isinstance(node.args[1], (list, tuple))
 
 
 def _undefined(node: fx.Node, why: str) -> OptionError:
@@ -147,11 +129,10 @@ def rescaled(
     ends: Sequence[fx.Node],
     values: Sequence[Tensor],
     references: Sequence[Tensor],
-    norms: Collection[fx.Node] = (),
 ) -> tuple[Values, Values]:
     """The program's outputs at ``values``, with multipliers for derivatives, and at ``references``;
     both with the batch first, for each of ``leaves``."""
-    rules = rules_for(program, leaves, ends, norms)
+    rules = rules_for(program, leaves, ends)
     read = {i for node in rules for i in tensor_inputs(node)}
     outputs = set(program.output_nodes)
     at_reference = dict(zip(leaves, references, strict=True))

@@ -12,13 +12,10 @@ import math
 
 from torch import fx
 
+from relprop.operations import Kind, argument, kind, of
 from relprop.tracer.axes import Axis, Group, is_token
-from relprop.tracer.editing import argument, name_of, val
+from relprop.tracer.editing import val
 from relprop.tracer.program import Program
-
-CONVOLUTIONS = frozenset(
-    {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
-)
 
 
 def positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
@@ -65,7 +62,7 @@ def _first_convolution(
     own operand's axes."""
     own = [_groups(axis) for axis in program.axes[leaf]]
     for node in program.graph.nodes:
-        axes = program.axes.get(node.args[0], ()) if name_of(node) in CONVOLUTIONS else ()
+        axes = program.axes.get(node.args[0], ()) if kind(node) is Kind.CONVOLUTION else ()
         entering = [_groups(axis) for axis in axes]
         if any(mine & theirs for mine in own for theirs in entering):
             return node, own, entering
@@ -98,14 +95,12 @@ def _patch(node: fx.Node, own: list[set[Group]], entering: list[set[Group]]) -> 
     """The kernel's size along each axis of the leaf, if the kernel moves by just that; else
     nothing."""
     kernel = tuple(val(node.args[1]).shape[2:])
-    stride, dilation = (
-        tuple(argument(node, i, name, (1,))) for i, name in ((3, "stride"), (5, "dilation"))
-    )
+    stride, dilation = (tuple(argument(node, name)) for name in ("stride", "dilation"))
     if (
         kernel != (stride * len(kernel) if len(stride) == 1 else stride)
         or set(dilation) != {1}
         or max(kernel) == 1
-        or "transpose" in name_of(node)
+        or of(node).transposed
     ):
         return {}
     first = len(entering) - len(kernel)

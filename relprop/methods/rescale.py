@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relprop.operations import Kind
+from relprop.operations.vocabulary import WrittenNorm
+
 
 class Pair(NamedTuple):
     """A quantity at the input (attached to autograd, its derivative a multiplier) and at the
@@ -116,23 +119,6 @@ def _division(at: Operation) -> Tensor:
     """a/b is a·(1/b)."""
     inverse = univariate(torch.reciprocal, at.pair(1))
     return product(torch.mul, at.pair(0), inverse).value
-
-
-def _norm(at: Operation) -> Tensor:
-    """The last product or quotient of a norm that is written out; the scale is the divisor, or the
-    factor of which one serves many elements."""
-    if at.run not in (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor):
-        return _product(at)
-    first, second = at.pair(0), at.pair(1)
-    if at.run is torch.ops.aten.div.Tensor:
-        return scaled(torch.mul, first, univariate(torch.reciprocal, second)).value
-    if first.value.numel() == second.value.numel():
-        return _product(at)
-    return (
-        scaled(torch.mul, first, second)
-        if first.value.numel() > second.value.numel()
-        else scaled(torch.mul, second, first)
-    ).value
 
 
 def _log_softmax(at: Operation) -> Pair:
@@ -240,36 +226,41 @@ def _max_pool(at: Operation) -> Tensor:
     return y + multiplier * moved(x)
 
 
-def _names(line: str) -> tuple[str, ...]:
-    return tuple(line.split())
+def _written_norm(at: Operation) -> Tensor:
+    """A norm with a scale r of its own, as a function of the mean square of what it scales."""
+    norm, weight, bias, others = at.run, at.argument(1, ""), at.argument(2, ""), at.args[3:]
+    assert isinstance(norm, WrittenNorm)
+    x = at.pair(0)
+    centre = affine(norm.centre, x)
+    spread = affine(lambda t: t.mean(norm.axes, keepdim=True), univariate(torch.square, centre))
+    size = spread.value.detach()
+    unit = centre.value.detach() / torch.where(size > 0, size, 1.0).sqrt()
+
+    def scale(v: Tensor) -> Tensor:
+        return norm.scale(unit * v.sqrt(), *others)
+
+    known = Pair(*(norm.scale(t.detach(), *others) for t in x))
+    return _scaled(scaled(torch.mul, centre, univariate(scale, spread, known)).value, weight, bias)
 
 
-#: Rules for what is not affine in its first operand alone.
-ALONE: dict[str, Rule] = (
-    dict.fromkeys(
-        _names(
-            "relu relu6 gelu silu mish elu selu celu leaky_relu prelu tanh sigmoid "
-            "log_sigmoid hardswish hardsigmoid hardtanh softplus softsign clamp clamp_min "
-            "clamp_max abs exp expm1 log log1p log2 sqrt rsqrt square reciprocal pow sin "
-            "cos erf sign round floor ceil nan_to_num"
-        ),
-        _univariate,
-    )
-    | dict.fromkeys(_names("softmax _softmax _safe_softmax"), _softmax)
-    | dict.fromkeys(_names("log_softmax _log_softmax"), lambda at: _log_softmax(at).value)
-    | dict.fromkeys(_names("max_pool1d max_pool2d max_pool3d"), _max_pool)
-    | {
-        "layer_norm": _layer_norm,
-        "rms_norm": _rms_norm,
-        "group_norm": _group_norm,
-        "linalg_vector_norm": _vector_norm,
-        "detach": lambda at: at.args[0].detach() + moved(at.args[0]),
-    }
-)
-#: ``NORM``: for the last of a norm written out. Rules for two operands that both depend on the
-#: input; with one that does, these are affine (a quotient: in its numerator).
-NORM: Rule = _norm
-TOGETHER: dict[str, Rule] = {
-    **dict.fromkeys(_names("mul multiply matmul bmm mm mv dot"), _product),
-    **dict.fromkeys(_names("div divide true_divide"), _division),
+aten = torch.ops.aten
+#: Rules for what is not affine in its first operand alone, by operator and by kind.
+ALONE: dict[Any, Rule] = {
+    aten.layer_norm: _layer_norm,
+    aten.rms_norm: _rms_norm,
+    aten.group_norm: _group_norm,
+    aten.linalg_vector_norm: _vector_norm,
+    Kind.FUNCTION: _univariate,
+    Kind.SOFTMAX: _softmax,
+    Kind.LOG_SOFTMAX: lambda at: _log_softmax(at).value,
+    Kind.MAX_POOL: _max_pool,
+    Kind.DETACH: lambda at: at.args[0].detach() + moved(at.args[0]),
+    WrittenNorm: _written_norm,
+}
+#: Rules for two operands that both depend on the input; with one that does, these are affine (a
+#: quotient: in its numerator).
+TOGETHER: dict[Kind, Rule] = {
+    Kind.PRODUCT: _product,
+    Kind.MATMUL: _product,
+    Kind.QUOTIENT: _division,
 }

@@ -1,42 +1,33 @@
 """Which operand of a product counts as a constant: the divisor of a norm, the attention map, the
 gate. From the graph, for rules that ask.
 
-A gate is decided by what an operand passed *last*, seen backwards through moves, casts and numbers:
-a sigmoid or a softmax (a weight between 0 and 1) before a tanh, a tanh before any other activation,
-an activation before none. Equal ranks decide nothing: both factors are values.
+A gate is decided by the range of the function an operand passed *last*, seen backwards through
+moves, casts and numbers: a weight between 0 and 1 before a value between −1 and 1, that before any
+other function, a function before none. Equal ranks decide nothing: both factors are values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from relprop.rules import operations as ops
-from relprop.tracer.attention import SOFTMAX
-from relprop.tracer.editing import argument, name_of
+from relprop.operations import FILLS, MOVES, Kind, argument, is_call, kind
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
-WEIGHTS = frozenset({"sigmoid", "hardsigmoid"}) | SOFTMAX
-BOUNDED = frozenset({"tanh", "hardtanh", "softsign"})
-OTHER = frozenset({"activation written out"}) | frozenset(
-    (
-        "gelu relu relu6 silu mish elu selu celu leaky_relu prelu hardswish softplus "
-        "log_sigmoid exp"
-    ).split()
+aten = torch.ops.aten
+SEEN_THROUGH = (
+    MOVES
+    | FILLS
+    | {Kind.CAST, Kind.DETACH, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.IDENTITY}
 )
-DIVISORS = frozenset({"rsqrt", "reciprocal"})
-SEEN_THROUGH = frozenset(p.__name__ for p in (*ops.MOVES, *ops.FILL)) | frozenset(
-    "to _to_copy mul div add sub rsub neg clamp clamp_min clamp_max nan_to_num detach".split()
-)
+_GRID = torch.linspace(-60.0, 60.0, 4001, dtype=torch.float64)
 
 
-def gate_notes(
-    flow: Flow, sites: Collection[Site], written: Mapping[fx.Node, str]
-) -> dict[fx.Node, Mapping[str, int]]:
+def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Mapping[str, int]]:
     """For products of two activations, the position of the operand that is a constant, by kind.
-    ``written``: the outputs of regions, and what these are.
 
     ``constant``: a factor that is one over a deviation. ``attention``: the map at an attention
     site, or what is a softmax to a matrix product. ``gate``: the gating activation of an
@@ -45,56 +36,77 @@ def gate_notes(
     maps = {site.contraction: site.attention for site in sites}
     notes: dict[fx.Node, Mapping[str, int]] = {}
     for node in flow.nodes:
-        operands = (
-            [a for a in node.args[:2] if isinstance(a, fx.Node)]
-            if name_of(node) in ("mul", "multiply", "matmul", "bmm", "mm", "mv", "dot")
-            else []
-        )
-        if len(operands) != 2 or not all(o in flow.members for o in operands):
+        if kind(node) not in (Kind.PRODUCT, Kind.MATMUL):
             continue
-        last = [_last(o, flow, written) for o in operands]
-        if name_of(node) not in ("mul", "multiply"):
-            weights = [i for i, name in enumerate(last) if name in SOFTMAX]
-            at = (
-                operands.index(maps[node])
-                if node in maps
-                else weights[0]
-                if len(weights) == 1
-                else None
-            )
-            kinds = {"attention": at}
+        operands = [a for a in node.args[:2] if isinstance(a, fx.Node) and a in flow.members]
+        if len(operands) != 2:
+            continue
+        last = [_last(o, flow) for o in operands]
+        if kind(node) is Kind.MATMUL:
+            weights = [i for i, n in enumerate(last) if kind(n) is Kind.SOFTMAX]
+            alone = weights[0] if len(weights) == 1 else None
+            kinds = {"attention": operands.index(maps[node]) if node in maps else alone}
         else:
-            divisors = [i for i, name in enumerate(last) if name in DIVISORS]
-            ranks = [_rank(name) for name in last]
-            kinds = {
-                "constant": divisors[0] if len(divisors) == 1 else None,
-                "gate": None if ranks[0] == ranks[1] else ranks.index(max(ranks)),
-            }
-        found = {kind: at for kind, at in kinds.items() if at is not None}
+            kinds = _kinds_of_factors(last, flow)
+        found = {name: at for name, at in kinds.items() if at is not None}
         if found:
             notes[node] = found
     return notes
 
 
-def _last(node: fx.Node, flow: Flow, written: Mapping[fx.Node, str]) -> str:
-    """The operator an operand passed last, backwards through what only moves or rescales it; 1/x in
-    any spelling is ``"reciprocal"``."""
+def _kinds_of_factors(last: list[fx.Node], flow: Flow) -> dict[str, int | None]:
+    divisors = [i for i, n in enumerate(last) if _is_inverse(n, flow)]
+    ranks = [_rank(n) for n in last]
+    return {
+        "constant": divisors[0] if len(divisors) == 1 else None,
+        "gate": None if ranks[0] == ranks[1] else ranks.index(max(ranks)),
+    }
+
+
+def _is_inverse(node: fx.Node, flow: Flow) -> bool:
+    """Whether a call is one over something, in any spelling."""
+    if is_call(node, aten.rsqrt, aten.reciprocal):
+        return True
+    if kind(node) is Kind.QUOTIENT:
+        return node.args[0] not in flow.members
+    exponent = argument(node, "exponent") if is_call(node, aten.pow) else None
+    return isinstance(exponent, (int, float)) and exponent < 0
+
+
+def _last(node: fx.Node, flow: Flow) -> fx.Node:
+    """The call that an operand passed last, backwards through what only moves or rescales it."""
     while True:
-        above, name = flow.inputs[node], name_of(node)
-        if node in written:
-            return written[node]
-        if name == "div" and node.args[0] not in flow.members:
-            return "reciprocal"
-        if (
-            name == "pow"
-            and isinstance(exponent := argument(node, 1, "exponent"), (int, float))
-            and exponent < 0
-        ):
-            return "reciprocal"
-        if name not in SEEN_THROUGH or len(above) != 1:
-            return name
+        above = flow.inputs[node]
+        if _is_inverse(node, flow) or kind(node) not in SEEN_THROUGH or len(above) != 1:
+            return node
         node = above[0]
 
 
-def _rank(name: str) -> int:
-    return 3 if name in WEIGHTS else 2 if name in BOUNDED else 1 if name in OTHER else 0
+def _rank(node: fx.Node) -> int:
+    if kind(node) is Kind.SOFTMAX:
+        return 3
+    if kind(node) is not Kind.FUNCTION or _is_inverse_of_deviation(node):
+        return 0
+    bounds = _range(node)
+    if bounds is None:
+        return 1
+    low, high = bounds
+    return 3 if low >= 0 and high <= 1 else 2 if low >= -1 and high <= 1 else 1
+
+
+def _is_inverse_of_deviation(node: fx.Node) -> bool:
+    return is_call(node, aten.rsqrt, aten.reciprocal, aten.sqrt)
+
+
+def _range(node: fx.Node) -> tuple[float, float] | None:
+    """The smallest and the largest value that the function of one number takes; ``None`` where it
+    reads parameters, or is not defined everywhere."""
+    if len(node.all_input_nodes) != 1 or not callable(node.target):
+        return None
+    try:
+        made = node.target(_GRID, *node.args[1:], **node.kwargs)
+    except (RuntimeError, TypeError):
+        return None
+    if not isinstance(made, Tensor) or not bool(made.isfinite().all()):
+        return None
+    return float(made.min()), float(made.max())

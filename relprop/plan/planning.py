@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import UnknownOperation, message
+from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
 from relprop.plan.regions import find_regions, region_step
 from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.call import Call
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
-from relprop.tracer.editing import name_of, tensor_inputs, val
+from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import template
@@ -90,11 +91,7 @@ def make_plan(
     wanted = frozenset(w for w in wanted if w in flow.members and w not in inner)
     needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
     if notes is None and regions:
-        notes = gate_notes(
-            flow,
-            sites,
-            {node: region.op for node, region in outputs.items() if isinstance(region.op, str)},
-        )
+        notes = gate_notes(flow, sites)
     if on_unknown == "error":
         _refuse_unknown(flow, starts, inner | set(outputs), rules)
     steps: list[Step] = []
@@ -139,7 +136,7 @@ def _refuse_unknown(
     for node in reversed(flow.nodes):
         called = (
             node.op == "call_function"
-            and name_of(node) != "getitem"
+            and kind(node) is not Kind.OUTPUT
             and node not in treated
             and flow.inputs[node]
         )
@@ -182,7 +179,7 @@ def _op_step(
         for o in operands
     )
     rule = rules.for_op(node.target)
-    if name_of(node) == "getitem":
+    if kind(node) is Kind.OUTPUT:
         rule = _getitem
     lone = sum(r == "activation" for r in roles) == 1
     if rule is not None and rule.lone is not None and lone:

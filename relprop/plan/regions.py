@@ -1,5 +1,5 @@
-"""Regions: several nodes that are one operation to the walk. A module call with a rule of its own,
-or a norm written out in Python."""
+"""Regions: several nodes that are one operation to the walk: a module call with a rule of its
+own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch import fx, nn
 
 from relprop.errors import RuleError, message
 from relprop.plan.steps import Finding, Step, argument_names
-from relprop.rules.families import carry
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
-from relprop.tracer.composites import Composite, find_composites, held_constant
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
@@ -24,21 +22,18 @@ from relprop.tracer.run import call_node, template
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that are one operation to the walk. To derivatives, the values of ``constant`` are
-    constants."""
+    """Nodes that are one operation to the walk."""
 
     output: fx.Node
     inner: frozenset[fx.Node]
     rule: Rule
     op: Any
-    constant: frozenset[fx.Node] = frozenset()
 
 
 def find_regions(
     program: Program, model: nn.Module | None, rules: RuleSet, flow: Flow, findings: list[Finding]
 ) -> tuple[dict[fx.Node, Region], set[fx.Node]]:
-    """Module calls with a rule of their own (outermost first), then norms and activations written
-    out in Python."""
+    """Module calls with a rule of their own, outermost first."""
     outputs: dict[fx.Node, Region] = {}
     inner: set[fx.Node] = set()
     for entry in rules.module_entries() if model is not None else ():
@@ -71,25 +66,7 @@ def find_regions(
             )
             outputs[region.output] = region
             inner |= region.inner - {region.output}
-    for composite in find_composites(flow):
-        if not any(n in inner or n in outputs for n in composite.inner):
-            outputs[composite.output] = _written_out(composite, rules, flow)
-            inner |= composite.inner - {composite.output}
     return outputs, inner
-
-
-def _written_out(composite: Composite, rules: RuleSet, flow: Flow) -> Region:
-    constant = (
-        held_constant(composite, flow) if rules.norm is not None and composite.statistics else None
-    )
-    if rules.norm is not None and constant is not None:
-        return Region(composite.output, composite.inner, rules.norm, composite.label, constant)
-    return Region(
-        composite.output,
-        composite.inner,
-        Rule(carry.function, f"carry ({composite.label})", "carry", frozenset()),
-        composite.label,
-    )
 
 
 def _is_module(model: nn.Module, path: str) -> bool:
@@ -220,8 +197,7 @@ def _replay(
     def function(*tensors: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
         for node in ordered:
-            value = call_node(node, env, dtype)
-            env[node] = value.detach() if node in region.constant else value
+            env[node] = call_node(node, env, dtype)
         return env[region.output]
 
     return function

@@ -65,15 +65,10 @@ class Finding:
 def argument_names(node: fx.Node, operands: tuple[fx.Node, ...]) -> tuple[str, ...]:
     """The operator's own names of the arguments its tensors stand in."""
     schema = getattr(node.target, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema is not None else []
+    own = getattr(node.target, "arguments", ())
+    names = list(own) if schema is None else [a.name for a in schema.arguments]
+    named = [(names[i] if i < len(names) else "", value) for i, value in enumerate(node.args)]
     found: list[str] = []
-    for i, value in enumerate((*node.args, *node.kwargs.values())):
-        label = (
-            names[i]
-            if i < len(node.args) and i < len(names)
-            else list(node.kwargs)[i - len(node.args)]
-            if i >= len(node.args)
-            else ""
-        )
+    for label, value in (*named, *node.kwargs.items()):
         fx.node.map_arg(value, lambda n, label=label: found.append(label))
     return tuple(found)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import fx
 
+from relprop.operations import kind
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
@@ -34,15 +36,11 @@ def layer_outputs(
         while node is not None and node is not site.contraction:
             chain.append(node)
             node = part.dominator(node)
-        kept = [
-            n
-            for n in chain
-            if tokens_of(program, n) and tokens_of(program, n) == _widest(program, chain)
-        ]
+        kept = [n for n in chain if _count(program, n) == _most(program, chain) > 0]
         if not kept:
             continue
         before = next(reversed(found.values()), None)
-        same = [n for n in kept if before is not None and n.target == before.target]
+        same = [n for n in kept if before is not None and kind(n) is kind(before)]
         found[site] = kept[0] if later or not same else same[0]
     return found
 
@@ -64,7 +62,13 @@ def tokens_of(program: Program, node: fx.Node) -> tuple[int, ...]:
     return tuple(val(node).shape[i] for i in token_axes(program, node))
 
 
-def _widest(program: Program, chain: Sequence[fx.Node]) -> tuple[int, ...]:
-    """The token axes that the nodes right after the site have: what the head picks from them later
-    has fewer."""
-    return next((t for n in reversed(chain) if (t := tokens_of(program, n))), ())
+def _count(program: Program, node: fx.Node) -> int:
+    """How many tokens a tensor holds, in windows or in one row; 0 if it holds none."""
+    tokens = tokens_of(program, node)
+    return math.prod(tokens) if tokens else 0
+
+
+def _most(program: Program, chain: Sequence[fx.Node]) -> int:
+    """How many the nodes right after the site have: what the head picks from them later has
+    fewer."""
+    return next((c for n in reversed(chain) if (c := _count(program, n))), 0)

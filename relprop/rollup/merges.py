@@ -9,23 +9,26 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.rules import operations as ops
+from relprop.operations import FILLS, MOVES, Kind, argument, kind
 from relprop.tracer.axes import is_token
-from relprop.tracer.editing import argument, name_of, tensor_inputs, val
-from relprop.tracer.labels import MOVES, Labels
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Site, packet
+from relprop.tracer.program import Site
 
-MERGES = frozenset(
-    (*ops.ADD, *ops.SUBTRACT, *ops.PRODUCT, *ops.CAT, *ops.packets("stack maximum minimum where"))
+MERGES = frozenset({Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.JOIN, Kind.EXTREMUM, Kind.CHOICE})
+PRODUCTS = frozenset({Kind.PRODUCT, Kind.QUOTIENT})
+ONE_TO_ONE = (
+    MOVES
+    | FILLS
+    | {Kind.IDENTITY, Kind.DETACH, Kind.CAST, Kind.AFFINE, Kind.FUNCTION, Kind.SUM}
+    | {Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
 )
-SUMS = frozenset((*ops.ADD, *ops.SUBTRACT))
-ONE_TO_ONE = frozenset((*ops.CARRY, *ops.ADD, *ops.SUBTRACT, *ops.MOVES, *ops.FILL))
 
 
 def is_merge(node: fx.Node, flow: Flow) -> bool:
     """Whether two or more activations meet in ``node``."""
-    return packet(node) in MERGES and len(flow.inputs[node]) > 1
+    return kind(node) in MERGES and len(flow.inputs[node]) > 1
 
 
 class Merges:
@@ -44,21 +47,19 @@ class Merges:
     among themselves, and a term in which inputs meet (cross-attention) is whole.
     """
 
-    def __init__(
-        self, flow: Flow, sites: tuple[Site, ...], inside: set[fx.Node], axes: Mapping[fx.Node, Any]
-    ) -> None:
-        self.flow, self.inside, self.axes = flow, inside, axes
+    def __init__(self, flow: Flow, sites: tuple[Site, ...], axes: Mapping[fx.Node, Any]) -> None:
+        self.flow, self.axes = flow, axes
         self.contractions = [s.contraction for s in sites if s.contraction in flow.members]
-        self.merges = [n for n in flow.nodes if is_merge(n, flow) and n not in inside]
+        self.merges = [n for n in flow.nodes if is_merge(n, flow)]
         self.uses = {n: [u for u in n.users if u in flow.members] for n in flow.nodes}
         self.sums: dict[fx.Node, fx.Node] = {}  # the last sum of the sums that each is part of
         for node in reversed(self.merges):
-            if packet(node) in SUMS:
+            if kind(node) is Kind.SUM:
                 after = self._next_sum(node)
                 self.sums[node] = node if after is None else self.sums[after]
         self.terms: dict[fx.Node, list[fx.Node]] = {}
         for node in self.merges:
-            if packet(node) in SUMS:
+            if kind(node) is Kind.SUM:
                 self.terms.setdefault(self.sums[node], []).extend(
                     o
                     for o in tensor_inputs(node)
@@ -71,7 +72,7 @@ class Merges:
         """The sum that ``node`` is a term of and nothing else, if there is one."""
         while len(self.uses[node]) == 1 and tensor_inputs(self.uses[node][0]).count(node) == 1:
             node = self.uses[node][0]
-            if packet(node) in SUMS and is_merge(node, self.flow) and node not in self.inside:
+            if kind(node) is Kind.SUM and is_merge(node, self.flow):
                 return node
             if len(self.flow.inputs[node]) > 1 or not self._passes(node):
                 return None
@@ -114,15 +115,15 @@ class Merges:
         )
 
     def _passes(self, node: fx.Node) -> bool:
-        lone = packet(node) in ops.PRODUCT and len(self.flow.inputs[node]) == 1
-        return packet(node) in ONE_TO_ONE or lone or node in self.inside
+        lone = kind(node) in PRODUCTS and len(self.flow.inputs[node]) == 1
+        return kind(node) in ONE_TO_ONE or lone
 
     def carries(self, node: fx.Node) -> tuple[float, ...]:
         """The weight of each tensor operand of ``node``, in order of appearance."""
         operands = tensor_inputs(node)
-        if packet(node) in ops.CAT and not self._joins_features(node):
+        if kind(node) is Kind.JOIN and not self._joins_features(node):
             return (1.0,) * len(operands)
-        if packet(node) in (*ops.PRODUCT, *ops.MATMUL):
+        if kind(node) in PRODUCTS | {Kind.MATMUL}:
             x, transparent, has_site = self.known[node] if node in self.known else self._look(node)
             with_site = [o for o in transparent if has_site[o]]
             share = (
@@ -204,7 +205,7 @@ class Merges:
         return None
 
     def _joins_features(self, node: fx.Node) -> bool:
-        dim = argument(node, 1, "dim", 0)
+        dim = argument(node, "dim")
         return dim in (-1, val(node).dim() - 1) and val(node).dim() > 1
 
     def _identity_carried_outside(self, node: fx.Node) -> bool:
@@ -212,11 +213,11 @@ class Merges:
         carries the identity of what both come from."""
         for outer in self.merges:
             x, transparent, has_site = self.known[outer]
-            joins_tokens = packet(outer) in ops.CAT and not self._joins_features(outer)
+            joins_tokens = kind(outer) is Kind.JOIN and not self._joins_features(outer)
             if (
                 x is None
                 or joins_tokens
-                or packet(outer) in ops.PRODUCT
+                or kind(outer) in PRODUCTS
                 or not self.flow.reaches(node, outer)
                 or not self.flow.reaches(x, node)
             ):
@@ -262,7 +263,7 @@ def brings_different_tokens(
         source = next((i for i in flow.inputs[node] if i in labels), None)
         if source is None or node is x or not any(flow.reaches(node, p) for p in parts):
             continue
-        if name_of(node) in MOVES and len(flow.inputs[node]) == 1:
+        if kind(node) in MOVES and len(flow.inputs[node]) == 1:
             pushed = moved.push(node, {source: labels[source]})
         else:
             pushed = labels[source] if tuple(val(node).shape) == tuple(val(source).shape) else None

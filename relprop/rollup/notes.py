@@ -8,110 +8,75 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
+from torch.nn import functional as F
 
+from relprop.operations import Kind, argument, kind, of
 from relprop.rollup.merges import Merges, is_merge
-from relprop.rules import operations as ops
 from relprop.tracer.axes import is_token, token_count
-from relprop.tracer.composites import find_composites
-from relprop.tracer.editing import argument, name_of, tensor_inputs, val
+from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Program, Site, packet
+from relprop.tracer.program import Program, Site
 
-REPEATING = frozenset(
-    "index index_select gather take_along_dim repeat tile repeat_interleave unfold im2col".split()
-)
+#: What may put one position at several places.
+REPEATING = frozenset({Kind.INDEX, Kind.GATHER, Kind.REPEAT, Kind.VIEW, Kind.WINDOWS})
+REDUCED = frozenset({Kind.TOTAL, Kind.STATISTIC})
+ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.GATHER})
 
 
 def rollup_notes(
     program: Program, flow: Flow, sites: tuple[Site, ...]
 ) -> dict[fx.Node, dict[str, Any]]:
     """What each node's roll-up rule needs to know."""
-    composites = find_composites(flow)
-    inside = {n for c in composites for n in c.inner}
     merges = [n for n in flow.nodes if is_merge(n, flow)]
-    notes: dict[fx.Node, dict[str, Any]] = {}
+    notes = {node: _note(program, flow, node) for node in flow.nodes}
     for node in flow.nodes:
-        axes = program.axes.get(node, ())
-        note: dict[str, Any] = {"token_axes": tuple(is_token(axis) for axis in axes)}
-        source = next((i for i in flow.inputs[node]), None)
-        source_axes = program.axes.get(source, ()) if source is not None else ()
-        if name_of(node) == "linear" and source_axes:
-            note["folded"] = token_count(source_axes[-1])
-        if packet(node) in ops.REDUCE and source is not None:
-            note["reduced"] = _reduced(node, val(source).dim())
-            note["pooled"] = (
-                math.prod(token_count(source_axes[i]) for i in note["reduced"])
-                if source_axes
-                else 1
-            )
-        if packet(node) in ops.CONV:
-            note.update(_convolution(node))
-            note["folded"] = (
-                token_count(source_axes[1]) if source_axes and note["depthwise"] == 1 else 1
-            )
-        if (
-            packet(node) in (*ops.ROUTE, *ops.GATHER)
-            and len(flow.inputs[node]) == 1
-            and source_axes
-        ):
-            note["routed"] = _routed(node, source_axes)
-        if packet(node) in ops.MATMUL:
-            note.update(_product(node, program))
-        if _repeats_tokens(node, source_axes):
-            note["adds"] = True
-        notes[node] = note
-    for node in flow.nodes:
-        if (
-            name_of(node) in ("mean", "sum")
-            and notes[node]["pooled"] > 1
-            and (masked := _masked(node, flow)) is not None
-        ):
+        pools = kind(node) is Kind.TOTAL and notes[node]["pooled"] > 1
+        if pools and (masked := _masked(node, flow)) is not None:
             notes[masked[0]]["weighed"] = masked[1]
     for site in sites:
         if site.contraction in notes:
             notes[site.contraction]["transposed"] = site.transposed
     contractions = {site.contraction for site in sites}
-    for composite in composites:
-        for node in composite.inner:
-            notes[node]["carries"] = _within(node, composite.input, composite.inner, flow)
-    outer = Merges(flow, sites, inside, program.axes)
+    outer = Merges(flow, sites, program.axes)
     products = [
         n
         for n in flow.nodes
-        if packet(n) in ops.MATMUL and len(flow.inputs[n]) > 1 and n not in contractions
+        if kind(n) is Kind.MATMUL and len(flow.inputs[n]) > 1 and n not in contractions
     ]
     for node in (*merges, *products):
-        if node not in inside:
-            notes[node]["carries"] = outer.carries(node)
+        notes[node]["carries"] = outer.carries(node)
     return notes
 
 
-def _within(
-    node: fx.Node, source: fx.Node, inner: frozenset[fx.Node], flow: Flow
-) -> tuple[float, ...]:
-    """Inside a norm written out, the field goes straight to its input: the way over statistics
-    carries nothing."""
-    operands = tensor_inputs(node)
-    chain = [o for o in operands if o in flow.members]
-    first = next(
-        (o for o in chain if o is source),
-        next((o for o in chain if _pointwise_to(o, source, flow)), chain[0] if chain else None),
-    )
-    taken = False
-    weights = []
-    for o in operands:
-        weights.append(1.0 if o is first and not taken else 0.0)
-        taken = taken or o is first
-    return tuple(weights)
-
-
-def _pointwise_to(node: fx.Node, source: fx.Node, flow: Flow) -> bool:
-    return val(node).shape == val(source).shape and flow.reaches(source, node)
+def _note(program: Program, flow: Flow, node: fx.Node) -> dict[str, Any]:
+    """What can be told of a node from its operand's axes and its own."""
+    what, axes = kind(node), program.axes.get(node, ())
+    note: dict[str, Any] = {"token_axes": tuple(is_token(axis) for axis in axes)}
+    source = next((i for i in flow.inputs[node]), None)
+    source_axes = program.axes.get(source, ()) if source is not None else ()
+    if what is Kind.LINEAR and source_axes:
+        note["folded"] = token_count(source_axes[-1])
+        note["mixes"] = is_token(source_axes[-1])
+    if what in REDUCED and source is not None:
+        note["reduced"] = _reduced(node, val(source).dim())
+        counts = (token_count(source_axes[i]) for i in note["reduced"])
+        note["pooled"] = math.prod(counts) if source_axes else 1
+    if what is Kind.CONVOLUTION:
+        note.update(_convolution(node))
+        together = source_axes and note["depthwise"] == 1
+        note["folded"] = token_count(source_axes[1]) if together else 1
+    if what in ROUTED and len(flow.inputs[node]) == 1 and source_axes:
+        note["routed"] = _routed(node, source_axes)
+    if what is Kind.MATMUL:
+        note.update(_product(node, program))
+    if _repeats_tokens(node, source_axes):
+        note["adds"] = True
+    return note
 
 
 def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
     """The axes that a reduction takes away (or keeps at length 1)."""
-    dims = argument(node, 2 if name_of(node) in ("linalg_vector_norm", "norm") else 1, "dim")
+    dims = argument(node, "dim")
     if dims is None or dims == [] or isinstance(dims, bool):
         return tuple(range(rank))
     return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims)) if rank else ()
@@ -120,16 +85,15 @@ def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
 def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
     """The token axes along which each feature takes the position of its own: where its maximum is,
     or where an index computed per feature points."""
-    rank = len(source_axes)
-    over: tuple[int, ...]
-    if name_of(node) == "gather":
+    rank, over = len(source_axes), ()
+    if kind(node) is Kind.GATHER:
         index = node.args[2]
-        apart = index.meta["batched"] and name_of(index) not in ("expand", "repeat", "tile")  # type: ignore[union-attr, arg-type]
-        over = (argument(node, 1, "dim") % rank,) if apart else ()
-    elif name_of(node) in ("amax", "amin"):
+        apart = index.meta["batched"] and kind(index) not in (Kind.EXPAND, Kind.REPEAT)  # type: ignore[union-attr, arg-type]
+        over = (argument(node, "dim") % rank,) if apart else ()
+    elif kind(node) is Kind.LARGEST:
         over = _reduced(node, rank)
-    else:
-        over = tuple(range(2, rank)) if "pool" in name_of(node) else ()
+    elif kind(node) is Kind.MAX_POOL:
+        over = tuple(range(2, rank))
     return over if all(is_token(source_axes[i]) for i in over if source_axes[i]) else ()
 
 
@@ -137,33 +101,39 @@ def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None
     """The product with a constant (or the fill by one) that ``pool`` sums or averages, and over
     which axes."""
     node = flow.inputs[pool][0]
-    while name_of(node) in ("to", "type_as") and len(flow.inputs[node]) == 1:
+    while kind(node) is Kind.CAST and len(flow.inputs[node]) == 1:
         node = flow.inputs[node][0]
     alone = (
         len(flow.inputs[node]) == 1
         and len(tensor_inputs(node)) > 1
         and sum(u in flow.members for u in node.users) == 1
     )
-    if not alone or packet(node) not in (*ops.PRODUCT, *ops.packets("masked_fill where")):
+    if not alone or kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.CHOICE):
         return None
     return node, _reduced(pool, val(node).dim())
+
+
+CONVOLUTIONS = {
+    (1, False): F.conv1d,
+    (2, False): F.conv2d,
+    (3, False): F.conv3d,
+    (1, True): F.conv_transpose1d,
+    (2, True): F.conv_transpose2d,
+    (3, True): F.conv_transpose3d,
+}
 
 
 def _convolution(node: fx.Node) -> Mapping[str, Any]:
     """How a convolution's windows lie, and whether it is depthwise (its channels then stay
     apart)."""
-    name, weight, channels = name_of(node), val(node.args[1]), val(node.args[0]).shape[1]
-    names = (
-        ("stride", "padding", "output_padding", "groups", "dilation")
-        if "transpose" in name
-        else ("stride", "padding", "dilation", "groups")
-    )
-    options = {n: argument(node, 3 + i, n) for i, n in enumerate(names)}
-    groups = options.pop("groups") or 1
+    what, weight, channels = of(node), val(node.args[1]), val(node.args[0]).shape[1]
+    names = ("stride", "padding", "output_padding", "dilation")
+    options = {n: v for n in names if (v := argument(node, n)) is not None}
+    groups = argument(node, "groups") or 1
     depthwise = groups == channels == val(node).shape[1] and weight.shape[1] == 1
     return {
-        "convolution": name,
-        "options": {n: v for n, v in options.items() if v is not None},
+        "convolution": CONVOLUTIONS[what.axes, what.transposed],
+        "options": options,
         "depthwise": channels if depthwise else 1,
     }
 
@@ -194,19 +164,23 @@ def _product(node: fx.Node, program: Program) -> Mapping[str, Any]:
 def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:
     """Whether one token position of the input may stand at several of the output: an index or a
     window along a token axis."""
-    name = name_of(node)
-    if not source_axes or name not in REPEATING:
+    what = kind(node)
+    if not source_axes or what not in REPEATING:
         return False
     rank = len(source_axes)
-    if name == "index":
-        axes = [i for i, index in enumerate(node.args[1]) if index is not None]
-    elif name in ("repeat", "tile"):
-        repeats = list(node.args[1])[-rank:]
+    if what is Kind.INDEX:
+        axes = [i for i, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
+    elif (
+        what is Kind.REPEAT
+        and argument(node, "dim") is None
+        and argument(node, "output_size") is None
+    ):
+        repeats = list(node.args[1])[-rank:]  # type: ignore[arg-type]
         axes = [i for i, k in enumerate(repeats, rank - len(repeats)) if k > 1]
-    elif name == "im2col":
+    elif what is Kind.WINDOWS:
         axes = list(range(1, rank))
     else:
-        late = name in ("repeat_interleave", "take_along_dim")  # after what repeats, or the indices
-        dim = argument(node, 2 if late else 1, "dim", None if late else 0)
+        dim = argument(node, "dim")
+        dim = argument(node, "dimension") if dim is None else dim
         axes = list(range(rank)) if dim is None else [dim % rank]
     return any(atom.kind == "token" for i in axes for atom in source_axes[i])

@@ -11,7 +11,7 @@ from relprop.errors import RollUpError, message
 from relprop.plan import Plan, Step, flowing, make_plan
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.streams import Stream, streams
-from relprop.rules.mixing import weighed
+from relprop.rules.mixing import mixed, weighed
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
 from relprop.tracer.editing import val
@@ -61,6 +61,9 @@ def _with_values(plan: Plan) -> Plan:
                 o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"
             }
             step = replace(step, rule=weighed)
+        if step.notes.get("mixes"):
+            keep.add(step.operands[1])
+            step = replace(step, rule=mixed)
         if step.notes.get("over_tokens") and "transposed" not in step.notes:
             keep |= {o for i, o in enumerate(step.operands) if step.notes["mixer"] in (None, i)}
         steps.append(step)

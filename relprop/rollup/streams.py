@@ -8,16 +8,12 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import RollUpError, message
+from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.fields import number
-from relprop.tracer.editing import name_of, tensor_inputs, val
+from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
-
-MASKS = ("masked_fill", "where")
-RANDOM = frozenset(
-    "multinomial bernoulli rand randn rand_like randn_like randint randperm normal uniform".split()
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ def streams(
             or _shuffled(part, node)
         ):
             node = part.dominator(node)
-        if node is None and name_of(leaf) == "embedding":  # a sequence of one
+        if node is None and kind(leaf) is Kind.EMBEDDING:  # a sequence of one
             found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))
             continue
         if node is None:
@@ -108,7 +104,7 @@ def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:
     while (before := part.dominator(above)) is not None and tokens_of(program, before) == tokens_of(
         program, node
     ):
-        found = before if name_of(above) in MASKS else found
+        found = before if kind(above) is Kind.CHOICE else found
         above = before
     return found
 
@@ -119,8 +115,7 @@ def _shuffled(part: Flow, node: fx.Node) -> bool:
     picks = [
         n
         for n in part.between(None, node)
-        if name_of(n) in ("index", "index_select", "gather", "take_along_dim")
-        and part.common_dominator([n, node]) is n
+        if kind(n) in (Kind.INDEX, Kind.GATHER) and part.common_dominator([n, node]) is n
     ]
     indices = [i for n in picks for i in tensor_inputs(n) if i not in part.members]
     return any(i.meta["batched"] or _by_chance(i) for i in indices)
@@ -131,7 +126,7 @@ def _by_chance(node: fx.Node) -> bool:
     seen, left = set(), [node]
     while left:
         n = left.pop()
-        if name_of(n) in RANDOM:
+        if kind(n) is Kind.RANDOM:
             return True
         left += [i for i in n.all_input_nodes if i not in seen]
         seen.update(n.all_input_nodes)

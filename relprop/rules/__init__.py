@@ -28,7 +28,6 @@ from relprop.rules.presets import (
     product,
     share,
     stop,
-    subtract,
 )
 from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import RuleSet, register_rule
@@ -62,5 +61,4 @@ __all__ = [
     "rule",
     "share",
     "stop",
-    "subtract",
 ]

@@ -16,17 +16,22 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, Epsilon, safe_divide, total
-from relprop.rules import operations as ops
+from relprop.operations import Kind, kind, packet
+from relprop.operations.vocabulary import WrittenNorm
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.closed import Matmul
-from relprop.rules.families import STABILISER, ZERO, Add, Sample, carry, lost_by_division, split_vjp
+from relprop.rules.families import STABILISER, ZERO, Add, Sample, carry, lost_by_division
 from relprop.rules.rule import Rule, rule
+from relprop.rules.ruleset import Key
 
 #: ε of ``attnlrp`` and ``cp_lrp``, absolute. A term of an all but cancelling sum is held down by
 #: it; ordinary sums do not feel it.
 EPSILON = 1e-9
 INPUTS, BOTH = frozenset({"inputs"}), frozenset({"inputs", "output"})
+aten = torch.ops.aten
+#: Sums of one operand, with weights or without.
+SUMMED = (*(Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD),)
 SOFTMAX = "constant term of the softmax"
 CONSTANT = "a number added"
 
@@ -56,13 +61,13 @@ class Linear(EpsilonLinear):
     any other op linear in one operand by its derivative."""
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        x, packet = call.inputs[0], getattr(call.op, "overloadpacket", None)
+        x = call.inputs[0]
         convolved = (
-            packet in ops.CONV2D
+            packet(call.op) is aten.conv2d
             and x.dim() == 4
             and not isinstance(call.argument(4, "padding", 0), str)
         )
-        if call.activations != (0,) or not (convolved or packet in ops.LINEAR):
+        if call.activations != (0,) or not (convolved or kind(call.op) is Kind.LINEAR):
             return super().__call__(relevance, call)
         s = self.divide(relevance, call.output)
         shares: list[Tensor | None] = [None] * len(call.operands)
@@ -92,22 +97,15 @@ class Sum(Add):
     """LRP-ε on u ± v, R_u = u·R/(u ± v + ε·sgn(u ± v)), without Lemma 2; a number added to a tensor
     absorbs its share, too.
 
-    ``sign`` is that of the second operand; ``turned`` is c − u. A mask (−∞ or huge) takes nothing,
-    as in ``Add``.
+    A mask (−∞ or huge) takes nothing, as in ``Add``.
     """
 
     normalise: bool = False
-    sign: float = 1.0
-    turned: bool = False
-
-    def terms(self, call: Call) -> tuple[Tensor, Tensor]:
-        """u and v such that the output is u + v."""
-        return call.inputs[0], self.sign * call.inputs[1]
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if len(call.operands) > 1:
             return super().__call__(relevance, call)
-        x = -call.inputs[0] if self.turned else call.inputs[0]
+        x = -call.inputs[0] if packet(call.op) is aten.rsub else call.inputs[0]
         number = call.output - x
         s = (self.divide or safe_divide)(relevance, call.output)
         masked = number.abs() > torch.finfo(x.dtype).max / 4
@@ -193,71 +191,58 @@ class Norm:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if call.activations != (0,):
             return Split(carry.function(relevance, call))
-        x, name = call.inputs[0], call.op.overloadpacket.__name__
-        s = self.divide(relevance, call.output)
-        given = {o.argument: _beside(o.value, x, name) for o in call.operands[1:]}
+        x, s = call.inputs[0], self.divide(relevance, call.output)
+        given = {o.argument: _beside(o.value, x, call.op) for o in call.operands[1:] if o.argument}
         t = s * given["weight"] if "weight" in given else s
-        if name == "batch_norm" or (
-            name == "instance_norm" and not call.argument(5, "use_input_stats")
-        ):
+        pieces = {"bias": s * given["bias"]} if "bias" in given else {}
+        if "running_var" in given and _by_running_statistics(call):
             t = t * (given["running_var"] + call.argument(7, "eps")).rsqrt()
-            pieces = {"running_mean": -t * given["running_mean"]}
+            pieces["running_mean"] = -t * given["running_mean"]
+        elif isinstance(call.op, WrittenNorm):
+            t = t * call.op.scale(x, *(o.value for o in call.operands[1:] if not o.argument))
+            t = call.op.centre(t)
         else:
-            rows = (
-                [*x.shape[: -len(call.argument(1, "normalized_shape"))], -1]
-                if name == "layer_norm"
-                else [
-                    len(x),
-                    call.argument(1, "num_groups") if name == "group_norm" else x.shape[1],
-                    -1,
-                ]
-            )
-            eps = call.argument(7 if name == "instance_norm" else 4, "eps", 1e-5)
-            t = t.reshape(rows)
-            t = (
-                (t - t.mean(-1, keepdim=True))
-                * (x.reshape(rows).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
-            ).reshape(x.shape)
-            pieces = {}
-        if "bias" in given:
-            pieces["bias"] = s * given["bias"]
+            t = _normalised_back(t, call)
         shares: list[Tensor | None] = [x * t]
         for operand in call.operands[1:]:
             piece = pieces.get(operand.argument)
-            shares.append(
-                None
-                if piece is None
-                else piece.sum_to_size(given[operand.argument].shape).reshape(operand.value.shape)
-            )
+            shape = given[operand.argument].shape if operand.argument else ()
+            share = None if piece is None else piece.sum_to_size(shape)
+            shares.append(None if share is None else share.reshape(operand.value.shape))
         return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
 
 
-def _beside(parameter: Tensor, x: Tensor, name: str) -> Tensor:
-    """A norm's parameter as it is broadcast against ``x``: one number per channel (axis 1), in a
-    layer norm one per element of the last axes."""
-    return parameter if name == "layer_norm" else parameter.reshape(-1, *[1] * (x.dim() - 2))
+def _by_running_statistics(call: Call) -> bool:
+    return kind(call.op) is Kind.BATCH_NORM or not call.argument(5, "use_input_stats")
 
 
-@dataclass(frozen=True)
-class WrittenNorm:
-    """A norm written out in Python, whose statistics the plan holds constant: LRP-ε on what is then
-    linear in x."""
+def _normalised_back(t: Tensor, call: Call) -> Tensor:
+    """(t − mean(t))/σ over what is normalised together: a layer's last axes, a group of
+    channels."""
+    x, op = call.inputs[0], packet(call.op)
+    if op is aten.layer_norm:
+        rows, eps = [*x.shape[: -len(call.argument(1, "normalized_shape"))], -1], (4, "eps", 1e-5)
+    elif op is aten.group_norm:
+        rows, eps = [len(x), call.argument(1, "num_groups"), -1], (4, "eps", 1e-5)
+    else:
+        rows, eps = [len(x), x.shape[1], -1], (7, "eps", 1e-5)
+    spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + call.argument(*eps)
+    t = t.reshape(rows)
+    return ((t - t.mean(-1, keepdim=True)) * spread.rsqrt()).reshape(x.shape)
 
-    divide: Divide
 
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        at = call.activations[0]
-        z, pull = split_vjp(call, (at,))
-        s = self.divide(relevance, z)
-        return Split(
-            call.only(call.inputs[at] * pull(s)[0], at), lost_by_division(relevance, s, z, ZERO)
-        )
+def _beside(parameter: Tensor, x: Tensor, op: Any) -> Tensor:
+    """A norm's parameter as it is broadcast against ``x``: in batch, group and instance norms one
+    number per channel (axis 1)."""
+    as_it_is = isinstance(op, WrittenNorm) or packet(op) is aten.layer_norm
+    return parameter if as_it_is else parameter.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def attnlrp_lines(
     epsilon: float = EPSILON, *, constants: tuple[str, ...] = ("constant",), norms: bool = True
-) -> tuple[tuple[tuple[Any, ...], Rule], ...]:
-    """The (operators, rule) lines in which AttnLRP and CP-LRP differ from the paper's rules.
+) -> tuple[tuple[tuple[Key, ...], Rule], ...]:
+    """The (kinds and operators, rule) lines in which AttnLRP and CP-LRP differ from the paper's
+    rules.
 
     ``constants``: which operands of products count as constants (``relprop.plan.gates``).
     ``norms=False``: every norm is the identity, β and all.
@@ -271,33 +256,16 @@ def attnlrp_lines(
     product = Rule(
         BothFactors(divide, constants), f"product: LRP-ε, {names}", "balance", BOTH, carry
     )
-    lines = (
-        (ops.LINEAR + ops.CONV2D + ops.SHARE + ops.GATHERED_SUM, linear),
-        (ops.SAMPLE, Rule(Sample(divide=divide, signed=True), "sample: LRP-ε", "balance", INPUTS)),
-        (ops.MATMUL, matmul),
-        (ops.packets("div divide true_divide"), replace(quotient, lone=carry)),
-        (ops.PRODUCT, product),
-        (ops.ADD, Rule(Sum(divide), "add: LRP-ε", "balance", BOTH)),
-        (ops.SUBTRACT, Rule(Sum(divide, sign=-1.0), "sub: LRP-ε", "balance", BOTH)),
-        (
-            ops.packets("rsub"),
-            Rule(Sum(divide, sign=-1.0, turned=True), "rsub: LRP-ε", "balance", BOTH),
-        ),
-        (
-            ops.packets("softmax _softmax _safe_softmax"),
-            Rule(Softmax(), "softmax: first order", "taylor", BOTH),
-        ),
-    )
+    sample = Rule(Sample(divide=divide, signed=True), "sample: LRP-ε", "balance", INPUTS)
     norm = Rule(Norm(divide), "norm: LRP-ε, σ constant", "share", BOTH)
-    return (
-        (*lines, (ops.packets("layer_norm group_norm instance_norm batch_norm"), norm))
-        if norms
-        else lines
+    lines = (
+        ((Kind.LINEAR, *SUMMED, Kind.INDEXED_SUM), linear),
+        ((Kind.SAMPLE,), sample),
+        ((Kind.MATMUL,), matmul),
+        ((Kind.QUOTIENT,), replace(quotient, lone=carry)),
+        ((Kind.PRODUCT,), product),
+        ((Kind.SUM, aten.rsub), Rule(Sum(divide), "add: LRP-ε", "balance", BOTH)),
+        ((Kind.SOFTMAX,), Rule(Softmax(), "softmax: first order", "taylor", BOTH)),
+        ((aten.rms_norm,), carry),
     )
-
-
-def written_norm(epsilon: float = EPSILON) -> Rule:
-    """The rule on norms written out in Python, for ``RuleSet.norm``."""
-    return Rule(
-        WrittenNorm(Epsilon(epsilon)), "norm written out: LRP-ε, σ constant", "share", INPUTS
-    )
+    return (*lines, ((Kind.NORM, Kind.BATCH_NORM), norm)) if norms else lines

@@ -90,9 +90,7 @@ class OrigLinear:
     def halves(self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
         """x⁺⊙(R/(x⁺w1) w1) + x⁻⊙(R/(x⁻w2) w2)."""
         parts = ((positive(x), w1), (negative(x), w2))
-        first, second = (
-            part * (self.divide(relevance, F.linear(part, w)) @ w) for part, w in parts
-        )
+        first, second = (part * (self.divide(relevance, part @ w.mT) @ w) for part, w in parts)
         return first + second
 
 

@@ -16,8 +16,8 @@ from relprop.rules.families import NO_POSITIVE, ZERO, Halves, Share, lost_by_div
 
 @dataclass(frozen=True)
 class Linear:
-    """Eq. 5 on ``linear(x, W, b)``: Z = x⁺W⁺ᵀ + x⁻W⁻ᵀ, S = R/Z, R_x = x⁺⊙(S W⁺) + x⁻⊙(S W⁻): four
-    matrix products.
+    """Eq. 5 on ``linear(x, W, b)``, of groups or not: Z = x⁺W⁺ᵀ + x⁻W⁻ᵀ, S = R/Z,
+    R_x = x⁺⊙(S W⁺) + x⁻⊙(S W⁻): four matrix products.
 
     ``alpha`` ≠ 1 is the α-β rule, α·f(W⁺, W⁻) − (α−1)·f(W⁻, W⁺).
     """
@@ -40,7 +40,7 @@ class Linear:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """R_x, Z and S for positive inputs through ``w1`` and negative ones through ``w2``."""
         up, down = positive(x), negative(x)
-        z = F.linear(up, w1) + F.linear(down, w2)
+        z = F.linear(up, w1) + F.linear(down, w2) if w1.dim() == 2 else up @ w1.mT + down @ w2.mT
         s = self.divide(relevance, z)
         return up * (s @ w1) + down * (s @ w2), z, s
 

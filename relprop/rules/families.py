@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from relprop.numerics import Divide, negative, positive, safe_divide, sign, smallest, total
+from relprop.operations import packet
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Rule, rule
 
@@ -195,8 +196,8 @@ class Halves:
 
 @dataclass(frozen=True)
 class Add:
-    """Eq. 6 for u + v (or u − v), then Lemma 2: each branch times sgn(ΣR^u)·ΣR/(|ΣR^u| + |ΣR^v|),
-    never a product of sums.
+    """Eq. 6 for u + v (or u − v, or more terms), then Lemma 2: each branch times
+    sgn(ΣR^u)·ΣR/(|ΣR^u| + |ΣR^v|), never a product of sums.
 
     ``relative`` > 0 stabilises: the denominator becomes z + ε·sgn(z)·(|u| + |v|), before the
     normalisation, which restores the sum. Where an operand is −inf or a huge negative (a mask), all
@@ -207,60 +208,58 @@ class Add:
     relative: float = 0.0
     normalise: bool = True
 
-    def terms(self, call: Call) -> tuple[Tensor, Tensor]:
-        """u and v such that the output is u + v."""
-        return call.inputs[0], call.inputs[1]
+    def terms(self, call: Call) -> tuple[Tensor, ...]:
+        """The tensors whose sum the output is."""
+        u, *others = call.inputs
+        if packet(call.op) is torch.ops.aten.sub:
+            others = [-v for v in others]
+        return (u, *others)
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if len(call.operands) == 1:
             return Split(call.only(relevance))
-        u, v = self.terms(call)
-        parts = self.eq6(relevance, u, v)
+        parts = self.eq6(relevance, self.terms(call))
         shares = tuple(
             part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True)
         )
         if not self.normalise:
-            return Split(shares, self.lost(relevance, *parts))
+            return Split(shares, self.lost(relevance, parts))
         return lemma2(total(relevance), shares, CANCEL, self.divide or safe_divide)
 
-    def lost(self, relevance: Tensor, ru: Tensor, rv: Tensor) -> dict[str, Tensor]:
-        """What un-normalised shares leave behind: all of R where they are both 0; elsewhere what
-        the stabiliser, if there is one, takes."""
-        left, nothing = relevance - ru - rv, (ru == 0) & (rv == 0)
+    def lost(self, relevance: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """What un-normalised shares leave behind: all of R where they are all 0; elsewhere what the
+        stabiliser, if there is one, takes."""
+        left, nothing = relevance, torch.ones_like(relevance, dtype=torch.bool)
+        for part in parts:
+            left, nothing = left - part, nothing & (part == 0)
         lost = {CANCEL: total(torch.where(nothing, left, 0.0))}
-        return (
-            lost
-            if self.divide is None
-            else {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
-        )
+        if self.divide is None:
+            return lost
+        return {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
 
-    def eq6(self, relevance: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """R·u/(u+v) and R·v/(u+v). The ratio comes first: it is at most 2/eps, so nothing
-        overflows."""
-        limit = torch.finfo(u.dtype).max / 4
-        masked_u, masked_v = u < -limit, v < -limit
-        u, v = torch.where(masked_u, 0.0, u), torch.where(masked_v, 0.0, v)
-        z = u + v
+    def eq6(self, relevance: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """R·u/Σ for each term u. The ratio comes first: it is at most 2/eps, so nothing overflows.
+
+        A term that is a mask takes no part; the only one that is none takes everything.
+        """
+        limit = torch.finfo(terms[0].dtype).max / 4
+        masks = [u < -limit for u in terms]
+        terms = tuple(torch.where(m, 0.0, u) for m, u in zip(masks, terms, strict=True))
+        z = sum(terms[1:], terms[0])
         if self.relative:
-            z = z + self.relative * sign(z) * (u.abs() + v.abs())
+            size = sum((u.abs() for u in terms[1:]), terms[0].abs())
+            z = z + self.relative * sign(z) * size
         if self.divide is not None:
             r = self.divide(relevance, z)
-            ru, rv = u * r, v * r
+            shares = [u * r for u in terms]
         else:
             nonzero = torch.where(z == 0, 1.0, z)
-            ru = torch.where(z == 0, 0.0, u / nonzero) * relevance
-            rv = torch.where(z == 0, 0.0, v / nonzero) * relevance
-        ru = torch.where(masked_v & ~masked_u, relevance, torch.where(masked_u, 0.0, ru))
-        rv = torch.where(masked_u & ~masked_v, relevance, torch.where(masked_v, 0.0, rv))
-        return ru, rv
-
-
-@dataclass(frozen=True)
-class Subtract(Add):
-    """``Add`` for u − v: the second operand enters with its sign turned."""
-
-    def terms(self, call: Call) -> tuple[Tensor, Tensor]:
-        return call.inputs[0], -call.inputs[1]
+            shares = [torch.where(z == 0, 0.0, u / nonzero) * relevance for u in terms]
+        alone = sum((~m).to(torch.int8) for m in masks) == 1
+        return tuple(
+            torch.where(m, 0.0, torch.where(alone, relevance, share))
+            for m, share in zip(masks, shares, strict=True)
+        )
 
 
 def lemma2(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from relprop.rules.call import Call
 from relprop.rules.fields import (
@@ -87,7 +86,7 @@ def convolved(field: Field, call: Call) -> Fields:
         channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
     )
     options = {**call.notes["options"], "groups": channels}
-    operation = getattr(F, call.notes["convolution"])
+    operation = call.notes["convolution"]
     covered, pull = torch.func.vjp(
         lambda x: operation(x, kernel, None, **options),
         torch.ones(shape[0], channels, *shape[2:], dtype=field.dtype, device=field.device),
@@ -101,6 +100,18 @@ def convolved(field: Field, call: Call) -> Fields:
     )
     there = (back[-1:] > 0).to(field.dtype)
     return (torch.cat([back[:-1], there]).expand(-1, *shape), *(None for _ in call.operands[1:]))
+
+
+@rule(family="rollup", reads="", name="field: tokens mixed by weights")
+def mixed(field: Field, call: Call) -> Fields:
+    """linear over tokens: token k of the input has |w_ok|/Σ_k|w_ok| of the number of result o."""
+    weights = call.inputs[1].abs().to(field.dtype)
+    total = weights.sum(-1, keepdim=True)
+    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
+    numbers, present = number(field, ())
+    received = (numbers * present) @ share
+    there = ((present @ share) > 0).to(field.dtype)
+    return (torch.cat([received * there, there]), *(None for _ in call.operands[1:]))
 
 
 @rule(family="rollup", reads="", name="field: product")

@@ -26,12 +26,6 @@ def permute(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 
 
 @rule(family="move", reads="")
-def transpose(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-    """transpose: its own inverse."""
-    return _single(relevance.transpose(call.argument(1, "dim0"), call.argument(2, "dim1")), call)
-
-
-@rule(family="move", reads="")
 def expand(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """expand: sums over what was repeated."""
     return _single(relevance.sum_to_size(call.inputs[0].shape), call)

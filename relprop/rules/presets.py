@@ -1,52 +1,51 @@
-"""The rule sets by name. Each is a table over the lists in ``operations.py``, and differs from
-``paper`` in few lines.
+"""The rule sets by name. Each is a table over the kinds of operations, and differs from ``paper``
+in few lines.
 
-====================  ==============================================================================================
-``paper``             Chefer, Gur & Wolf 2021: Eq. 5 on linear ops, Eq. 6 with Lemma 2 on adds and
-products ``stable``            ``paper`` with a relative, sign-aware stabiliser on adds (ε = 1e-3):
-reproducible in float32 ``reference``         the method as the authors' code computes it: their ``b
-+ 1e-9``, their z-rule on pools and on the image ``reference_lrp``     the rules of their LRP
-baseline: both halves of a linear op normalised apart, adds un-normalised ``lrp``               Eq.
-4 (z⁺) on linear and conv, Eq. 6 un-normalised on adds, ½ on products ``epsilon``           LRP-ε on
-linear and conv (the bias absorbs its part), Eq. 6 with ε on adds, ½ on products ``attnlrp``
-Achtibat et al. 2024: LRP-ε, the softmax to first order, products of activations halved, σ of a norm
-constant ``attnlrp_identity``  ``attnlrp`` with every norm as the identity, its centring and its β
-included ``cp_lrp``            Ali et al. 2022: ``attnlrp`` with attention maps and gating
-activations as constants
-====================  ==============================================================================================
-"""  # noqa: E501
+- ``paper``: Chefer, Gur & Wolf 2021. Eq. 5 on linear operations, Eq. 6 with Lemma 2 on sums and
+  products.
+- ``stable``: ``paper`` with a relative, sign-aware stabiliser on sums (ε = 1e-3), reproducible in
+  float32.
+- ``reference``: the method as the authors' code computes it, with their ``b + 1e-9`` and their
+  z-rule on pools and on the image.
+- ``reference_lrp``: the rules of their LRP baseline, both halves of a linear operation normalised
+  apart, sums un-normalised.
+- ``lrp``: Eq. 4 (z⁺) on linear operations, Eq. 6 un-normalised on sums, ½ on products.
+- ``epsilon``: LRP-ε on linear operations (the bias absorbs its part), Eq. 6 with ε on sums, ½ on
+  products.
+- ``attnlrp``: Achtibat et al. 2024. LRP-ε, the softmax to first order, products of activations
+  halved, the deviation of a norm constant.
+- ``attnlrp_identity``: ``attnlrp`` with every norm as the identity, β included.
+- ``cp_lrp``: Ali et al. 2022. ``attnlrp`` with attention maps and gating activations as constants.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from relprop.numerics import AuthorsStabiliser, Epsilon
+from relprop.operations import FILLS, MOVES, STOPS, Kind
 from relprop.rules import moves
-from relprop.rules import operations as ops
-from relprop.rules.attnlrp import attnlrp_lines, written_norm
+from relprop.rules.attnlrp import SUMMED, attnlrp_lines
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
-from relprop.rules.families import (
-    Add,
-    Generic,
-    Sample,
-    Share,
-    Subtract,
-    carry,
-    either,
-    fill,
-    move,
-    route,
-)
+from relprop.rules.families import Add, Generic, Sample, Share, carry, either, fill, move, route
 from relprop.rules.rule import Rule
-from relprop.rules.ruleset import Entry, RuleSet
+from relprop.rules.ruleset import Entry, Key, RuleSet
 
 INPUTS = frozenset({"inputs"})
 BOTH = frozenset({"inputs", "output"})
+aten = torch.ops.aten
 
-stop = Rule(lambda relevance, call: (None,) * len(call.operands), "stop", "stop", frozenset())
+stop = Rule(
+    lambda relevance, call: (None,) * len(call.operands),
+    "stop",
+    "stop",
+    frozenset(),
+)
 linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS)
 conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
@@ -55,102 +54,93 @@ sample = Rule(Sample(), "sample: Eq. 5", "balance", INPUTS)
 matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH))
 product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH))
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
-subtract = Rule(Subtract(), "sub: Eq. 6, Lemma 2", "balance", INPUTS)
 generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH)
 
 
-def table(lines: Iterable[tuple[tuple[Any, ...], Rule]]) -> tuple[Entry, ...]:
-    """Entries from (operators, rule) lines."""
-    return tuple(Entry(op, rule) for operators, rule in lines for op in operators)
+def table(lines: Iterable[tuple[Iterable[Key], Rule]]) -> tuple[Entry, ...]:
+    """Entries from (kinds and operators, rule) lines."""
+    return tuple(Entry(key, rule) for keys, rule in lines for key in keys)
 
 
-MOVE_LINES = (
-    (ops.RESHAPE, moves.reshape),
-    (ops.PERMUTE, moves.permute),
-    (ops.TRANSPOSE, moves.transpose),
-    (ops.EXPAND, moves.expand),
-    (ops.SELECT, moves.select),
-    (ops.SLICE, moves.slice_),
-    (ops.CAT, moves.cat),
-    (ops.MOVE, move),
-    (ops.FILL, fill),
-    (ops.ROUTE, route),
+#: One element of one operand is read for each element of the result, or it is made comparable.
+CARRIED = (
+    *(Kind.IDENTITY, Kind.DETACH, Kind.CAST, Kind.AFFINE, Kind.FUNCTION),
+    *(Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM, Kind.BATCH_NORM),
 )
+PRODUCTS = (Kind.PRODUCT, Kind.QUOTIENT)
+ROUTED = (Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
 
 PAPER = RuleSet(
     "paper",
     table(
         (
-            (ops.STOP, stop),
-            (ops.CARRY, carry),
-            (ops.PRODUCT, product),
-            (ops.MATMUL, matmul),
-            (ops.ADD, add),
-            (ops.SUBTRACT, subtract),
-            (ops.LINEAR, linear),
-            (ops.CONV2D, conv2d),
-            (ops.SHARE, share),
-            *MOVE_LINES,
-            (ops.GATHERED_SUM, gathered_sum),
-            (ops.SAMPLE, sample),
+            (STOPS, stop),
+            (CARRIED, carry),
+            (PRODUCTS, product),
+            ((Kind.MATMUL,), matmul),
+            ((Kind.SUM,), add),
+            ((Kind.LINEAR,), linear),
+            ((aten.conv2d,), conv2d),
+            (SUMMED, share),
+            ((Kind.RESHAPE,), moves.reshape),
+            ((aten.permute,), moves.permute),
+            ((Kind.EXPAND,), moves.expand),
+            ((Kind.SELECT,), moves.select),
+            ((aten.slice,), moves.slice_),
+            ((aten.cat,), moves.cat),
+            ((*FILLS, Kind.WRITE), fill),
+            (MOVES, move),
+            (ROUTED, route),
+            ((Kind.INDEXED_SUM,), gathered_sum),
+            ((Kind.SAMPLE,), sample),
         )
     ),
     generic,
 )
 
 
-def variant(name: str, *lines: tuple[tuple[Any, ...], Rule], **changes: Any) -> RuleSet:
-    """``paper`` with other rules on some operators."""
-    return RuleSet(
-        name, (*table(lines), *PAPER.entries), changes.pop("generic", generic), **changes
-    )
+def variant(name: str, *lines: tuple[Iterable[Key], Rule], **changes: Any) -> RuleSet:
+    """``paper`` with other rules on some operations."""
+    entries = (*table(lines), *PAPER.entries)
+    return RuleSet(name, entries, changes.pop("generic", generic), **changes)
 
 
 STABLE = variant(
     "stable",
-    (ops.ADD, Rule(Add(relative=1e-3), "add: Eq. 6, Lemma 2, stabilised", "balance", INPUTS)),
-    (
-        ops.SUBTRACT,
-        Rule(Subtract(relative=1e-3), "sub: Eq. 6, Lemma 2, stabilised", "balance", INPUTS),
-    ),
+    ((Kind.SUM,), Rule(Add(relative=1e-3), "add: Eq. 6, Lemma 2, stabilised", "balance", INPUTS)),
 )
 
 _theirs = AuthorsStabiliser()
 _zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
-_authors_moves = (
-    (ops.SELECT, indexed),
-    (ops.CAT, joined),
-    (ops.PRODUCT, either(carry, Rule(Product(_theirs), "product, authors'", "balance", BOTH))),
-    (ops.MATMUL, either(share, Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH))),
-    (
-        (
-            *(op for op in ops.SHARE if "pool" in str(op)),
-            *ops.packets("mean max_pool1d max_pool2d max_pool3d"),
-        ),
-        _zrule,
-    ),
-    (ops.CONV2D, Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)),
+_authors_product = Rule(Product(_theirs), "product, authors'", "balance", BOTH)
+_authors_matmul = Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH)
+_authors_conv2d = Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)
+_authors = (
+    ((Kind.SELECT,), indexed),
+    ((aten.cat,), joined),
+    (PRODUCTS, either(carry, _authors_product)),
+    ((Kind.MATMUL,), either(share, _authors_matmul)),
+    ((Kind.AVERAGE_POOL, Kind.MAX_POOL, aten.mean), _zrule),
+    ((aten.conv2d,), _authors_conv2d),
 )
 
 REFERENCE = variant(
     "reference",
-    (ops.LINEAR, Rule(Linear(_theirs), "linear: Eq. 5, authors'", "share", INPUTS)),
-    (ops.ADD, Rule(Add(_theirs), "add: Eq. 6, Lemma 2, authors'", "balance", INPUTS)),
-    (ops.SUBTRACT, Rule(Subtract(_theirs), "sub: Eq. 6, Lemma 2, authors'", "balance", INPUTS)),
-    *_authors_moves,
+    ((Kind.LINEAR,), Rule(Linear(_theirs), "linear: Eq. 5, authors'", "share", INPUTS)),
+    ((Kind.SUM,), Rule(Add(_theirs), "add: Eq. 6, Lemma 2, authors'", "balance", INPUTS)),
+    *_authors,
     generic=_zrule,
     fan_out=stabilised_sum,
 )
 
 REFERENCE_LRP = variant(
     "reference_lrp",
-    (ops.LINEAR, Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS)),
-    (ops.ADD, Rule(Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS)),
+    ((Kind.LINEAR,), Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS)),
     (
-        ops.SUBTRACT,
-        Rule(Subtract(_theirs, normalise=False), "sub: Eq. 6, authors'", "balance", INPUTS),
+        (Kind.SUM,),
+        Rule(Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS),
     ),
-    *_authors_moves,
+    *_authors,
     generic=_zrule,
     fan_out=stabilised_sum,
 )
@@ -158,26 +148,25 @@ REFERENCE_LRP = variant(
 _zplus = Rule(ZPlus(), "z⁺: Eq. 4", "share", INPUTS)
 LRP = variant(
     "lrp",
-    (ops.LINEAR + ops.CONV2D + ops.SHARE, _zplus),
-    (ops.MATMUL, either(_zplus, matmul)),
-    (ops.ADD, Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS)),
-    (ops.SUBTRACT, Rule(Subtract(normalise=False), "sub: Eq. 6", "balance", INPUTS)),
+    ((Kind.LINEAR, *SUMMED), _zplus),
+    ((Kind.MATMUL,), either(_zplus, matmul)),
+    ((Kind.SUM,), Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS)),
 )
 
 _epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH)
 EPSILON = variant(
     "epsilon",
-    (ops.LINEAR + ops.CONV2D + ops.SHARE, _epsilon),
-    (ops.MATMUL, either(_epsilon, matmul)),
-    (ops.ADD, Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS)),
-    (ops.SUBTRACT, Rule(Subtract(Epsilon(), normalise=False), "sub: Eq. 6, ε", "balance", INPUTS)),
+    ((Kind.LINEAR, *SUMMED), _epsilon),
+    ((Kind.MATMUL,), either(_epsilon, matmul)),
+    (
+        (Kind.SUM,),
+        Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS),
+    ),
 )
 
-ATTNLRP = variant("attnlrp", *attnlrp_lines(), norm=written_norm())
+ATTNLRP = variant("attnlrp", *attnlrp_lines())
 ATTNLRP_IDENTITY = variant("attnlrp_identity", *attnlrp_lines(norms=False))
-CP_LRP = variant(
-    "cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")), norm=written_norm()
-)
+CP_LRP = variant("cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")))
 
 PRESETS = {
     rules.name: rules

@@ -1,4 +1,4 @@
-"""The rule set of the roll-up: Eq. 13–14 as rules on fields, one line per list of operators."""
+"""The rule set of the roll-up: Eq. 13–14 as rules on fields, one line per kind of operations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from relprop.operations import FILLS, MOVES, STOPS, Kind
 from relprop.rules import moves
-from relprop.rules import operations as ops
 from relprop.rules.call import Call
 from relprop.rules.families import move
 from relprop.rules.fields import (
@@ -23,9 +23,11 @@ from relprop.rules.fields import (
     projected,
 )
 from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
-from relprop.rules.presets import stop, table
+from relprop.rules.presets import CARRIED, PRODUCTS, stop, table
 from relprop.rules.rule import Rule
-from relprop.rules.ruleset import RuleSet
+from relprop.rules.ruleset import Key, RuleSet
+
+aten = torch.ops.aten
 
 
 def _inverse(rule_of_move: Rule) -> Rule:
@@ -73,39 +75,38 @@ same_shape = Rule(
     merge.function, "field: of an unlisted operation that keeps the shape", "rollup", frozenset()
 )
 
-MOVE_LINES = tuple(
-    (packets, _inverse(inverse))
-    for packets, inverse in (
-        (ops.RESHAPE, moves.reshape),
-        (ops.PERMUTE, moves.permute),
-        (ops.TRANSPOSE, moves.transpose),
-        (ops.SELECT, moves.select),
-        (ops.SLICE, moves.slice_),
-        (ops.CAT, moves.cat),
-    )
+INVERSES: tuple[tuple[Key, Rule], ...] = (
+    (Kind.RESHAPE, moves.reshape),
+    (aten.permute, moves.permute),
+    (Kind.SELECT, moves.select),
+    (aten.slice, moves.slice_),
+    (aten.cat, moves.cat),
 )
+REDUCED = (Kind.TOTAL, Kind.STATISTIC)
+ROUTED = (Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
+EVEN = (Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD, Kind.INDEXED_SUM)
 
 ROLLUP = RuleSet(
     "rollup",
     table(
         (
-            (ops.STOP, stop),
-            (ops.CARRY + ops.ADD + ops.SUBTRACT + ops.PRODUCT, merge),
-            (ops.EXPAND, expanded),
-            (ops.GATHER, Rule(_routed, moved.name, "rollup", frozenset())),
-            (ops.SHUFFLE, Rule(_shuffled, moved.name, "rollup", frozenset())),
-            *MOVE_LINES,
-            (ops.MOVE + ops.FILL, _inverse(move)),
-            (ops.ROUTE, Rule(_routed, moved.name, "rollup", frozenset({"inputs"}))),
-            (ops.LINEAR, projected),
-            (ops.REDUCE, pooled),
-            (ops.CONV, convolved),
-            (ops.SHARE + ops.GATHERED_SUM, spread_evenly),
-            (ops.SAMPLE, sampled),
-            (ops.MATMUL, either_matmul),
+            (STOPS, stop),
+            ((*CARRIED, *PRODUCTS, Kind.SUM), merge),
+            ((Kind.EXPAND,), expanded),
+            ((Kind.GATHER,), Rule(_routed, moved.name, "rollup", frozenset())),
+            ((aten.pixel_shuffle,), Rule(_shuffled, moved.name, "rollup", frozenset())),
+            *(((key,), _inverse(inverse)) for key, inverse in INVERSES),
+            ((*MOVES, *FILLS), _inverse(move)),
+            (ROUTED, Rule(_routed, moved.name, "rollup", frozenset({"inputs"}))),
+            ((Kind.LINEAR,), projected),
+            (REDUCED, pooled),
+            ((Kind.CONVOLUTION,), convolved),
+            (EVEN, spread_evenly),
+            ((Kind.SAMPLE,), sampled),
+            ((Kind.MATMUL,), either_matmul),
         )
     ),
     same_shape,
-    fan_out=meet,
+    fan_out=meet,  # type: ignore[arg-type]
     fixed=True,
-)  # type: ignore[arg-type]
+)

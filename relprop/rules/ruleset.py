@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import OptionError, RuleError, message
+from relprop.operations import Kind, kind, packet
 from relprop.rules.rule import Rule
 
 Key = Any
@@ -22,8 +23,8 @@ FanOut = Callable[[Tensor, tuple[Tensor, ...]], Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table. ``key``: an operator (overload or packet), a module class, or a
-    module-path pattern."""
+    """One line of the table. ``key``: a kind of operations, an operator (overload or packet), a
+    module class, or a module-path pattern."""
 
     key: Key
     rule: Rule
@@ -37,10 +38,9 @@ class Entry:
 
     def matches_op(self, op: Any) -> bool:
         """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
-        return bool(
-            self.kind == "op"
-            and (self.key is op or self.key is getattr(op, "overloadpacket", None))
-        )
+        if isinstance(self.key, Kind):
+            return kind(op) is self.key
+        return self.kind == "op" and (self.key is op or self.key is packet(op))
 
     def matches_module(self, module: nn.Module | None, paths: Iterable[str]) -> bool:
         """Whether this entry is about a call of ``module``, known under any of ``paths`` (aliases,
@@ -76,8 +76,7 @@ class RuleSet:
     a value used several times.
 
     ``fixed``: registered rules do not enter, and an op in no list takes ``generic`` without a word
-    (the roll-up is such a set). ``norm``: the rule on a norm written out in Python that is linear
-    once its statistics are held constant; ``None``: relevance passes it unchanged.
+    (the roll-up is such a set).
     """
 
     name: str
@@ -85,7 +84,6 @@ class RuleSet:
     generic: Rule
     fan_out: FanOut | None = None
     fixed: bool = False
-    norm: Rule | None = None
 
     def with_rule(self, key: Key, rule: Rule | Callable[..., Any]) -> RuleSet:
         """A new rule set in which ``rule`` is consulted first for ``key``.

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError, message, warn
+from relprop.operations import Kind, is_call, kind, name_of
 from relprop.targets.start import Choice, Context, Part, Target, has_batch_axis
-from relprop.tracer.attention import SOFTMAX
-from relprop.tracer.editing import name_of
 from relprop.tracer.program import Program, is_floating, shape
+
+aten = torch.ops.aten
+MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 
 CLASSES = "logits"
 
@@ -315,16 +317,9 @@ def warn_if_probability(program: Program) -> None:
     """Say so if the class output ends in a softmax or a sigmoid."""
     name, node = class_output(program)
     source = node
-    while name_of(source) in (
-        "reshape",
-        "squeeze",
-        "unsqueeze",
-        "to",
-        "select",
-        "slice",
-    ) and isinstance(source.args[0], fx.Node):
-        source = source.args[0]
-    if name_of(source) in (*SOFTMAX, "sigmoid", "log_softmax", "_log_softmax"):
+    while kind(source) in MOVED:
+        source = source.args[0]  # type: ignore[assignment]
+    if kind(source) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(source, aten.sigmoid):
         warn(
             (
                 f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "

@@ -17,22 +17,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import RelpropError, TargetError, message
 from relprop.interpreter.backward import propagate
+from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
 from relprop.tracer.binding import Inputs, OutputTree
 from relprop.tracer.capture import Capture, import_graph
-from relprop.tracer.editing import name_of, tensor_inputs, val
+from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.trace import assemble
 
-LINEAR = frozenset(
-    "select slice index getitem add sub neg mul div sum mean reshape view squeeze "
-    "unsqueeze permute transpose flatten stack cat expand to gather "
-    "index_select rsub".split()
-)
+#: Linear in everything that enters, and linear in the first operand alone.
+JOINTLY = MOVES | {Kind.SUM, Kind.TOTAL, Kind.AFFINE, Kind.OUTPUT, Kind.CAST, Kind.IDENTITY}
+ALONE = frozenset({Kind.PRODUCT, Kind.QUOTIENT, Kind.GATHER, Kind.LINEAR})
 MOST_TERMS = 64
 
 
@@ -150,7 +149,7 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
         ) from error
     try:
         graph, constants = import_graph(module, None)
-        canonicalise(graph, sample[0].device)
+        canonicalise(graph, sample[0].device, constants)
         tail = assemble(
             Capture(graph, constants, OutputTree(("target",), next), "concrete"), inputs.names
         )
@@ -171,10 +170,10 @@ def _refuse_choices(tail: Program) -> None:
     """How many elements a mask of values picks differs from sample to sample, so that no graph can
     hold it."""
     for node in tail.graph.nodes:
-        by_mask = name_of(node) == "index" and any(
+        by_mask = kind(node) is Kind.INDEX and any(
             i.meta["batched"] and val(i).dtype == torch.bool for i in tensor_inputs(node)
         )
-        if by_mask or name_of(node) in ("nonzero", "masked_select"):
+        if by_mask or is_call(node, aten.nonzero, aten.masked_select):
             raise TargetError(
                 message(
                     (
@@ -191,11 +190,10 @@ def _is_linear(tail: Program) -> bool:
     for node in tail.graph.nodes:
         if node.op == "call_function" and node.meta["role"] == "activation":
             active = [i for i in tensor_inputs(node) if i.meta["role"] == "activation"]
-            if name_of(node) not in LINEAR or (
-                name_of(node) in ("mul", "div", "gather") and len(active) > 1
-            ):
+            what = kind(node)
+            if what not in JOINTLY | ALONE or (what in ALONE and len(active) > 1):
                 return False
-            if name_of(node) == "div" and node.args[0] not in active:
+            if what is Kind.QUOTIENT and node.args[0] not in active:
                 return False
     return True
 

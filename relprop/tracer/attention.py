@@ -7,56 +7,50 @@ import math
 
 from torch import Tensor, fx
 
+from relprop.operations import ELEMENTWISE, Kind, argument, kind
 from relprop.tracer.axes import Axes
-from relprop.tracer.editing import argument, name_of, val
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import shape_of, val
 from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
 
-SOFTMAX = frozenset({"softmax", "_softmax", "_safe_softmax"})
-KEEPS_AXES = frozenset(
-    (
-        "mul div add sub masked_fill where to type_as clamp clamp_min clamp_max nan_to_num "
-        "detach softmax _safe_softmax pow relu neg contiguous slice"
-    ).split()
-)
-NORMS = frozenset({"layer_norm", "batch_norm", "group_norm"})
+#: What an operation may be for the rows of a softmax to be its rows still.
+KEEPS_ROWS = ELEMENTWISE | {Kind.SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
 
 
 def find_sites(
-    graph: fx.Graph, axes: dict[fx.Node, Axes]
+    graph: fx.Graph, axes: dict[fx.Node, Axes], constants: Constants | None = None
 ) -> tuple[tuple[Site, ...], tuple[tuple[fx.Node, str], ...]]:
     """The sites in forward order, their keys and queries marked as tokens; and the softmaxes that
     end in no site, with the reason."""
     sites: dict[fx.Node, Site] = {}
     without: list[tuple[fx.Node, str]] = []
     for node in graph.nodes:
-        if name_of(node) in SOFTMAX and node in axes:
-            found, reason = _descend(node, axes)
+        if kind(node) is Kind.SOFTMAX and node in axes:
+            found, reason = _descend(node, axes, constants)
             for site in found:
                 sites.setdefault(site.contraction, site)
-            if (
-                not found and val(node).shape[argument(node, 1, "dim", -1)] > 1
-            ):  # over one element every weight is 1
+            if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
                 without.append((node, reason))
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
-def _descend(softmax: fx.Node, axes: dict[fx.Node, Axes]) -> tuple[list[Site], str]:
+def _descend(
+    softmax: fx.Node, axes: dict[fx.Node, Axes], constants: Constants | None
+) -> tuple[list[Site], str]:
     """Follow the softmax's rows forward to the contractions over them: by the axis they lie along,
     or, where moves shear or cut them, by labels."""
-    keys: dict[fx.Node, int | Tensor] = {
-        softmax: argument(softmax, 1, "dim", -1) % val(softmax).dim()
-    }
+    keys: dict[fx.Node, int | Tensor] = {softmax: softmax.args[1] % val(softmax).dim()}
     found: list[Site] = []
     reason = "it enters no contraction over its own axis"
-    labels = Labels()
+    labels = Labels(constants)
     for node in softmax.graph.nodes:
         sources = (
             [i for i in node.all_input_nodes if i in keys] if node.op == "call_function" else []
         )
         if not sources or node is softmax:
             continue
-        if name_of(node) in ("matmul", "bmm"):
+        if kind(node) is Kind.MATMUL:
             site, why = _contraction(node, keys, softmax, axes)
             if site is not None:
                 found.append(site)
@@ -79,14 +73,10 @@ def rows_after(
         and (axis := axis_after(node, source, at)) is not None
     ):
         return axis
-    if isinstance(at, int) and name_of(node) in KEEPS_AXES:
+    if isinstance(at, int) and kind(node) in KEEPS_ROWS:
         return axis_after(node, source, at)
     shape = tuple(getattr(val(node), "shape", ()))
-    if (
-        not isinstance(at, int)
-        and name_of(node) in KEEPS_AXES - {"slice"}
-        and shape == tuple(at.shape)
-    ):
+    if not isinstance(at, int) and kind(node) in KEEPS_ROWS and shape == tuple(at.shape):
         return at
     marked = {
         s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources
@@ -118,8 +108,12 @@ def _contraction(
         not queries
     ):  # each query has keys of its own (values sampled for it): queries are where the batches are
         queries = tuple(atom for axis in axes[attention][:-2] for atom in axis)
-    for atom in (a for a in (*key_axis, *axes[attention][over], *queries) if a.kind != "feature"):
-        atom.group.root().kind = "token"
+    for axis in (key_axis, axes[attention][over], queries):
+        plain = [a for a in axis if a.kind != "feature"]
+        for atom in plain:
+            atom.group.root().kind = "token"
+        for atom in axis if plain else ():
+            atom.position = True  # folded together with tokens
     return Site(node, attention, values, softmax, transposed), ""
 
 
@@ -134,19 +128,31 @@ def lies_along(where: int | Tensor, axis: int) -> bool:
 def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     """Where the softmax's axis is after ``node``, or ``None`` where its keys or queries do not
     survive."""
-    name, shape = name_of(node), val(source).shape
-    if name in KEEPS_AXES or name in NORMS:
-        return axis if getattr(val(node), "ndim", -1) == len(shape) else None
-    if name == "permute":
-        return [d % len(shape) for d in argument(node, 1, "dims")].index(axis)
-    if name == "transpose":
-        a, b = argument(node, 1, "dim0") % len(shape), argument(node, 2, "dim1") % len(shape)
-        return {a: b, b: a}.get(axis, axis)
-    if name in ("reshape", "unsqueeze", "squeeze", "flatten", "expand", "unflatten"):
-        return _after_reshape(tuple(shape), tuple(val(node).shape), axis)
-    if name == "linear" and axis != len(shape) - 1:
+    what, rank, shape = kind(node), len(val(source).shape), val(source).shape
+    if what in KEEPS_ROWS:
+        wider = getattr(val(node), "ndim", -1) - rank
+        return axis + wider if wider >= 0 else None
+    if what is Kind.SLICE:
         return axis
-    return axis if name == "conv2d" and axis > 1 and val(node).shape[axis] == shape[axis] else None
+    if what is Kind.PERMUTE:
+        return list(node.args[1]).index(axis)  # type: ignore[arg-type]
+    if what in (Kind.RESHAPE, Kind.EXPAND):
+        return _after_reshape(tuple(shape), tuple(val(node).shape), axis)
+    if what is Kind.LINEAR:
+        return axis if axis != rank - 1 else None
+    if what is Kind.TOTAL:
+        return _after_sum(node, rank, axis)
+    keeps = what is Kind.CONVOLUTION and axis > 1 and val(node).shape[axis] == shape[axis]
+    return axis if keeps else None
+
+
+def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
+    """The axis after a sum or a mean over others (heads)."""
+    dims = argument(node, "dim")
+    gone = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+    if axis in gone:
+        return None
+    return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
 
 
 def _after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:

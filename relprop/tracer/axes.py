@@ -16,17 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from relprop.tracer.editing import argument, name_of, tensor_inputs, val
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.labels import Labels, along
 
-Kind = Literal["unknown", "token", "feature"]
+Made = Literal["unknown", "token", "feature"]
 
 
 class Group:
     """Atoms known to be of one kind (a union-find cell)."""
 
-    def __init__(self, kind: Kind = "unknown", of_leaf: bool = False) -> None:
-        self.kind: Kind = kind
+    def __init__(self, kind: Made = "unknown", of_leaf: bool = False) -> None:
+        self.kind: Made = kind
         self.of_leaf = of_leaf
         self.parent: Group | None = None
 
@@ -46,15 +48,20 @@ class Group:
 
 @dataclass(eq=False)
 class Atom:
-    """An indivisible run of positions along an axis (so far: a reshape may still split it)."""
+    """An indivisible run of positions along an axis (so far: a reshape may still split it).
+
+    ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
+    beside each).
+    """
 
     size: int
     group: Group = field(default_factory=Group)
+    position: bool = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Made:
         """What its positions are."""
-        return self.group.root().kind
+        return "token" if self.position else self.group.root().kind
 
 
 Axis = tuple[Atom, ...]
@@ -71,9 +78,12 @@ def token_count(axis: Axis) -> int:
     return math.prod(atom.size for atom in axis if atom.kind == "token")
 
 
-def follow(graph: fx.Graph, leaves: dict[str, fx.Node]) -> dict[fx.Node, Axes]:
+def follow(
+    graph: fx.Graph, leaves: dict[str, fx.Node], constants: Constants
+) -> dict[fx.Node, Axes]:
     """The axes of every floating tensor that depends on a leaf."""
     known: dict[fx.Node, Axes] = {}
+    labels = Labels(constants)
     roots = set(leaves.values())
     for node in graph.nodes:
         value = val(node)
@@ -82,7 +92,7 @@ def follow(graph: fx.Graph, leaves: dict[str, fx.Node]) -> dict[fx.Node, Axes]:
         if node in roots:
             known[node] = _leaf(node)
         elif node.op == "call_function" and any(n in known for n in tensor_inputs(node)):
-            axes = _step(node, known)
+            axes = _step(node, known, labels)
             known[node] = (
                 axes
                 if axes is not None and _fits(axes, value.shape)
@@ -97,7 +107,7 @@ def _fits(axes: Axes, shape: torch.Size) -> bool:
     )
 
 
-def _fresh(size: int, kind: Kind = "unknown", like: Axis = ()) -> Axis:
+def _fresh(size: int, kind: Made = "unknown", like: Axis = ()) -> Axis:
     if size == 1:
         return ()
     atom = Atom(size, Group(kind))
@@ -111,17 +121,17 @@ def _fresh(size: int, kind: Kind = "unknown", like: Axis = ()) -> Axis:
 def _leaf(node: fx.Node) -> Axes:
     shape = val(node).shape
     axes = tuple(() if s == 1 else (Atom(s, Group(of_leaf=True)),) for s in shape)
-    return (*axes[:-1], _fresh(shape[-1], "feature")) if name_of(node) == "embedding" else axes
+    return (*axes[:-1], _fresh(shape[-1], "feature")) if kind(node) is Kind.EMBEDDING else axes
 
 
-def _step(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes | None:
-    name, x = name_of(node), node.args[0] if node.args else None
+def _step(node: fx.Node, known: dict[fx.Node, Axes], labels: Labels) -> Axes | None:
+    x = node.args[0] if node.args else None
     axes = known.get(x) if isinstance(x, fx.Node) else None
-    handler = _HANDLERS.get(name)
-    if handler is not None and (
-        axes is not None or name in ("cat", "stack", "matmul", "bmm", "linear")
-    ):
-        return handler(node, axes, known)
+    if kind(node) in _MOVED and axes is not None:
+        return _moved(node, axes, known, labels)
+    handler = _HANDLERS.get(kind(node))
+    if handler is not None and (axes is not None or kind(node) in (Kind.JOIN, Kind.MATMUL)):
+        return handler(node, axes, known)  # type: ignore[no-any-return]
     return _broadcast(node, known)
 
 
@@ -193,14 +203,7 @@ def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
 
 
 def _permute(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
-    return tuple(axes[d] for d in argument(node, 1, "dims"))
-
-
-def _transpose(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
-    a, b = argument(node, 1, "dim0"), argument(node, 2, "dim1")
-    order = list(range(len(axes)))
-    order[a], order[b] = order[b], order[a]
-    return tuple(axes[i] for i in order)
+    return tuple(axes[d] for d in node.args[1])
 
 
 def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
@@ -213,23 +216,21 @@ def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 
 
 def _select(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
-    dim = argument(node, 1, "dim", 0) % len(axes)
+    dim = argument(node, "dim") % len(axes)
     return axes[:dim] + axes[dim + 1 :]
 
 
-def _moved(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+def _moved(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes], labels: Labels) -> Axes | None:
     """Any other move of one tensor: each output axis is like the input atoms whose coordinates
     change along it."""
     source, shape = tensor_inputs(node)[0], tuple(val(node).shape)
     atoms = tuple((atom,) for axis in axes for atom in axis)
     sizes = tuple(atom.size for (atom,) in atoms)
-    labels = [
-        Labels().push(node, {source: along(sizes, i).reshape(val(source).shape)})
-        for i in range(len(atoms))
-    ]
-    if any(pushed is None for pushed in labels):
-        return _indexed(node, axes) if name_of(node) == "index" else _same_rank(node, axes, known)
-    return tuple(_made_of(o, size, atoms, labels) for o, size in enumerate(shape))
+    numbers = (along(sizes, i).reshape(val(source).shape) for i in range(len(atoms)))
+    pushed = [labels.push(node, {source: n}) for n in numbers]
+    if any(p is None for p in pushed):
+        return _indexed(node, axes) if is_call(node, aten.index) else _same_rank(node, axes, known)
+    return tuple(_made_of(o, size, atoms, pushed) for o, size in enumerate(shape))
 
 
 def _indexed(node: fx.Node, axes: Axes) -> Axes:
@@ -280,21 +281,10 @@ def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     if len(shape) != len(axes):
         return tuple(_fresh(s) for s in shape)
     old = val(node.args[0]).shape
-    moved = name_of(node) in ("roll", "flip", "index", "index_select", "gather")
-    dims = (
-        argument(node, 2, "dims")
-        if name_of(node) == "roll"
-        else argument(node, 1, "dims")
-        if name_of(node) == "flip"
-        else None
-    )
-    touched = (
-        {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)}
-        if dims
-        else set(range(len(axes)))
-        if moved
-        else set()
-    )
+    dims = argument(node, "dims") if kind(node) is Kind.SHIFT else None
+    everywhere = range(len(axes)) if kind(node) in (Kind.SHIFT, Kind.INDEX, Kind.GATHER) else ()
+    chosen = [dims] if isinstance(dims, int) else dims or everywhere
+    touched = {d % len(axes) for d in chosen}
     return tuple(
         axis if size == was and i not in touched else _fresh(size, like=axis)
         for i, (axis, size, was) in enumerate(zip(axes, shape, old, strict=True))
@@ -303,23 +293,33 @@ def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 
 def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
     parts = [known[p] for p in node.args[0] if p in known]  # type: ignore[union-attr]
-    if name_of(node) == "stack":
-        dim = argument(node, 1, "dim", 0) % (len(parts[0]) + 1)
-        return (*parts[0][:dim], _fresh(val(node).shape[dim], "feature"), *parts[0][dim:])
-    dim = argument(node, 1, "dim", 0) % len(parts[0])
+    dim = argument(node, "dim") % len(parts[0])
     joined = tuple(atom for part in parts for atom in part[dim])
     for part in parts[1:]:
         for i, (a, b) in enumerate(zip(parts[0], part, strict=True)):
             if i != dim and [x.size for x in a] == [x.size for x in b]:
                 _relate(a, b)
-    return tuple(
-        _fresh(val(node).shape[dim], like=joined) if i == dim else axis
-        for i, axis in enumerate(parts[0])
+    size = val(node).shape[dim]
+    new = _fresh(size, "feature") if _stacks(node, dim) else _fresh(size, like=joined)
+    return tuple(new if i == dim else axis for i, axis in enumerate(parts[0]))
+
+
+def _stacks(node: fx.Node, dim: int) -> bool:
+    """Whether tensors are laid side by side along an axis that none of them has."""
+    return all(
+        kind(p) is Kind.RESHAPE and val(p).shape[dim] == 1 and val(p.args[0]).dim() < val(p).dim()
+        for p in node.args[0]  # type: ignore[union-attr]
     )
 
 
-def _linear(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes | None:
-    return None if axes is None else (*axes[:-1], _fresh(val(node).shape[-1], "feature"))
+def _linear(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    """The last axis becomes features; where the features are elsewhere, it mixes tokens, and its
+    results are tokens, too."""
+    last, size = axes[-1], val(node).shape[-1]
+    features = any(a.kind == "feature" for axis in axes[:-1] for a in axis)
+    if last and features and not any(a.kind == "feature" for a in last):
+        return (*axes[:-1], _fresh(size, like=last))
+    return (*axes[:-1], _fresh(size, "feature"))
 
 
 def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
@@ -340,8 +340,6 @@ def _pool(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 
 def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
-    if val(node.args[0]).dim() < 2 or val(node.args[1]).dim() < 2:
-        return _broadcast(node, {})
     a, b = known.get(node.args[0]), known.get(node.args[1])  # type: ignore[arg-type]
     rows = a[-2] if a is not None and len(a) > 1 else _fresh(shape[-2])
     columns = b[-1] if b is not None else _fresh(shape[-1])
@@ -360,44 +358,24 @@ def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axe
 
 
 def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
-    dims = argument(node, 1, "dim")
-    keep = argument(node, 2, "keepdim", False)
+    dims, keep = argument(node, "dim"), argument(node, "keepdim")
     if dims is None or dims == []:
         return tuple(() for _ in val(node).shape)
     gone = {d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)}
     return tuple(() if i in gone else axis for i, axis in enumerate(axes) if keep or i not in gone)
 
 
-_HANDLERS: dict[str, Any] = {
-    **dict.fromkeys("reshape flatten unflatten squeeze unsqueeze view".split(), _reshape),
-    "permute": _permute,
-    "transpose": _transpose,
-    "expand": _expand,
-    "select": _select,
-    **dict.fromkeys(
-        "slice roll flip pad constant_pad_nd index_select gather narrow".split(), _same_rank
-    ),
-    **dict.fromkeys(
-        (
-            "index as_strided unfold im2col repeat repeat_interleave tile diagonal "
-            "pixel_unshuffle pixel_shuffle"
-        ).split(),
-        _moved,
-    ),
-    "cat": _cat,
-    "stack": _cat,
-    "linear": _linear,
-    "conv1d": _conv,
-    "conv2d": _conv,
-    "conv3d": _conv,
-    "matmul": _matmul,
-    "bmm": _matmul,
-    "mm": _matmul,
-    **dict.fromkeys("mean sum amax amin".split(), _reduce),
-    **dict.fromkeys(
-        "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d avg_pool1d "
-        "max_pool1d adaptive_avg_pool1d "
-        "upsample_bilinear2d upsample_nearest2d".split(),
-        _pool,
-    ),
+_MOVED = frozenset({Kind.INDEX, Kind.VIEW, Kind.WINDOWS, Kind.REPEAT, Kind.SHUFFLE})
+_HANDLERS: dict[Kind, Any] = {
+    Kind.RESHAPE: _reshape,
+    Kind.PERMUTE: _permute,
+    Kind.EXPAND: _expand,
+    Kind.SELECT: _select,
+    **dict.fromkeys((Kind.SLICE, Kind.SHIFT, Kind.PAD, Kind.GATHER), _same_rank),
+    Kind.JOIN: _cat,
+    Kind.LINEAR: _linear,
+    Kind.CONVOLUTION: _conv,
+    Kind.MATMUL: _matmul,
+    **dict.fromkeys((Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC), _reduce),
+    **dict.fromkeys((Kind.AVERAGE_POOL, Kind.MAX_POOL, Kind.RESAMPLE), _pool),
 }

@@ -21,13 +21,16 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, message
+from relprop.operations import Kind, is_call, is_inplace, kind
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
 from relprop.tracer.surroundings import as_python
 
-DECISIONS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "nonzero_numpy", "equal")
+aten = torch.ops.aten
+#: Results whose values, or whose number, Python goes on with.
+DECISIONS = (aten.nonzero, aten.nonzero_numpy)
 
 
 @dataclass
@@ -269,9 +272,7 @@ def _concrete(
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
     decided = (
-        str(n.meta["place"])
-        for n in graph.nodes
-        if n.op == "call_function" and _packet_name(n) in DECISIONS
+        str(n.meta["place"]) for n in graph.nodes if is_call(n, *DECISIONS) or kind(n) is Kind.READ
     )
     unknown = {
         name for name in constants if _memory(_attribute(module, name)) not in flat.attributes
@@ -283,23 +284,6 @@ def _concrete(
     )
     decisions = (*decided, *baked)
     return graph, constants, decisions
-
-
-def _packet_name(node: fx.Node) -> str:
-    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-
-
-def is_inplace(node: fx.Node) -> bool:
-    """Whether the node's operator writes into its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    name = _packet_name(node)
-    return (
-        schema is not None
-        and schema.is_mutable
-        and name.endswith("_")
-        and not name.endswith("__")
-        and bool(node.args)
-    )
 
 
 def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
@@ -352,7 +336,7 @@ def place_of(node: fx.Node) -> Place:
     """The calls around the node. Second calls of a module are told apart by the stack's keys
     (``a``, ``a@1``), not by its paths."""
     stack = []
-    for key, (path, kind) in (node.meta.get("nn_module_stack") or {}).items():
+    for key, (path, owner) in (node.meta.get("nn_module_stack") or {}).items():
         clean = (
             path.split("@")[0]
             .removeprefix("L['self']")
@@ -367,7 +351,7 @@ def place_of(node: fx.Node) -> Place:
             stack.append(
                 (
                     clean.removeprefix("model").removeprefix(".") + number,
-                    kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}",
+                    owner if isinstance(owner, str) else f"{owner.__module__}.{owner.__qualname__}",
                 )
             )
     return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))

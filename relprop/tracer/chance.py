@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.tracer.editing import name_of, tensor_inputs
+from relprop.operations import packet
+from relprop.tracer.editing import aten, tensor_inputs
 
-SHAPED_LIKE = frozenset("rand_like randn_like randint_like".split())
+SHAPED_LIKE = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
 
 
 class Draws(TorchDispatchMode):
@@ -36,7 +37,7 @@ class Draws(TorchDispatchMode):
         """Run the operator, and keep what it drew."""
         made = func(*args, **(kwargs or {}))
         if _is_random(func) and (
-            _packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
+            packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
         ):
             self.drawn.append((func, made.detach().clone()))
         return made
@@ -52,7 +53,7 @@ def fix_draws(
         for n in graph.nodes
         if n.op == "call_function"
         and _is_random(n.target)
-        and (name_of(n) in SHAPED_LIKE or not tensor_inputs(n))
+        and (packet(n) in SHAPED_LIKE or not tensor_inputs(n))
     ]
     if [n.target for n in nodes] != [func for func, _ in drawn] or any(
         n.meta["val"].shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)
@@ -73,7 +74,3 @@ def _is_random(operator: Any) -> bool:
         isinstance(operator, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded in operator.tags
     )
-
-
-def _packet(operator: Any) -> str:
-    return str(operator.overloadpacket.__name__)

@@ -3,7 +3,7 @@ node, ask what it depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,19 @@ from torch.utils._pytree import tree_map
 aten = torch.ops.aten
 
 
-def name_of(node: Any) -> str:
-    """The operator packet's name of a call, ``""`` for anything else."""
-    if not isinstance(node, fx.Node) or node.op != "call_function":
-        return ""
-    return getattr(
-        getattr(node.target, "overloadpacket", None),
-        "__name__",
-        getattr(node.target, "__name__", ""),
-    )
-
-
 def val(x: Any) -> Any:
     """The meta value of a node, or the thing itself."""
     return x.meta.get("val") if isinstance(x, fx.Node) else x
+
+
+def shape_of(x: Any) -> list[int]:
+    """The shape of a node's value."""
+    return list(val(x).shape)
+
+
+def rank(x: Any) -> int:
+    """How many axes a node's value has."""
+    return int(val(x).dim())
 
 
 def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -36,9 +35,31 @@ def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
     with graph.inserting_before(like):
         node = graph.call_function(op, args, kwargs)
     node.meta["place"] = like.meta["place"]
+    node.meta["live"] = any(is_live(n) for n in node.all_input_nodes)
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     node.meta["val"] = op(*tree_map(val, args), **tree_map(val, on_meta))
     return node
+
+
+def reshaped(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """``x`` in another shape."""
+    if shape_of(x) == list(shape):
+        return x
+    return emit(like, aten.reshape.default, x, list(shape))
+
+
+def permuted(like: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.Node:
+    """``x`` with its axes in another order."""
+    if list(dims) == list(range(rank(x))):
+        return x
+    return emit(like, aten.permute.default, x, list(dims))
+
+
+def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
+    """``x`` with axes of length 1 repeated."""
+    if shape_of(x) == list(shape):
+        return x
+    return emit(like, aten.expand.default, x, list(shape))
 
 
 def swap(old: fx.Node, new: fx.Node) -> None:
@@ -47,20 +68,14 @@ def swap(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument wherever it was given."""
-    if len(node.args) > position:
-        return node.args[position]
-    return node.kwargs.get(name, default)
-
-
-def depends_on_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that depend on a placeholder."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" or any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
+def is_live(node: Any) -> bool:
+    """Whether a node depends on an input of the graph; parameters and constants do not."""
+    if not isinstance(node, fx.Node):
+        return False
+    if "live" not in node.meta:
+        above = node.all_input_nodes
+        node.meta["live"] = node.op == "placeholder" or any(is_live(n) for n in above)
+    return bool(node.meta["live"])
 
 
 def tensor_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -75,13 +90,9 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, fx.Node) and isinstance(val(x), Tensor)
 
 
+def is_float(x: Any) -> bool:
+    """Whether an argument is a node whose value is one floating tensor."""
+    return is_tensor(x) and bool(val(x).is_floating_point())
+
+
 Rewrite = Callable[[fx.Node], "fx.Node | None"]
-
-
-def rewrite(graph: fx.Graph, table: dict[str, Rewrite]) -> None:
-    """Replace every call whose operator's name is in ``table`` by what its function returns
-    (``None``: leave it)."""
-    for node in list(graph.nodes):
-        function = table.get(name_of(node))
-        if function is not None and (new := function(node)) is not None and new is not node:
-            swap(node, new)

@@ -8,38 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.tracer.editing import name_of, tensor_inputs, val
+from relprop.operations import MOVES, Kind, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import val
 from relprop.tracer.run import template
 
-MOVES = frozenset(
-    "reshape flatten unflatten squeeze unsqueeze permute transpose expand select slice "
-    "cat stack roll flip index index_select gather repeat "
-    "repeat_interleave tile narrow select_scatter slice_scatter diagonal "
-    "diagonal_scatter as_strided unfold im2col pad constant_pad_nd movedim "
-    "take_along_dim broadcast_to tril triu pixel_shuffle pixel_unshuffle".split()
-)
 LARGEST = 1 << 24
+PUSHED = MOVES | {Kind.PAD, Kind.FILL, Kind.WINDOWS}
 
 
 class Labels:
     """Pushes labels through the moves of one graph; constants (indices) are computed when they are
     needed, once."""
 
-    def __init__(self) -> None:
-        self._constants: dict[fx.Node, Any] = {}
+    def __init__(self, constants: Constants | None = None) -> None:
+        self._constants = constants or Constants()
 
     def push(self, node: fx.Node, labels: dict[fx.Node, Tensor]) -> Tensor | None:
         """The labels at ``node``, given those at some of its operands; ``None`` where it is no
         move, or its indices depend on the input."""
         value = val(node)
-        if name_of(node) not in MOVES or not isinstance(value, Tensor) or value.numel() > LARGEST:
+        if kind(node) not in PUSHED or not isinstance(value, Tensor) or value.numel() > LARGEST:
             return None
         operands, rebuild = template(node)
         given = [self._operand(o, labels) for o in operands]
         if any(g is None for g in given):
             return None
         args, kwargs = rebuild(*given)
-        if name_of(node) in ("pad", "constant_pad_nd"):
+        if kind(node) is Kind.PAD:
             args, kwargs = (args[0], args[1]), {}
         try:
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -58,23 +54,7 @@ class Labels:
 
     def constant(self, node: fx.Node) -> Any:
         """The value of a node that depends on no input and no parameter, or ``None``."""
-        if node not in self._constants:
-            self._constants[node] = None
-            inputs = [self.constant(i) for i in tensor_inputs(node)]
-            if (
-                node.op == "call_function"
-                and not any(i is None for i in inputs)
-                and val(node) is not None
-            ):
-                _, rebuild = template(node)
-                args, kwargs = rebuild(*inputs)
-                try:
-                    self._constants[node] = node.target(
-                        *args, **{k: v for k, v in kwargs.items() if k != "device"}
-                    )  # type: ignore[operator]
-                except (RuntimeError, TypeError):
-                    return None
-        return self._constants[node]
+        return self._constants.value(node)
 
 
 def along(shape: tuple[int, ...], axis: int) -> Tensor:

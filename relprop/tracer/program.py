@@ -147,11 +147,6 @@ def is_floating(node: fx.Node) -> bool:
     return isinstance(val, Tensor) and val.is_floating_point()
 
 
-def packet(node: fx.Node) -> Any:
-    """The operator packet a node calls, or its target."""
-    return getattr(node.target, "overloadpacket", node.target)
-
-
 def describe(node: fx.Node) -> str:
     """``module path  (file:line: `code`), dtype [shape]``: the place line of an error."""
     val = node.meta.get("val")

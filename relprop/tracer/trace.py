@@ -13,11 +13,13 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, message
+from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
 from relprop.tracer.attention import find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
-from relprop.tracer.editing import depends_on_inputs, name_of, tensor_inputs, val
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import is_live, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import execute
@@ -45,7 +47,7 @@ def trace_program(
     sample = inputs.select(0, 1)
     with undisturbed(model):
         raw = capture(model, sample)
-        canonicalise(raw.graph, sample.tensors[0].device)
+        canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
         program = assemble(raw, sample.names, token_inputs, model)
         verify(program, model, sample, raw)
     if not program.input_specialised:
@@ -144,16 +146,14 @@ def assemble(
     """A ``Program`` from a canonical graph whose placeholders are ``names``: roles, leaves, axes
     and sites worked out."""
     graph = raw.graph
-    live = depends_on_inputs(graph)
+    constants = Constants(raw.constants)
     placeholders = dict(zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
     leaves = _leaves(placeholders, token_inputs)
-    axes, sites, without = _structure_from(graph, leaves, live)
+    axes, sites, without = _structure_from(graph, leaves, constants)
     mixed = {name: leaf for name, leaf in leaves.items() if _is_mixed(leaf, sites)}
-    if (
-        token_inputs is None and mixed and len(mixed) < len(leaves)
-    ):  # the others are masks or side information: constants to relevance
-        leaves = mixed
-        axes, sites, without = _structure_from(graph, leaves, live)
+    if token_inputs is None and mixed and len(mixed) < len(leaves):
+        leaves = mixed  # the others are masks or side information: constants to relevance
+        axes, sites, without = _structure_from(graph, leaves, constants)
     by_module: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
         by_module.setdefault(id(module), []).append(path)
@@ -175,27 +175,21 @@ def assemble(
 
 
 def _structure_from(
-    graph: fx.Graph, leaves: Mapping[str, fx.Node], live: set[fx.Node]
+    graph: fx.Graph, leaves: Mapping[str, fx.Node], constants: Constants
 ) -> tuple[Any, tuple[Site, ...], Any]:
     """Every node's role as seen from ``leaves``; the axes and the attention sites that follow."""
     below: set[fx.Node] = set()
     for node in graph.nodes:
-        if node in leaves.values() or any(i in below for i in tensor_inputs(node)):
+        inputs = tensor_inputs(node)
+        if node in leaves.values() or any(i in below for i in inputs):
             below.add(node)
-        weights = node.op == "get_attr" or any(
-            i.meta["role"] == "parameter" for i in tensor_inputs(node)
-        )
-        node.meta["role"] = (
-            "activation"
-            if node in below
-            else "parameter"
-            if weights and node not in live
-            else "constant"
-        )
-        node.meta["batched"] = node in live
+        weights = node.op == "get_attr" or any(i.meta["role"] == "parameter" for i in inputs)
+        still = "parameter" if weights and not is_live(node) else "constant"
+        node.meta["role"] = "activation" if node in below else still
+        node.meta["batched"] = is_live(node)
         node.meta["books"] = _books(node)
-    axes = follow(graph, dict(leaves))
-    return axes, *find_sites(graph, axes)
+    axes = follow(graph, dict(leaves), constants)
+    return axes, *find_sites(graph, axes, constants)
 
 
 def _is_mixed(leaf: fx.Node, sites: tuple[Site, ...]) -> bool:
@@ -239,9 +233,9 @@ def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
     met, left, seen = False, list(embedding.users), {embedding}
     while left:
         node = left.pop()
-        if node in below and name_of(node) in ("add", "add_"):
+        if node in below and kind(node) is Kind.SUM:
             met = True
-        elif node in below or name_of(node) not in BESIDE:
+        elif node in below or kind(node) not in BESIDE:
             return False
         elif node not in seen:
             seen.add(node)
@@ -249,12 +243,8 @@ def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
     return met
 
 
-BESIDE = frozenset(
-    (
-        "add mul div to dropout unsqueeze squeeze expand reshape view select slice permute "
-        "transpose contiguous clone layer_norm"
-    ).split()
-)
+#: What an embedding may pass and still be the same thing, position by position.
+BESIDE = ELEMENTWISE | {Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE, Kind.NORM}
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:
@@ -262,7 +252,7 @@ def _embedding_of(ids: fx.Node) -> fx.Node | None:
     cast, but never compared or counted (positions are)."""
     seen = {ids}
     for node in ids.graph.nodes:
-        if name_of(node) == "embedding" and node.args[1] in seen:
+        if kind(node) is Kind.EMBEDDING and node.args[1] in seen:
             return node
         whole = (
             isinstance(val(node), Tensor)
@@ -272,19 +262,15 @@ def _embedding_of(ids: fx.Node) -> fx.Node | None:
         if (
             node.op == "call_function"
             and whole
-            and name_of(node) not in COUNTED
+            and kind(node) in SAME_IDS
             and any(i in seen for i in tensor_inputs(node))
         ):
             seen.add(node)
     return None
 
 
-COUNTED = frozenset(
-    (
-        "cumsum sum argmax argmin argsort max min any all count_nonzero bucketize "
-        "searchsorted eq ne lt le gt ge"
-    ).split()
-)
+#: What ids may pass and still be ids: comparisons and counts (of positions) make something else.
+SAME_IDS = (ELEMENTWISE - {Kind.TEST}) | MOVES | {Kind.PAD, Kind.FILL}
 
 
 def _books(node: fx.Node) -> str:

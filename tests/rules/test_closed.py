@@ -169,13 +169,6 @@ def permuted(draw):
 
 
 @st.composite
-def transposed(draw):
-    shape = draw(shapes(1, 4))
-    op = draw(st.sampled_from([aten.transpose.int, aten.swapaxes.default]))
-    return Spec(op, (Hole(shape), draw(axis(shape)), draw(axis(shape))), "a")
-
-
-@st.composite
 def expanded(draw):
     shape = draw(shapes(1, 3))
     sizes = [draw(st.integers(1, 3)) if n == 1 else draw(st.sampled_from([n, -1])) for n in shape]
@@ -219,7 +212,6 @@ def joined(draw):
 MOVES = {
     "reshape": (moves.reshape, reshaped()),
     "permute": (moves.permute, permuted()),
-    "transpose": (moves.transpose, transposed()),
     "expand": (moves.expand, expanded()),
     "select": (moves.select, selected()),
     "slice": (moves.slice_, sliced()),

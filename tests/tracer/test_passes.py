@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from relprop.tracer.binding import bind
-from relprop.tracer.editing import name_of
+from relprop.operations import name_of
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program
@@ -212,15 +212,15 @@ PRODUCTS = {
     ),
     "baddbmm": (
         lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT),
-        {"bmm": 1, "baddbmm": 0, "add": 1},
+        {"matmul": 1, "baddbmm": 0, "add": 1},
     ),
     "baddbmm with factors": (
         lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0.5, alpha=0.25),
-        {"bmm": 1, "mul": 2, "add": 1},
+        {"matmul": 1, "mul": 2, "add": 1},
     ),
     "baddbmm, beta 0": (
         lambda m, x: torch.baddbmm(m.bank.expand(len(x), -1, -1), x, x.mT, beta=0, alpha=0.25),
-        {"bmm": 1, "mul": 1, "add": 0},
+        {"matmul": 1, "mul": 1, "add": 0},
     ),
     "add with alpha": (
         lambda m, x: torch.add(m.linear(x), x, alpha=3) - torch.sub(x, m.linear(x), alpha=0.5),
@@ -228,11 +228,11 @@ PRODUCTS = {
     ),
     "einsum of two": (
         lambda m, x: torch.einsum("bqd,bkd->bqk", x, m.linear(x)),
-        {"einsum": 0, "bmm": 1},
+        {"einsum": 0, "matmul": 1},
     ),
     "einsum, axes in another order": (
         lambda m, x: torch.einsum("bqhd,bkhd->hqbk", (t := x.unflatten(-1, (2, 4))), t.relu()),
-        {"einsum": 0, "bmm": 1},
+        {"einsum": 0, "matmul": 1},
     ),
     "einsum without an arrow": (lambda m, x: torch.einsum("bqd,bkd", x, m.linear(x)), {}),
     "einsum with an ellipsis": (

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
-from relprop.tracer.editing import name_of
+from relprop.operations import name_of
 from relprop.tracer.program import place
 
 WIDTH, TOKENS = 8, 5

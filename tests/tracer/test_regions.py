@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import relprop
 from relprop.errors import CaptureError
-from relprop.tracer.editing import name_of
+from relprop.operations import name_of
 from relprop.tracer.program import place
 from relprop.tracer.run import _parameter
 from tests.common.models import closeness

@@ -18,27 +18,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.errors import CaptureError, message
+from relprop.operations import is_call
 from relprop.tracer.capture import place_of, without_values
-from relprop.tracer.editing import aten, emit, is_tensor, name_of, tensor_inputs, val
+from relprop.tracer.editing import aten, emit, is_tensor, tensor_inputs, val
 
-REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-OPERANDS = {
-    "wrap_with_set_grad_enabled": 2,
-    "wrap_with_autocast": 5,
-}  # where a region's operands begin; its body is the argument before
+CASTS = torch.ops.higher_order.wrap_with_autocast
+#: Where a region's operands begin among the arguments of its call; its body is the one before.
+REGIONS: dict[Any, int] = {torch.ops.higher_order.wrap_with_set_grad_enabled: 2, CASTS: 5}
 
 
 def inline_regions(graph: fx.Graph, device: torch.device) -> None:
     """Put the nodes of every region into ``graph`` itself; ``device`` is where the values are."""
-    while (region := next((n for n in graph.nodes if name_of(n) in REGIONS), None)) is not None:
+    while (region := next((n for n in graph.nodes if is_call(n, *REGIONS)), None)) is not None:
         _inline(region, device)
     dtypes: list[torch.dtype | None] = [None]
     marks = []
     for node in list(graph.nodes):  # the concrete trace records where a region begins and ends
-        if name_of(node) == "_enter_autocast":
+        if is_call(node, torch.amp.autocast_mode._enter_autocast):
             dtypes.append(_casts_to(node.args, device, dtypes[-1]))
             marks.append(node)
-        elif name_of(node) == "_exit_autocast":
+        elif is_call(node, torch.amp.autocast_mode._exit_autocast):
             dtypes.pop()
             marks.append(node)
         else:
@@ -61,9 +60,9 @@ def _inline(region: fx.Node, device: torch.device) -> None:
     """The nodes of a region's own graph in place of its call. A region inside it is left for the
     next round, and remembers this one's casts."""
     dtype = region.meta.get("casts to")
-    if name_of(region) == "wrap_with_autocast":
+    if is_call(region, CASTS):
         dtype = _casts_to(region.args, device, dtype)
-    first = OPERANDS[name_of(region)]
+    first = REGIONS[region.target]
     body = region.args[first - 1].meta["subgraph"]
     env: dict[fx.Node, Any] = dict(
         zip(
@@ -96,7 +95,7 @@ def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | Non
     if (
         dtype is None
         or node.op != "call_function"
-        or name_of(node) in REGIONS
+        or is_call(node, *REGIONS)
         or not any(is_tensor(n) for n in tensor_inputs(node))
     ):
         return

@@ -7,22 +7,31 @@ from typing import Any
 
 from torch import fx
 
-from relprop.tracer.editing import aten, emit, name_of, swap, val
+from relprop.operations import Kind, kind, packet
+from relprop.tracer.editing import aten, emit, swap, val
 
-LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+LAYERS = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu)
+LSTM, GRU = (aten.lstm, aten.lstm_cell), (aten.gru, aten.gru_cell)
+TANH = (aten.rnn_tanh, aten.rnn_tanh_cell)
 
 
-def unroll(node: fx.Node) -> None:
-    """The layer's steps in place of ``node`` (``aten.lstm.input`` and its kin); packed sequences
-    and projections are left as they are."""
-    name = name_of(node)
+def unroll(node: fx.Node) -> fx.Node | None:
+    """The steps of a recurrent layer in place of ``node``, or one step in place of a cell."""
+    if packet(node) not in LAYERS:
+        return _unroll_cell(node)
+    _unroll_layer(node)
+    return None
+
+
+def _unroll_layer(node: fx.Node) -> None:
+    """Packed sequences and projections are left as they are."""
+    op = packet(node)
     if getattr(node.target, "_overloadname", "") != "input" or any(
-        name_of(u) != "getitem" for u in node.users
+        kind(u) is not Kind.OUTPUT for u in node.users
     ):
         return
     x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = node.args
-    states = list(hidden) if name == "lstm" else [hidden]  # type: ignore[arg-type]
+    states = list(hidden) if op in LSTM else [hidden]  # type: ignore[arg-type]
     directions, per = (2 if both_ways else 1), (4 if has_bias else 2)
     if len(weights) != layers * directions * per:  # type: ignore[arg-type, operator]
         return
@@ -36,9 +45,7 @@ def unroll(node: fx.Node) -> None:
             at = layer * directions + direction
             own = weights[at * per : (at + 1) * per]  # type: ignore[index]
             start = [emit(node, aten.select.int, state, 0, at) for state in states]
-            outputs, ended = _run(
-                node, name, inputs if direction == 0 else inputs[::-1], start, own
-            )
+            outputs, ended = _run(node, op, inputs if direction == 0 else inputs[::-1], start, own)
             found.append(outputs if direction == 0 else outputs[::-1])
             for state, end in zip(last, ended, strict=True):
                 state.append(end)
@@ -54,18 +61,11 @@ def unroll(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def unroll_cell(node: fx.Node) -> fx.Node | None:
-    """One step in place of ``aten.lstm_cell`` and its kin."""
-    name, (x, hidden, *weights) = name_of(node).removesuffix("_cell"), node.args
-    step = {"lstm": _lstm, "gru": _gru}.get(name, _plain)
-    state = step(
-        node,
-        x,
-        list(hidden) if name == "lstm" else [hidden],  # type: ignore[arg-type, call-overload, list-item]
-        [w for w in weights if w is not None],
-        name,
-    )
-    if name != "lstm":
+def _unroll_cell(node: fx.Node) -> fx.Node | None:
+    op, (x, hidden, *weights) = packet(node), node.args
+    given = list(hidden) if op in LSTM else [hidden]  # type: ignore[arg-type]
+    state = _step(op)(node, x, given, [w for w in weights if w is not None], op)
+    if op not in LSTM:
         return state[0]
     for user in list(node.users):
         swap(user, state[user.args[1]])  # type: ignore[index]
@@ -73,13 +73,16 @@ def unroll_cell(node: fx.Node) -> fx.Node | None:
     return None
 
 
+def _step(op: Any) -> Any:
+    return _lstm if op in LSTM else _gru if op in GRU else _plain
+
+
 def _run(
-    node: fx.Node, name: str, inputs: list[fx.Node], start: list[fx.Node], weights: Any
+    node: fx.Node, op: Any, inputs: list[fx.Node], start: list[fx.Node], weights: Any
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    step = {"lstm": _lstm, "gru": _gru}.get(name, _plain)
     state, outputs = start, []
     for x in inputs:
-        state = step(node, x, state, weights, name)
+        state = _step(op)(node, x, state, weights, op)
         outputs.append(state[0])
     return outputs, state
 
@@ -98,9 +101,7 @@ def _parts(node: fx.Node, gates: fx.Node, count: int) -> list[fx.Node]:
     ]
 
 
-def _lstm(
-    node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str
-) -> list[fx.Node]:
+def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
     i, f, g, o = _parts(node, emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights)), 4)
     i, f, o = (emit(node, aten.sigmoid.default, gate) for gate in (i, f, o))
     kept = emit(node, aten.mul.Tensor, f, state[1])
@@ -113,7 +114,7 @@ def _lstm(
     return [emit(node, aten.mul.Tensor, o, emit(node, aten.tanh.default, c)), c]
 
 
-def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str) -> list[fx.Node]:
+def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
     of_x, of_h = (_parts(node, gates, 3) for gates in _maps(node, x, state[0], weights))
     r, z = (
         emit(node, aten.sigmoid.default, emit(node, aten.add.Tensor, a, b))
@@ -128,8 +129,6 @@ def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: st
     return [emit(node, aten.add.Tensor, fresh, emit(node, aten.mul.Tensor, z, state[0]))]
 
 
-def _plain(
-    node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, name: str
-) -> list[fx.Node]:
+def _plain(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
     total = emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights))
-    return [emit(node, aten.tanh.default if name == "rnn_tanh" else aten.relu.default, total)]
+    return [emit(node, aten.tanh.default if op in TANH else aten.relu.default, total)]

@@ -1,0 +1,54 @@
+"""The values of what depends on neither an input nor the model's tensors: worked out when they are
+asked for, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, kind
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.run import template
+
+
+class Constants:
+    """``given``: the tensors that a graph holds by name and that belong to no module."""
+
+    def __init__(self, given: Mapping[str, Tensor] | None = None) -> None:
+        self.given = given or {}
+        self._known: dict[fx.Node, Any] = {}
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of a node, or ``None`` where it depends on an input, a parameter or chance."""
+        if node not in self._known:
+            self._known[node] = self._work_out(node)
+        return self._known[node]
+
+    def _work_out(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            held = self.given.get(str(node.target))
+            return None if held is None else held.cpu()
+        if node.op != "call_function" or val(node) is None or kind(node) is Kind.RANDOM:
+            return None
+        inputs = [self.value(i) for i in tensor_inputs(node)]
+        if any(i is None for i in inputs):
+            return None
+        _, rebuild = template(node)
+        args, kwargs = rebuild(*inputs)
+        kwargs = {k: v for k, v in kwargs.items() if k != "device"}
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError):
+            return None
+
+    def number(self, node: Any) -> float | int | None:
+        """The value of a constant that is one number."""
+        if not isinstance(node, fx.Node):
+            return node if isinstance(node, (int, float)) else None
+        if not isinstance(val(node), Tensor) or val(node).numel() != 1 or val(node).is_complex():
+            return None
+        found = self.value(node)
+        return found.item() if isinstance(found, Tensor) and found.dtype != torch.bool else None

@@ -1,0 +1,69 @@
+"""The canonicalising passes, in order: from what the front ends record to a closed vocabulary, each
+word at the height of a rule.
+
+After them one function has one graph, however it was written: no in-place writes, no checks, no
+dropout, no fused attention, no complex numbers; whatever is linear is ``linear``, whatever is a
+softmax ``softmax``, whatever is a norm or an activation one call; moves that cancel are gone, and
+lanes that run side by side are one. Numbers do not change (a check against the model holds it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.passes.complex import make_real
+from relprop.tracer.passes.functions import raise_functions
+from relprop.tracer.passes.lookups import raise_lookups
+from relprop.tracer.passes.modes import inline_regions
+from relprop.tracer.passes.products import raise_products
+from relprop.tracer.passes.rows import raise_affine, raise_rows
+from relprop.tracer.passes.simplify import simplify
+from relprop.tracer.passes.spelling import respell
+from relprop.tracer.passes.sums import (
+    join_biases,
+    join_rotations,
+    join_split_inputs,
+    join_sums,
+    read_constants,
+)
+from relprop.tracer.passes.writes import functionalise
+
+
+def canonicalise(
+    graph: fx.Graph, device: torch.device, given: Mapping[str, Tensor] | None = None
+) -> None:
+    """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
+    ``given``: the constants that the graph holds by name."""
+    inline_regions(graph, device)
+    drop_checks(graph)
+    functionalise(graph)
+    graph.eliminate_dead_code()
+    respell(graph, device)
+    make_real(graph)
+    simplify(graph, Constants(given))
+    raise_products(graph)
+    read_constants(graph, Constants(given))
+    simplify(graph, Constants(given))
+    raise_rows(graph)
+    simplify(graph, Constants(given))
+    raise_affine(graph)
+    raise_functions(graph)
+    raise_lookups(graph, Constants(given))
+    join_split_inputs(graph)
+    join_biases(graph)
+    join_rotations(graph)
+    join_sums(graph)
+    simplify(graph, Constants(given))
+    graph.lint()
+
+
+def drop_checks(graph: fx.Graph) -> None:
+    """Assertions and gradient-mode switches carry no values."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and kind(node) is Kind.CHECK:
+            graph.erase_node(node)

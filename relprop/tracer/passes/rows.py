@@ -1,0 +1,414 @@
+"""What lies along an axis made comparable, however it is written out: softmax, log-softmax, norms.
+
+A region along one axis is tried out on numbers (``region.py``). If it gives what a softmax gives,
+it is one; if it gives the values less their mean, times one number for each row, it is a norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from relprop.operations import Kind, is_call, kind
+from relprop.operations.vocabulary import WrittenNorm
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_live,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    val,
+)
+from relprop.tracer.passes.region import (
+    Recipe,
+    Region,
+    candidates,
+    equal_functions,
+    flow_of,
+    same,
+    trials,
+)
+
+
+def raise_rows(graph: fx.Graph) -> None:
+    """Every softmax, log-softmax and norm that is written out → its operation."""
+    _divide_before_summing(graph)
+    taken: set[fx.Node] = set()
+    known: dict[str, _Found | None] = {}
+    for region in list(candidates(graph)):
+        if not region.axes or taken & set(region.nodes):
+            continue
+        if region.signature not in known:
+            known[region.signature] = _tried(region)
+        found = known[region.signature]
+        new = None if found is None else _emit(region, found)
+        if new is not None:
+            taken |= set(region.nodes)
+            swap(region.output, new)
+    graph.eliminate_dead_code()
+
+
+def _tried(region: Region) -> _Found | None:
+    """What a region is; ``None`` if it is none of these, or cannot be tried out."""
+    try:
+        return _softmax_in(region) or _norm_in(region)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _emit(region: Region, found: _Found) -> fx.Node | None:
+    if isinstance(found, _Norm):
+        return _emit_norm(region, found)
+    at, axis = region.output, region.axes[0]
+    if found == Kind.TOTAL:
+        return _of_exponentials(region, axis)
+    op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int
+    return emit(at, op, region.source, axis)
+
+
+# ---- softmax
+
+
+def _softmax_in(region: Region) -> Kind | None:
+    """Whether a region gives what a softmax gives, or its logarithm, or shares of a total."""
+    if len(region.axes) != 1 or region.parameters:
+        return None
+    axis = region.axes[0]
+    probes = [t.x for t in trials(region)]
+    if equal_functions(region, lambda t: F.softmax(t, axis), probes):
+        return Kind.SOFTMAX
+    if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
+        return Kind.LOG_SOFTMAX
+    positive = [p.abs() + 0.1 for p in probes]
+    if equal_functions(region, lambda t: t / t.sum(axis, keepdim=True), positive):
+        return Kind.TOTAL
+    return None
+
+
+def _of_exponentials(region: Region, axis: int) -> fx.Node | None:
+    """e/Σe of exponentials is the softmax of their exponents; where some are left out by a mask, of
+    exponents that are −∞ there."""
+    scores = _exponents(region.output, region.source)
+    return None if scores is None else emit(region.output, aten.softmax.int, scores, axis)
+
+
+def _exponents(at: fx.Node, e: Any) -> fx.Node | None:
+    if is_call(e, aten.exp):
+        return e.args[0]  # type: ignore[no-any-return]
+    if is_call(e, aten.where) and _is_number(e.args[2], 0):
+        inner = _exponents(at, e.args[1])
+        hidden = emit(at, aten.logical_not.default, e.args[0]) if inner is not None else None
+        return (
+            None if inner is None else emit(at, aten.masked_fill.Scalar, inner, hidden, -torch.inf)
+        )
+    if is_call(e, aten.masked_fill) and _is_number(e.args[2], 0):
+        inner = _exponents(at, e.args[0])
+        return (
+            None
+            if inner is None
+            else emit(at, aten.masked_fill.Scalar, inner, e.args[1], -torch.inf)
+        )
+    if is_call(e, aten.mul):
+        for factor, mask in (e.args, e.args[::-1]):
+            plain = _mask_behind(mask)
+            inner = _exponents(at, factor) if plain is not None else None
+            if inner is not None:
+                hidden = emit(at, aten.eq.Scalar, plain, 0)
+                return emit(at, aten.masked_fill.Scalar, inner, hidden, -torch.inf)
+    return None
+
+
+def _mask_behind(x: Any) -> fx.Node | None:
+    """The truth values that a factor of zeros and ones was made from."""
+    while kind(x) in (Kind.RESHAPE, Kind.EXPAND, Kind.CAST) and isinstance(x, fx.Node):
+        source = x.args[0]
+        if kind(x) is Kind.CAST and val(source).dtype == torch.bool:
+            return x
+        if kind(x) is Kind.CAST:
+            return None
+        if _mask_behind(source) is not None:
+            return x
+        return None
+    return None
+
+
+def _is_number(x: Any, value: float) -> bool:
+    if isinstance(x, (int, float)):
+        return x == value
+    return is_call(x, aten.zeros, aten.zeros_like, aten.new_zeros) and value == 0
+
+
+def _divide_before_summing(graph: fx.Graph) -> None:
+    """(e @ v)/z with z a number for each row of e, worked out from that row → (e/z) @ v."""
+    flow = None
+    for node in list(graph.nodes):
+        if (
+            kind(node) not in (Kind.QUOTIENT, Kind.PRODUCT)
+            or len(node.args) != 2
+            or not is_live(node)
+        ):
+            continue
+        for product, z in (node.args, node.args[::-1])[: 2 if kind(node) is Kind.PRODUCT else 1]:
+            order = list(product.args[1]) if is_call(product, aten.permute) else None  # type: ignore[union-attr, arg-type]
+            summed = product.args[0] if order is not None else product  # type: ignore[union-attr]
+            if not is_call(summed, aten.matmul) or not isinstance(z, fx.Node) or not is_live(z):
+                continue
+            if any(len(n.users) != 1 for n in {summed, product}) or rank(z) != rank(product):  # type: ignore[union-attr]
+                continue
+            flow = flow_of(graph) if flow is None else flow
+            new = _divided(node, summed, z, order, flow)  # type: ignore[arg-type]
+            if new is not None:
+                swap(node, new)
+                flow = None
+                break
+
+
+def _divided(
+    node: fx.Node, summed: fx.Node, z: fx.Node, order: list[int] | None, flow: Any
+) -> fx.Node | None:
+    e, v = summed.args
+    if order is not None:
+        z = permuted(node, z, [order.index(i) for i in range(len(order))])
+    if (
+        not is_live(e)
+        or e not in flow.members
+        or shape_of(z)[-1] != 1
+        or shape_of(z)[:-1] != shape_of(summed)[:-1]
+    ):
+        return None
+    source = z if z in flow.members else z.args[0]
+    if flow.common_dominator([source, e]) is not e or shape_of(e)[:-1] != shape_of(z)[:-1]:
+        return None
+    weights = emit(node, node.target, e, z)
+    made = emit(node, aten.matmul.default, weights, v)
+    return made if order is None else permuted(node, made, order)
+
+
+# ---- norms
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """What a region was found to be. ``core`` takes the tensor and the other parameters; weights,
+    biases and others are the places of the region's parameters. ``centred`` is ``None`` for a
+    function of a row that is no norm."""
+
+    core: Callable[..., Tensor]
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+    others: tuple[int, ...]
+    centred: bool | None
+    eps: float | None
+
+
+_Found = Kind | _Norm
+
+
+@dataclass(frozen=True)
+class _Core:
+    """A region without its scale and its bias."""
+
+    recipe: Recipe
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+
+    def __call__(self, x: Tensor, *rest: Tensor) -> Tensor:
+        left, one = iter(rest), torch.ones((), dtype=x.dtype, device=x.device)
+        full = [
+            one * 0 if i in self.biases else one if i in self.weights else next(left)
+            for i in range(self.recipe.inputs - 1)
+        ]
+        return self.recipe(x, *full)
+
+
+def _norm_in(region: Region) -> _Norm | None:
+    """The norm that a region computes: which parameters scale it, which are added, whether the mean
+    is taken away, and ε if the deviation is the usual one."""
+    given, places = trials(region), range(len(region.parameters))
+    biases = tuple(i for i in places if _is_added(region, given, i))
+    left = [i for i in places if i not in biases]
+    weights = tuple(i for i in left if _is_factor(region, given, i, biases))
+    others = tuple(i for i in left if i not in weights)
+    core = _Core(region.recipe, weights, biases)
+    xs, rest = [t.x for t in given], [tuple(t.parameters[i] for i in others) for t in given]
+    centred = _centring(core, region.axes, xs, rest)
+    if centred is not None:
+        eps = None if others else _usual_eps(region, core, centred, xs)
+        return _Norm(core, weights, biases, others, centred, eps)
+    scaled = kind(region.output) in (Kind.PRODUCT, Kind.QUOTIENT)
+    if scaled and region.axes == (rank(region.source) - 1,):
+        return _Norm(region.recipe, (), (), tuple(places), None, None)
+    return None
+
+
+def _is_added(region: Region, given: list[Any], i: int) -> bool:
+    for t in given:
+        change = torch.linspace(1.0, 2.0, t.parameters[i].numel(), dtype=torch.float64)
+        change = change.reshape(t.parameters[i].shape)
+        moved = [p + change if j == i else p for j, p in enumerate(t.parameters)]
+        before, after = region(t.x, *t.parameters), region(t.x, *moved)
+        if not same(after - before, change.expand(before.shape), 1e-7):
+            return False
+    return True
+
+
+def _is_factor(region: Region, given: list[Any], i: int, biases: tuple[int, ...]) -> bool:
+    for t in given:
+        plain = [torch.zeros_like(p) if j in biases else p for j, p in enumerate(t.parameters)]
+        factor = torch.linspace(1.5, 2.5, plain[i].numel(), dtype=torch.float64).reshape(
+            plain[i].shape
+        )
+        scaled = [p * factor if j == i else p for j, p in enumerate(plain)]
+        if not same(region(t.x, *scaled), factor * region(t.x, *plain), 1e-9):
+            return False
+    return True
+
+
+def _centring(
+    core: Callable[..., Tensor], axes: tuple[int, ...], xs: list[Tensor], rest: list[Any]
+) -> bool | None:
+    """Whether the core is parallel, row by row, to the values less their mean (``True``), or to the
+    values (``False``)."""
+    for centred in (True, False):
+        if all(_parallel(core(x, *r), x, axes, centred) for x, r in zip(xs, rest, strict=True)):
+            return centred
+    return None
+
+
+def _parallel(y: Tensor, x: Tensor, axes: tuple[int, ...], centred: bool) -> bool:
+    if y.shape != x.shape or not y.isfinite().all():
+        return False
+    x = x - x.mean(axes, keepdim=True) if centred else x
+    size = x.square().sum(axes, keepdim=True)
+    along = (y * x).sum(axes, keepdim=True) / size
+    return bool((along != 0).all()) and same(along * x, y, 1e-8)
+
+
+def _usual_eps(
+    region: Region, core: Callable[..., Tensor], centred: bool, xs: list[Tensor]
+) -> float | None:
+    """ε, if the core is x/√(mean(x²) + ε) of the values less their mean, or of the values."""
+    given = [a for n in region.nodes for a in (*n.args, *n.kwargs.values())]
+    numbers = {float(a) for a in given if isinstance(a, (int, float))}
+    for eps in sorted(e for e in numbers | {0.0} if 0 <= e <= 1e-2):
+
+        def usual(x: Tensor, eps: float = eps) -> Tensor:
+            c = x - x.mean(region.axes, keepdim=True) if centred else x
+            return c * (c.square().mean(region.axes, keepdim=True) + eps).rsqrt()
+
+        if equal_functions(core, usual, xs, 1e-10):
+            return eps
+    return None
+
+
+def _emit_norm(region: Region, norm: _Norm) -> fx.Node:
+    """``layer_norm`` or ``rms_norm`` with the axes last, or the region itself as one operation."""
+    at, x, axes = region.output, region.source, region.axes
+    weights, biases, others = (
+        [region.parameters[i] for i in part] for part in (norm.weights, norm.biases, norm.others)
+    )
+    weight, bias = _joined(at, aten.mul.Tensor, weights), _joined(at, aten.add.Tensor, biases)
+    lying = all(n is None or set(_axes_of(n, x)) <= set(axes) for n in (weight, bias))
+    usual = norm.eps is not None and lying and (norm.centred or bias is None)
+    if not usual:
+        op = WrittenNorm(norm.core, axes, norm.centred)
+        return emit(at, op, x, weight, bias, *others)
+    kept = [i for i in range(rank(x)) if i not in axes]
+    order = [*kept, *axes]
+    shape = [shape_of(x)[i] for i in axes]
+    weight, bias = (_laid(at, n, x, axes) for n in (weight, bias))
+    turned = permuted(at, x, order)
+    if norm.centred:
+        made = emit(at, aten.layer_norm.default, turned, shape, weight, bias, norm.eps)
+    else:
+        made = emit(at, aten.rms_norm.default, turned, shape, weight, norm.eps)
+    return permuted(at, made, [order.index(i) for i in range(len(order))])
+
+
+def _joined(at: fx.Node, op: Any, nodes: list[fx.Node]) -> fx.Node | None:
+    made = nodes[0] if nodes else None
+    for node in nodes[1:]:
+        made = emit(at, op, made, node)
+    return made
+
+
+def _axes_of(parameter: fx.Node, x: fx.Node) -> list[int]:
+    """The axes of ``x`` along which a parameter varies."""
+    missing = rank(x) - rank(parameter)
+    return [i + missing for i, s in enumerate(shape_of(parameter)) if s > 1]
+
+
+def _laid(
+    at: fx.Node, parameter: fx.Node | None, x: fx.Node, axes: tuple[int, ...]
+) -> fx.Node | None:
+    """A parameter of the shape that is normalised."""
+    if parameter is None:
+        return None
+    missing = rank(x) - rank(parameter)
+    full = [1] * missing + shape_of(parameter)
+    wide = reshaped(at, parameter, [full[i] for i in axes])
+    return expanded(at, wide, [shape_of(x)[i] for i in axes])
+
+
+def raise_affine(graph: fx.Graph) -> None:
+    """What a norm is multiplied with and what is added to it, if parameters, are its own."""
+    for node in list(graph.nodes):
+        if node._erased or kind(node) not in (Kind.PRODUCT, Kind.SUM) or len(node.args) != 2:
+            continue
+        for norm, parameter in (node.args, node.args[::-1]):
+            if _belongs(node, norm, parameter):
+                new = _with_affine(node, norm, parameter)  # type: ignore[arg-type]
+                if new is not None:
+                    swap(node, new)
+                    break
+
+
+def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
+    if not isinstance(norm, fx.Node) or not isinstance(parameter, fx.Node) or len(norm.users) != 1:
+        return False
+    if kind(norm) is not Kind.NORM or is_live(parameter) or val(parameter).dtype != val(norm).dtype:
+        return False
+    if shape_of(node) != shape_of(norm) or is_call(node, aten.sub):
+        return False
+    return is_call(norm, aten.layer_norm, aten.rms_norm) or isinstance(norm.target, WrittenNorm)
+
+
+def _with_affine(node: fx.Node, norm: fx.Node, parameter: fx.Node) -> fx.Node | None:
+    """The norm with one more factor or term; a layer norm whose factor varies elsewhere stays."""
+    scales = kind(node) is Kind.PRODUCT
+    if isinstance(norm.target, WrittenNorm):
+        if norm.target.centred is None:
+            return None
+        x, weight, bias, *others = norm.args
+        weight, bias = _changed(node, weight, bias, parameter, scales)
+        return emit(node, norm.target, x, weight, bias, *others)
+    x, shape, weight = norm.args[:3] if len(norm.args) > 2 else (*norm.args, None)
+    bias = norm.args[3] if is_call(norm, aten.layer_norm) and len(norm.args) > 3 else None
+    lying = tuple(range(rank(x) - len(shape), rank(x)))  # type: ignore[arg-type]
+    if not set(_axes_of(parameter, x)) <= set(lying) or (
+        is_call(norm, aten.rms_norm) and not scales
+    ):  # type: ignore[arg-type]
+        return None
+    laid = _laid(node, parameter, x, lying)  # type: ignore[arg-type]
+    weight, bias = _changed(node, weight, bias, laid, scales)
+    if is_call(norm, aten.rms_norm):
+        return emit(node, aten.rms_norm.default, x, shape, weight, *norm.args[3:])
+    return emit(node, aten.layer_norm.default, x, shape, weight, bias, *norm.args[4:])
+
+
+def _changed(
+    node: fx.Node, weight: Any, bias: Any, parameter: Any, scales: bool
+) -> tuple[Any, Any]:
+    if not scales:
+        return weight, parameter if bias is None else emit(node, aten.add.Tensor, bias, parameter)
+    scaled = parameter if weight is None else emit(node, aten.mul.Tensor, weight, parameter)
+    return scaled, None if bias is None else emit(node, aten.mul.Tensor, bias, parameter)

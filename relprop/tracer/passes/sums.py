@@ -1,0 +1,516 @@
+"""Sums of tensors: a bias is its linear map's own, a sum of three is one sum, positions added one by
+one are a sum along their axis, and a matrix of constants is what its numbers say."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.operations.vocabulary import WrittenNorm, grouped_linear, sum_of
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_float,
+    is_live,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    val,
+)
+from relprop.tracer.passes.simplify import rejoined
+
+Terms = list[tuple[int, fx.Node]]
+
+
+def terms_of(node: fx.Node) -> Terms:
+    """The terms of a sum of sums, with their signs: sums that nothing else reads are part of it."""
+    return list(_terms(node, 1, top=True))
+
+
+def _terms(node: Any, sign: int, *, top: bool = False) -> Iterator[tuple[int, fx.Node]]:
+    alone = top or (isinstance(node, fx.Node) and len(node.users) == 1)
+    if alone and is_call(node, aten.neg):
+        yield from _terms(node.args[0], -sign)
+    elif alone and _is_sum(node):
+        turned = -sign if is_call(node, aten.sub) else sign
+        yield from _terms(node.args[0], sign)
+        for other in node.args[1:]:
+            yield from _terms(other, turned)
+    else:
+        yield sign, node
+
+
+def _is_sum(node: Any) -> bool:
+    if not isinstance(node, fx.Node) or kind(node) is not Kind.SUM or not is_float(node):
+        return False
+    return all(is_float(a) and val(a).dtype == val(node).dtype for a in node.args)
+
+
+def _is_top(node: fx.Node) -> bool:
+    """Whether a sum is no term of another."""
+    if not _is_sum(node) or not is_live(node):
+        return False
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    while is_call(user, aten.neg) and len(user.users) == 1:  # type: ignore[union-attr]
+        user = next(iter(user.users))  # type: ignore[union-attr]
+    return user is None or not _is_sum(user)
+
+
+def _added(at: fx.Node, terms: Terms) -> fx.Node:
+    """The sum of terms: of two, ``add`` or ``sub``; of more, one operation."""
+    nodes = [n if sign > 0 else emit(at, aten.neg.default, n) for sign, n in terms]
+    if len(nodes) == 1:
+        return nodes[0]
+    if len(nodes) > 2:
+        return emit(at, sum_of, *nodes)
+    (first, a), (second, b) = terms
+    if first > 0:
+        return emit(at, aten.add.Tensor if second > 0 else aten.sub.Tensor, a, b)
+    return emit(at, aten.sub.Tensor, b, a) if second > 0 else emit(at, aten.add.Tensor, *nodes)
+
+
+# ---- biases
+
+
+def join_biases(graph: fx.Graph) -> None:
+    """What is added to a linear map, a convolution or a norm and is the same at every position is
+    its bias, wherever in the sum it stands."""
+    for node in list(graph.nodes):
+        while not node._erased and _is_top(node):
+            terms = terms_of(node)
+            found = next(_pairs_with_bias(terms), None)
+            if found is None:
+                break
+            new = _with_bias(node, terms, *found)
+            if new is None:
+                break
+            swap(node, new)
+            node = new
+            if kind(new) is not Kind.SUM:
+                break
+
+
+def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
+    for b, (_, bias) in enumerate(terms):
+        if is_live(bias):
+            continue
+        for t in sorted(range(len(terms)), key=lambda t: (t > b, abs(t - b))):
+            if is_live(terms[t][1]) and _bias_for(terms[t][1], bias) is not None:
+                yield t, b
+
+
+def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The layer whose result a term is, and the moves and numbers on the way to it, last first."""
+    way: list[fx.Node] = []
+    while len(term.users) == 1:
+        if _takes_bias(term):
+            return term, way
+        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not _is_scaled(term):
+            return None
+        way.append(term)
+        term = term.args[0]  # type: ignore[assignment]
+    return None
+
+
+def _is_scaled(node: fx.Node) -> bool:
+    """Whether a call multiplies a tensor with a number."""
+    scales = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and len(node.args) == 2
+    return scales and isinstance(node.args[1], (int, float)) and is_float(node.args[0])
+
+
+def _takes_bias(node: fx.Node) -> bool:
+    if kind(node) is Kind.CONVOLUTION:
+        return True
+    if isinstance(node.target, WrittenNorm):
+        return node.target.centred is not None
+    return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(node.args[0])
+
+
+def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node], Tensor] | None:
+    """The layer that ``bias`` could be the bias of, the way to it, and the bias as it lies there,
+    without values."""
+    found = _layer_of(term)
+    if found is None or val(bias).dtype != val(term).dtype:
+        return None
+    layer, way = found
+    lies = torch.empty_strided(shape_of(bias), val(bias).stride(), device="meta")
+    try:
+        lies = lies.expand(shape_of(term))
+        for node in way:
+            lies = _undone(node, lies)
+    except RuntimeError:  # it does not lie along the layer's axes
+        return None
+    axes = _bias_axes(layer)
+    fits = all(i in axes or s == 1 or lies.stride(i) == 0 for i, s in enumerate(lies.shape))
+    return (layer, way, lies) if fits else None
+
+
+def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
+    """The axes of a layer's result along which its bias may vary."""
+    last = rank(layer) - 1
+    if kind(layer) is Kind.CONVOLUTION:
+        return (1,)
+    if is_call(layer, grouped_linear):
+        return (0, last)
+    if is_call(layer, aten.layer_norm):
+        return tuple(range(rank(layer) - len(layer.args[1]), rank(layer)))  # type: ignore[arg-type]
+    return tuple(range(rank(layer))) if isinstance(layer.target, WrittenNorm) else (last,)
+
+
+def _undone(node: fx.Node, lies: Any) -> Any:
+    """A tensor of a move's result as it lies in the move's operand: views only."""
+    if kind(node) is Kind.RESHAPE:
+        return lies.view(shape_of(node.args[0]))
+    if kind(node) is Kind.PERMUTE:
+        order = list(node.args[1])  # type: ignore[arg-type]
+        return lies.permute([order.index(i) for i in range(len(order))])
+    return lies
+
+
+def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
+    """The sum without its term ``b``, which is now the bias of the layer behind term ``t``."""
+    (sign, term), (minus, bias) = terms[t], terms[b]
+    found = _bias_for(term, bias)
+    assert found is not None
+    layer, way, _ = found
+    if any(_is_scaled(n) for n in way) and kind(layer) is Kind.NORM:
+        return None
+    value = bias if sign == minus else emit(node, aten.neg.default, bias)
+    value = reshaped(node, value, [1] * (rank(term) - rank(bias)) + shape_of(bias))
+    value = expanded(node, value, shape_of(term))
+    for n in way:
+        value = _back(node, n, value)
+    axes = _bias_axes(layer)
+    for i in reversed(range(rank(value))):
+        if i not in axes:
+            value = emit(node, aten.select.int, value, i, 0)
+    made = _biased(node, layer, value, _scale_of(way))
+    for n in reversed(way):
+        if not _is_scaled(n):
+            made = _again(node, n, made)
+    rest = [(sign, made) if i == t else pair for i, pair in enumerate(terms) if i != b]
+    return _added(node, rest)
+
+
+def _scale_of(way: list[fx.Node]) -> float:
+    scale = 1.0
+    for n in way:
+        if kind(n) is Kind.PRODUCT:
+            scale *= n.args[1]  # type: ignore[operator]
+        elif kind(n) is Kind.QUOTIENT:
+            scale /= n.args[1]  # type: ignore[operator]
+    return scale
+
+
+def _back(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
+    """A tensor of a move's result as it lies in the move's operand."""
+    if kind(move) is Kind.RESHAPE:
+        return reshaped(at, value, shape_of(move.args[0]))
+    if kind(move) is Kind.PERMUTE:
+        order = list(move.args[1])  # type: ignore[arg-type]
+        return permuted(at, value, [order.index(i) for i in range(len(order))])
+    return value
+
+
+def _again(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
+    """The same move of another tensor."""
+    if kind(move) is Kind.RESHAPE:
+        return reshaped(at, value, shape_of(move))
+    return permuted(at, value, list(move.args[1]))  # type: ignore[arg-type]
+
+
+def _biased(at: fx.Node, layer: fx.Node, value: fx.Node, scale: float) -> fx.Node:
+    """The layer, ``scale`` times, with ``value`` added to its bias."""
+    position = 3 if is_call(layer, aten.layer_norm) else 2
+    args = [*layer.args, *[None] * (position + 1 - len(layer.args))]
+    if is_call(layer, grouped_linear):
+        value = reshaped(at, value, [shape_of(value)[0], 1, shape_of(value)[-1]])
+    if scale != 1:
+        for i in (1, 2):
+            args[i] = args[i] and emit(at, aten.mul.Tensor, args[i], scale)
+    old = args[position]
+    args[position] = value if old is None else emit(at, aten.add.Tensor, old, value)
+    return emit(at, layer.target, *args, **layer.kwargs)
+
+
+# ---- one sum
+
+
+def join_sums(graph: fx.Graph) -> None:
+    """Sums of three and more terms are one operation, whichever two were added first; what depends
+    on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
+    their axis."""
+    for node in reversed(list(graph.nodes)):
+        if node._erased or not _is_top(node):
+            continue
+        terms = terms_of(node)
+        run = _run_of_positions(node, terms)
+        if run is not None:
+            swap(node, reshaped(node, run, shape_of(node)))
+            continue
+        fixed = [(s, n) for s, n in terms if not is_live(n)]
+        if len(fixed) > 1:
+            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, _folded(node, fixed))]
+        if len(terms) > 2 or len(fixed) > 1:
+            swap(node, _added(node, terms))
+    graph.eliminate_dead_code()
+
+
+def _folded(at: fx.Node, terms: Terms) -> fx.Node:
+    total: fx.Node | None = None
+    for sign, n in terms:
+        if total is None:
+            total = n if sign > 0 else emit(at, aten.neg.default, n)
+        else:
+            total = emit(at, aten.add.Tensor if sign > 0 else aten.sub.Tensor, total, n)
+    assert total is not None
+    return total
+
+
+def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
+    """Σ of neighbouring positions of one axis of one tensor."""
+    if len(terms) < 2 or any(sign < 0 for sign, _ in terms):
+        return None
+    chosen = [_position(n) for _, n in terms]
+    if any(c is None for c in chosen):
+        return None
+    (x, axis, _), shapes = chosen[0], {tuple(shape_of(n)) for _, n in terms}  # type: ignore[misc]
+    if any(c[:2] != (x, axis) for c in chosen) or len(shapes) > 1:  # type: ignore[index]
+        return None
+    places = sorted(c[2] for c in chosen)  # type: ignore[index]
+    first, last = places[0], places[-1]
+    if places != list(range(first, last + 1)):
+        return None
+    whole = (first, last + 1) == (0, shape_of(x)[axis])
+    part = x if whole else emit(at, aten.slice.Tensor, x, axis, first, last + 1, 1)
+    return emit(at, aten.sum.dim_IntList, part, [axis])
+
+
+def _position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+    while kind(node) is Kind.RESHAPE:
+        node = node.args[0]  # type: ignore[assignment]
+    if is_call(node, aten.select) and isinstance(node.args[2], int):
+        return node.args  # type: ignore[return-value]
+    if is_call(node, aten.slice) and node.args[3] == node.args[2] + 1:  # type: ignore[operator]
+        return node.args[:3]  # type: ignore[return-value]
+    return None
+
+
+# ---- linear maps that are split
+
+
+def join_split_inputs(graph: fx.Graph) -> None:
+    """Σ W_i x_i over runs x_i of the features of one tensor → W x."""
+    for node in list(graph.nodes):
+        if node._erased or not _is_top(node):
+            continue
+        terms = terms_of(node)
+        parts = [
+            n for sign, n in terms if sign > 0 and is_call(n, aten.linear) and len(n.users) == 1
+        ]
+        if len(parts) < 2:
+            continue
+        joined = _joined_linear(node, parts)
+        if joined is not None:
+            new, used = joined
+            rest = [(s, n) for s, n in terms if n not in used]
+            swap(node, _added(node, [*rest, (1, new)]))
+    graph.eliminate_dead_code()
+
+
+def _joined_linear(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node]] | None:
+    runs: dict[fx.Node, list[tuple[int, int, fx.Node]]] = {}
+    for part in parts:
+        x = part.args[0]
+        last = rank(x) - 1
+        if is_call(x, aten.slice) and x.args[1] == last and x.args[4] == 1:  # type: ignore[union-attr]
+            runs.setdefault(x.args[0], []).append((x.args[2], x.args[3], part))  # type: ignore[union-attr, arg-type]
+    for x, found in runs.items():
+        found = sorted(found, key=lambda f: f[:2])
+        adjacent = all(a[1] == b[0] for a, b in itertools.pairwise(found))
+        if len(found) < 2 or not adjacent:
+            continue
+        used = [part for _, _, part in found]
+        weight = emit(at, aten.cat.default, [p.args[1] for p in used], 1)
+        biases = [p.args[2] for p in used if len(p.args) > 2 and p.args[2] is not None]
+        bias = [_folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
+        first, last_end = found[0][0], found[-1][1]
+        whole = (first, last_end) == (0, shape_of(x)[-1])
+        run = x if whole else emit(at, aten.slice.Tensor, x, rank(x) - 1, first, last_end, 1)
+        return emit(at, aten.linear.default, run, weight, *bias), used
+    return None
+
+
+# ---- matrices of constants
+
+
+def read_constants(graph: fx.Graph, constants: Constants) -> None:
+    """A linear map whose matrix is constants, no parameters: sums, picks and copies of features are
+    what its numbers say."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.linear) or not is_live(node.args[0]):
+            continue
+        weight = constants.value(node.args[1])  # type: ignore[arg-type]
+        if not isinstance(weight, Tensor) or weight.numel() > 1 << 20:
+            continue
+        new = _by_numbers(node, weight)
+        if new is None:
+            continue
+        if len(node.args) > 2 and node.args[2] is not None:
+            new = emit(node, aten.add.Tensor, new, node.args[2])
+        swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _by_numbers(node: fx.Node, weight: Tensor) -> fx.Node | None:
+    x, last = node.args[0], rank(node) - 1
+    if weight.shape[1] > 1 and bool((weight == weight[:, :1]).all()):  # every row is one number
+        total = emit(node, aten.sum.dim_IntList, x, [last], True)
+        rows = weight[:, 0].tolist()
+        if len(set(rows)) == 1:
+            scaled = total if rows[0] == 1 else emit(node, aten.mul.Tensor, total, rows[0])
+            return expanded(node, scaled, shape_of(node))
+        return None
+    size = weight.shape[0]
+    if weight.shape[1] % size == 0 and weight.shape[1] > size > 1:
+        blocks = weight.split(size, 1)
+        scales = [b[0, 0] for b in blocks]
+        eye = torch.eye(size, dtype=weight.dtype, device=weight.device)
+        if all(torch.equal(b, s * eye) for b, s in zip(blocks, scales, strict=True)):
+            return _sum_of_blocks(node, x, size, [float(s) for s in scales])
+    if bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(1) == 1).all()):
+        return _picked(node, x, weight.argmax(1).tolist())
+    return None
+
+
+def _sum_of_blocks(node: fx.Node, x: Any, size: int, scales: list[float]) -> fx.Node:
+    total: fx.Node | None = None
+    for i, scale in enumerate(scales):
+        part = emit(node, aten.slice.Tensor, x, rank(x) - 1, i * size, (i + 1) * size, 1)
+        part = part if scale == 1 else emit(node, aten.mul.Tensor, part, scale)
+        total = part if total is None else emit(node, aten.add.Tensor, total, part)
+    assert total is not None
+    return total
+
+
+def _picked(node: fx.Node, x: Any, places: list[int]) -> fx.Node:
+    last, first = rank(x) - 1, places[0]
+    if places == list(range(shape_of(x)[-1])):
+        return x  # type: ignore[no-any-return]
+    if places == list(range(first, first + len(places))):
+        return emit(node, aten.slice.Tensor, x, last, first, first + len(places), 1)
+    picks = [emit(node, aten.slice.Tensor, x, last, p, p + 1, 1) for p in places]
+    return emit(node, aten.cat.default, picks, last)
+
+
+# ---- rotations
+
+
+def join_rotations(graph: fx.Graph) -> None:
+    """Pairs turned one by one, (a·c − b·s, a·s + b·c) side by side → x·C + J(x)·S of the tensor x
+    that holds them: the same sum for every way of writing a rotation."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.cat) or not is_live(node):
+            continue
+        parts = [_turned_part(p) for p in node.args[0]]  # type: ignore[union-attr]
+        if not 2 <= len(parts) <= 4 or any(p is None for p in parts):
+            continue
+        for order in itertools.product((0, 1), repeat=len(parts)):
+            straight = [p[1][o] for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
+            whole = _whole(node, [(p[0], t) for p, t in zip(parts, straight, strict=True)])  # type: ignore[index]
+            if whole is not None:
+                other = [(p[0], p[1][1 - o]) for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
+                swap(
+                    node,
+                    _rotation(
+                        node,
+                        whole,
+                        [(p[0], t) for p, t in zip(parts, straight, strict=True)],
+                        other,
+                    ),
+                )  # type: ignore[index]
+                break
+    graph.eliminate_dead_code()
+
+
+_Scaled = tuple[int, Any, Any]  # sign, what is scaled, what it is scaled with
+
+
+def _turned_part(part: Any) -> tuple[fx.Node, list[_Scaled]] | None:
+    """A part that is a sum of two scaled tensors: the part itself, and the two."""
+    inner = part
+    while kind(inner) is Kind.RESHAPE and len(inner.users) == 1:
+        inner = inner.args[0]
+    if not _is_sum(inner) or len(inner.users) != 1:
+        return None
+    terms = terms_of(inner)
+    scaled = [_scaled(sign, n) for sign, n in terms]
+    if len(terms) != 2 or any(s is None for s in scaled):
+        return None
+    return part, scaled  # type: ignore[return-value]
+
+
+def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
+    if kind(node) is not Kind.PRODUCT or len(node.users) != 1 or len(node.args) != 2:
+        return None
+    a, b = node.args
+    if is_float(a) and is_float(b) and is_live(a) != is_live(b):
+        return (sign, a, b) if is_live(a) else (sign, b, a)
+    return None
+
+
+def _whole(node: fx.Node, straight: list[tuple[fx.Node, _Scaled]]) -> fx.Node | None:
+    """The tensor whose pieces the straight terms are, in their order along the axis that they are
+    joined along."""
+    pieces = []
+    for part, (sign, x, _) in straight:
+        if sign < 0:
+            return None
+        pieces.append(_like(node, x, part))
+    if any(p is None for p in pieces):
+        return None
+    found = rejoined(emit(node, aten.cat.default, pieces, node.args[1]))
+    return found if found is not None and not is_call(found, aten.cat) else None
+
+
+def _like(at: fx.Node, x: Any, part: fx.Node) -> fx.Node | None:
+    """A term of a part as it lies in the part: with its axis of length 1."""
+    return (
+        reshaped(at, x, shape_of(part))
+        if math.prod(shape_of(x)) == math.prod(shape_of(part))
+        else None
+    )
+
+
+def _factor_like(at: fx.Node, factor: fx.Node, x: Any, part: fx.Node) -> fx.Node:
+    wide = expanded(at, factor, shape_of(x))
+    return reshaped(at, wide, shape_of(part))
+
+
+def _rotation(node: fx.Node, whole: fx.Node, straight: Any, other: Any) -> fx.Node:
+    dim = node.args[1]
+    first = emit(
+        node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in straight], dim
+    )
+    turned = []
+    for part, (sign, x, _) in other:
+        piece = _like(node, x, part)
+        turned.append(piece if sign > 0 else emit(node, aten.neg.default, piece))
+    second = emit(
+        node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in other], dim
+    )
+    sides = (
+        emit(node, aten.mul.Tensor, whole, first),
+        emit(node, aten.mul.Tensor, emit(node, aten.cat.default, turned, dim), second),
+    )
+    return emit(node, aten.add.Tensor, *sides)

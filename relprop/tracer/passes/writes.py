@@ -1,0 +1,241 @@
+"""In-place operations made functional, also through views: who reads a tensor, or any view of it,
+after a write reads what was written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import CaptureError, message
+from relprop.operations import Kind, argument, is_inplace, kind, name_of
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_tensor,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
+from relprop.tracer.passes.views import extent, is_view, order_of, piece
+
+
+def functionalise(graph: fx.Graph) -> None:
+    """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x``, of what it is a view of, and of other
+    views of that, read the new value."""
+    if any(node.op == "call_function" and is_inplace(node) for node in graph.nodes):
+        _Versions(graph).run()
+
+
+class _Versions:
+    """Each original node's value as of now: which node computes it, and whether a write elsewhere
+    has outdated it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.now: dict[fx.Node, fx.Node] = {}
+        self.parent: dict[fx.Node, fx.Node] = {}
+        self.family: dict[fx.Node, list[fx.Node]] = {}
+        self.stale: set[fx.Node] = set()
+        self.written: set[fx.Node] = set()
+
+    def run(self) -> None:
+        """Walk the graph once, in order."""
+        for node in list(self.graph.nodes):
+            writes = node.op == "call_function" and is_inplace(node)
+            first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+            shows = first is not None and (writes or is_view(node))
+            node.args = fx.node.map_arg(node.args, lambda n, at=node: self._read(n, at))
+            node.kwargs = fx.node.map_arg(node.kwargs, lambda n, at=node: self._read(n, at))
+            self.now[node] = node
+            if shows:
+                assert first is not None
+                self.parent[node] = (
+                    self.parent.get(first, first) if kind(node) is Kind.OUTPUT else first
+                )
+                self.family[node] = self.family[first]
+                self.family[node].append(node)
+            else:
+                self.family[node] = [node]
+            if writes:
+                self._write(node, first)  # type: ignore[arg-type]
+
+    def _read(self, node: fx.Node, at: fx.Node) -> fx.Node:
+        """The node that computes ``node``'s value at ``at``: an outdated view is taken anew."""
+        if node in self.stale:
+            self.stale.discard(node)
+            self.now[node] = self._again(node, self._read(self.parent[node], at), at)
+        return self.now[node]
+
+    def _again(self, node: fx.Node, whole: fx.Node, at: fx.Node) -> fx.Node:
+        if node in self.written:  # an in-place op returns the tensor it wrote into
+            return whole
+        if kind(node) is Kind.OUTPUT:
+            return piece(at, node, whole)
+        with self.graph.inserting_before(at):
+            made = self.graph.create_node(
+                node.op, node.target, (whole, *node.args[1:]), node.kwargs
+            )
+        made.meta = dict(node.meta)
+        return made
+
+    def _write(self, node: fx.Node, base: fx.Node) -> None:
+        """``node`` becomes the functional form; its value is now that of ``base``, and what
+        ``base`` is a view of is put together anew."""
+        reshapes = torch.Tag.inplace_view in getattr(node.target, "tags", ())
+        _make_functional(node)
+        self.now[base] = node
+        if reshapes:  # the tensor is another view of the same values
+            return
+        self.written.add(node)
+        chain, child, after = {base, node}, base, node.next
+        while child in self.parent:
+            above = self.parent[child]
+            if child in self.written or kind(child) in (Kind.IDENTITY, Kind.DETACH, Kind.CAST):
+                self.now[above] = self.now[child]
+                self.stale.discard(above)
+            else:
+                self.now[above] = _put_back(after, self._read(above, after), self.now[child], child)
+            chain.add(above)
+            child = above
+        self.stale |= {n for n in self.family[base] if n not in chain}
+
+
+def _make_functional(node: fx.Node) -> None:
+    """The operator that gives a new tensor in place of the one that writes into its first."""
+    base = node.args[0]
+    packet = getattr(aten, name_of(node)[:-1], None)
+    if packet is aten.copy:
+        source = _typed(node, node.args[1], val(base).dtype)
+        node.target, node.args = aten.expand.default, (source, shape_of(base))
+    elif packet in (aten.fill, aten.zero):
+        value = 0 if packet is aten.zero else node.args[1]
+        if is_tensor(value):
+            source = _typed(node, value, val(base).dtype)
+            node.target, node.args = aten.expand.default, (source, shape_of(base))
+        else:
+            node.target, node.args = aten.full_like.default, (base, value)
+    else:
+        names = (node.target._overloadname, "default")  # type: ignore[union-attr]
+        functional = next((f for o in names if (f := getattr(packet, o, None)) is not None), None)
+        if functional is None:
+            raise CaptureError(
+                message(f"no functional form of {node.target}", at=str(node.meta["place"]))
+            )
+        node.target = functional
+    written = val(node)
+    if is_tensor(base) and isinstance(written, Tensor) and written.dtype != val(base).dtype:
+        raise CaptureError(
+            message(
+                f"{node.target} writes {written.dtype} into {val(base).dtype}",
+                at=str(node.meta["place"]),
+            )
+        )
+
+
+def _typed(node: fx.Node, source: Any, dtype: torch.dtype) -> Any:
+    if is_tensor(source) and val(source).dtype != dtype:
+        return emit(node, aten.to.dtype, source, dtype)
+    return source
+
+
+def _put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
+    """``whole`` with ``part`` in the place that ``view`` shows."""
+    what, shape = kind(view), shape_of(whole)
+    if what is Kind.RESHAPE:
+        return reshaped(at, part, shape)
+    if what is Kind.PERMUTE:
+        order = order_of(view)
+        return permuted(at, part, [order.index(i) for i in range(len(order))])
+    if what is Kind.OUTPUT:
+        dim, start, length = extent(view)
+        return put(at, whole, part, dim, start, start + (length or 1))
+    if what is Kind.SELECT and isinstance(argument(view, "index"), int):
+        dim, index = argument(view, "dim") % len(shape), argument(view, "index")
+        return put(at, whole, part, dim, index % shape[dim], index % shape[dim] + 1)
+    if what is Kind.SLICE and not any(isinstance(a, fx.Node) for a in view.args[1:]):
+        return _put_slice(at, whole, part, view)
+    return _put_by_index(at, whole, part, view)
+
+
+def put(at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: int) -> fx.Node:
+    """``whole`` with ``part`` in positions ``start`` to ``end`` of an axis: one after another.
+
+    Not by PyTorch's ``select_scatter``, whose derivative under ``vmap`` (torch 2.15) counts the
+    source once for each element of the axis.
+    """
+    shape = shape_of(whole)
+    shape[dim] = end - start
+    wide = expanded(at, part, shape) if rank(part) == len(shape) else reshaped(at, part, shape)
+    pieces = [wide]
+    if start:
+        pieces.insert(0, emit(at, aten.slice.Tensor, whole, dim, 0, start, 1))
+    if end < shape_of(whole)[dim]:
+        pieces.append(emit(at, aten.slice.Tensor, whole, dim, end, shape_of(whole)[dim], 1))
+    return wide if len(pieces) == 1 else emit(at, aten.cat.default, pieces, dim)
+
+
+def _put_slice(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
+    dim, shape = argument(view, "dim") % rank(whole), shape_of(whole)
+    if argument(view, "length") is not None:  # narrow
+        start = argument(view, "start") % (shape[dim] + 1)
+        return put(at, whole, part, dim, start, start + argument(view, "length"))
+    bounds = (argument(view, n) for n in ("start", "end", "step"))
+    return put_slice(at, whole, part, dim, *slice(*bounds).indices(shape[dim]))
+
+
+def put_slice(
+    at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: int, step: int
+) -> fx.Node:
+    """``whole`` with ``part`` in every ``step``-th position. Where the positions come round evenly
+    (all even ones), they are one position of an axis of ``step``."""
+    shape = shape_of(whole)
+    length = shape[dim]
+    if step == 1:
+        return put(at, whole, part, dim, start, max(start, end))
+    if length % step == 0 and start < step and shape_of(part)[dim] == length // step:
+        rows = [*shape[:dim], length // step, step, *shape[dim + 1 :]]
+        one = [*shape[:dim], length // step, 1, *shape[dim + 1 :]]
+        folded = put(
+            at, reshaped(at, whole, rows), reshaped(at, part, one), dim + 1, start, start + 1
+        )
+        return reshaped(at, folded, shape)
+    return emit(at, aten.slice_scatter.default, whole, part, dim, start, end, step)
+
+
+def _put_by_index(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
+    """Through any other view: the places it shows, numbered. Raises ``CaptureError`` where one
+    place is shown twice, or which are shown depends on the input."""
+    shape, inputs = shape_of(whole), [a for a in view.args[1:] if isinstance(a, fx.Node)]
+    count = math.prod(shape)
+    if inputs or not isinstance(val(part), Tensor):
+        raise _no_inverse(view, "which places it shows depends on values")
+    numbers = torch.arange(count).reshape(shape)
+    shown = view.target(numbers, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+    if len(shown.unique()) < shown.numel():
+        raise _no_inverse(view, "it shows one place several times")
+    flat = emit(at, aten.arange.default, count, dtype=torch.long)
+    where = emit(at, view.target, reshaped(at, flat, shape), *view.args[1:], **view.kwargs)
+    values = reshaped(at, expanded(at, part, shape_of(where)), [-1])
+    made = emit(
+        at,
+        aten.index_put.default,
+        reshaped(at, whole, [count]),
+        [reshaped(at, where, [-1])],
+        values,
+    )
+    return reshaped(at, made, shape)
+
+
+def _no_inverse(view: fx.Node, why: str) -> CaptureError:
+    return CaptureError(
+        message(
+            f"the model writes in place into a view by {view.target}, which has no inverse: {why}",
+            at=str(view.meta["place"]),
+        )
+    )
