@@ -18,10 +18,12 @@ from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.functions import raise_functions
+from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.products import raise_products
 from relprop.tracer.passes.rows import raise_affine, raise_rows
+from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.sums import (
@@ -57,6 +59,13 @@ def canonicalise(
     join_split_inputs(graph)
     join_biases(graph)
     join_rotations(graph)
+    simplify(graph, Constants(given))
+    join_same(graph)
+    merge_lanes(graph)
+    merge_projections(graph)
+    simplify(graph, Constants(given))
+    fold_rows(graph)
+    join_biases(graph)
     join_sums(graph)
     simplify(graph, Constants(given))
     graph.lint()

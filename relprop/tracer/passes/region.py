@@ -91,9 +91,23 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
             steps.append(Step(None, args[:1], {}, shapes))
         else:
             kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
+            if kind(node) in REDUCTIONS:
+                args, kwargs = _from_behind(node, args, kwargs)
             steps.append(Step(node.target, args, kwargs))
         slots[node] = Slot(len(inputs) + len(steps) - 1)
     return Recipe(len(inputs), tuple(steps))
+
+
+def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """A reduction's axes counted from the last one, so that more may stand in front."""
+    dims, wide = argument(node, "dim"), rank(node.args[0])
+    dims = [dims] if isinstance(dims, int) else list(dims or range(wide))
+    place = next((i for i, a in enumerate(args) if i > 0 and a == argument(node, "dim")), None)
+    behind = [d % wide - wide for d in dims]
+    given: Any = behind if not isinstance(argument(node, "dim"), int) else behind[0]
+    if place is None:
+        return args, {**kwargs, "dim": given}
+    return (*args[:place], given, *args[place + 1 :]), kwargs
 
 
 def _plain(part: Any) -> Any:

@@ -320,7 +320,7 @@ def _emit_norm(region: Region, norm: _Norm) -> fx.Node:
     lying = all(n is None or set(_axes_of(n, x)) <= set(axes) for n in (weight, bias))
     usual = norm.eps is not None and lying and (norm.centred or bias is None)
     if not usual:
-        op = WrittenNorm(norm.core, axes, norm.centred)
+        op = WrittenNorm(norm.core, tuple(a - rank(x) for a in axes), norm.centred)
         return emit(at, op, x, weight, bias, *others)
     kept = [i for i in range(rank(x)) if i not in axes]
     order = [*kept, *axes]

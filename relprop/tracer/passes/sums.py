@@ -56,7 +56,7 @@ def _is_sum(node: Any) -> bool:
     return all(is_float(a) and val(a).dtype == val(node).dtype for a in node.args)
 
 
-def _is_top(node: fx.Node) -> bool:
+def is_top(node: fx.Node) -> bool:
     """Whether a sum is no term of another."""
     if not _is_sum(node) or not is_live(node):
         return False
@@ -66,7 +66,7 @@ def _is_top(node: fx.Node) -> bool:
     return user is None or not _is_sum(user)
 
 
-def _added(at: fx.Node, terms: Terms) -> fx.Node:
+def added(at: fx.Node, terms: Terms) -> fx.Node:
     """The sum of terms: of two, ``add`` or ``sub``; of more, one operation."""
     nodes = [n if sign > 0 else emit(at, aten.neg.default, n) for sign, n in terms]
     if len(nodes) == 1:
@@ -86,7 +86,7 @@ def join_biases(graph: fx.Graph) -> None:
     """What is added to a linear map, a convolution or a norm and is the same at every position is
     its bias, wherever in the sum it stands."""
     for node in list(graph.nodes):
-        while not node._erased and _is_top(node):
+        while not node._erased and is_top(node):
             terms = terms_of(node)
             found = next(_pairs_with_bias(terms), None)
             if found is None:
@@ -199,7 +199,7 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
         if not _is_scaled(n):
             made = _again(node, n, made)
     rest = [(sign, made) if i == t else pair for i, pair in enumerate(terms) if i != b]
-    return _added(node, rest)
+    return added(node, rest)
 
 
 def _scale_of(way: list[fx.Node]) -> float:
@@ -251,7 +251,7 @@ def join_sums(graph: fx.Graph) -> None:
     on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
     their axis."""
     for node in reversed(list(graph.nodes)):
-        if node._erased or not _is_top(node):
+        if node._erased or not is_top(node):
             continue
         terms = terms_of(node)
         run = _run_of_positions(node, terms)
@@ -262,7 +262,7 @@ def join_sums(graph: fx.Graph) -> None:
         if len(fixed) > 1:
             terms = [(s, n) for s, n in terms if is_live(n)] + [(1, _folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
-            swap(node, _added(node, terms))
+            swap(node, added(node, terms))
     graph.eliminate_dead_code()
 
 
@@ -312,7 +312,7 @@ def _position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
 def join_split_inputs(graph: fx.Graph) -> None:
     """Σ W_i x_i over runs x_i of the features of one tensor → W x."""
     for node in list(graph.nodes):
-        if node._erased or not _is_top(node):
+        if node._erased or not is_top(node):
             continue
         terms = terms_of(node)
         parts = [
@@ -324,7 +324,7 @@ def join_split_inputs(graph: fx.Graph) -> None:
         if joined is not None:
             new, used = joined
             rest = [(s, n) for s, n in terms if n not in used]
-            swap(node, _added(node, [*rest, (1, new)]))
+            swap(node, added(node, [*rest, (1, new)]))
     graph.eliminate_dead_code()
 
 
@@ -341,14 +341,19 @@ def _joined_linear(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.
         if len(found) < 2 or not adjacent:
             continue
         used = [part for _, _, part in found]
-        weight = emit(at, aten.cat.default, [p.args[1] for p in used], 1)
-        biases = [p.args[2] for p in used if len(p.args) > 2 and p.args[2] is not None]
-        bias = [_folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
         first, last_end = found[0][0], found[-1][1]
         whole = (first, last_end) == (0, shape_of(x)[-1])
         run = x if whole else emit(at, aten.slice.Tensor, x, rank(x) - 1, first, last_end, 1)
-        return emit(at, aten.linear.default, run, weight, *bias), used
+        return joined_linear(at, run, used), used
     return None
+
+
+def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
+    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 1)
+    biases = [p.args[2] for p in parts if len(p.args) > 2 and p.args[2] is not None]
+    bias = [_folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
+    return emit(at, aten.linear.default, x, weight, *bias)
 
 
 # ---- matrices of constants

@@ -1,0 +1,1 @@
+"""The spellings, one file per family."""

@@ -1,0 +1,105 @@
+"""Several parts written differently at once: seeded random choices, one spelling for each of some
+parts of one base."""
+
+import functools
+import random
+from collections import defaultdict
+
+import pytest
+
+from tests.spellings.bases import CAUSAL, IDS, LLAMA, PADDED, PAIRS, PLAIN, START
+from tests.spellings.checks import compare_all, gap, outputs_and_gradients, verdict
+from tests.spellings.model import Model
+from tests.spellings.spelling import Spelling, spellings
+
+METHODS = (
+    "transformer_attribution", "rollout", "gae", "attcat", "value_zeroing", "lrp", "attnlrp",
+    "input_gradient",
+)  # fmt: skip
+BASES, EACH = (PLAIN, START, IDS, PADDED, CAUSAL, LLAMA, PAIRS), 12
+ROUNDING = 1e-11
+#: Parts that are written as a whole leave no room for a spelling of what is in them.
+INSIDE = {
+    "blocks": ("block",),
+    "block": ("attention", "mlp", "residual"),
+    "attention": ("attend", "split", "join", "rotate"),
+    "attend": ("scores", "normalise", "weigh", "contract"),
+    "normalise": ("hide", "softmax"),
+    "mlp": ("activation", "gate"),
+}
+
+
+@functools.cache
+def wanted(base):
+    return outputs_and_gradients(Model(base).eval(), base.inputs())
+
+
+@functools.cache
+def ways():
+    """By part, the spellings of it that must give the same answer, of whatever base."""
+    found = defaultdict(list)
+    for s in spellings():
+        if not (s.refused or s.either or s.inference or s.apart):
+            (part,) = s.parts
+            found[part].append(s)
+    return found
+
+
+def _covered(part):
+    inner = INSIDE.get(part, ())
+    return {*inner, *(name for p in inner for name in _covered(p))}
+
+
+@functools.cache
+def used(base):
+    """The parts that ``base`` has: without them it does not run."""
+
+    def missing(*_, **__):
+        raise NotImplementedError
+
+    return [part for part in sorted(ways()) if not _fits(base, {part: missing})]
+
+
+def _fits(base, parts):
+    """Whether these spellings can be used together for this function. One that is written for three
+    axes cannot where another hands it two."""
+    try:
+        found = outputs_and_gradients(Model(base, **parts).eval(), base.inputs())
+    except Exception:  # whatever a misfit raises
+        return False
+    return all(gap(a, b) <= ROUNDING for a, b in zip(found, wanted(base), strict=True))
+
+
+@functools.cache
+def combination(base, seed):
+    """One spelling for each of some parts, in random order, as long as they fit."""
+    source, chosen = random.Random(f"{base.name} {seed}"), {}
+    for part in source.sample(used(base), source.randint(4, len(used(base)))):
+        if any(part in _covered(p) or p in _covered(part) for p in chosen):
+            continue
+        for way in source.sample(ways()[part], min(3, len(ways()[part]))):
+            if _fits(base, _parts(chosen | {part: way})):
+                chosen[part] = way
+                break
+    name = ",".join(f"{part}={way.name}" for part, way in chosen.items())
+    return Spelling("combination", name, base, _parts(chosen))
+
+
+def _parts(chosen):
+    return {part: way.parts[part] for part, way in chosen.items()}
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
+def test_combinations_are_many_and_different(base):
+    found = [combination(base, seed) for seed in range(EACH)]
+    assert len({c.name for c in found}) > EACH - 3
+    assert sum(len(c.parts) for c in found) >= 3 * EACH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
+@pytest.mark.parametrize("seed", range(EACH))
+def test_the_explanation_of_a_combination(base, seed):
+    combined = combination(base, seed)
+    wrong = verdict(combined, compare_all(combined, METHODS))
+    assert not wrong, "\n".join([combined.name, *wrong])
