@@ -10,15 +10,20 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import emit, tensor_inputs, val
 from relprop.tracer.run import template
+
+MOST = 1 << 22  # elements of a constant that is looked at
 
 
 class Constants:
-    """``given``: the tensors that a graph holds by name and that belong to no module."""
+    """``given``: the tensors that a graph holds by name and that belong to no module. ``device``:
+    where new ones are made."""
 
-    def __init__(self, given: Mapping[str, Tensor] | None = None) -> None:
-        self.given = given or {}
+    def __init__(
+        self, given: Mapping[str, Tensor] | None = None, device: torch.device | None = None
+    ) -> None:
+        self.given, self.device = given or {}, device or torch.device("cpu")
         self._known: dict[fx.Node, Any] = {}
 
     def value(self, node: fx.Node) -> Any:
@@ -45,10 +50,21 @@ class Constants:
             return None
 
     def number(self, node: Any) -> float | int | None:
-        """The value of a constant that is one number."""
+        """The number that a constant holds everywhere."""
         if not isinstance(node, fx.Node):
             return node if isinstance(node, (int, float)) else None
-        if not isinstance(val(node), Tensor) or val(node).numel() != 1 or val(node).is_complex():
+        if not isinstance(val(node), Tensor) or val(node).is_complex():
+            return None
+        if val(node).dtype == torch.bool or not 0 < val(node).numel() <= MOST:
             return None
         found = self.value(node)
-        return found.item() if isinstance(found, Tensor) and found.dtype != torch.bool else None
+        if not isinstance(found, Tensor) or found.layout != torch.strided:
+            return None
+        first = found.flatten()[0]
+        return first.item() if found.numel() == 1 or bool((found == first).all()) else None
+
+    def full(self, at: fx.Node, number: float) -> fx.Node:
+        """A tensor like ``at`` that holds one number."""
+        made = val(at)
+        shape, options = list(made.shape), {"dtype": made.dtype, "device": self.device}
+        return emit(at, torch.ops.aten.full.default, shape, number, **options)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
+from relprop.operations import Kind, argument, is_call, kind
+
 aten = torch.ops.aten
 
 
@@ -93,6 +95,21 @@ def is_tensor(x: Any) -> bool:
 def is_float(x: Any) -> bool:
     """Whether an argument is a node whose value is one floating tensor."""
     return is_tensor(x) and bool(val(x).is_floating_point())
+
+
+def is_number(x: Any, value: float) -> bool:
+    """Whether an argument is this number, or a tensor made to hold it everywhere."""
+    while kind(x) in (Kind.EXPAND, Kind.RESHAPE, Kind.SLICE) if isinstance(x, fx.Node) else False:
+        x = x.args[0]
+    if isinstance(x, (int, float)):
+        return x == value
+    if is_call(x, aten.zeros, aten.zeros_like, aten.new_zeros):
+        return value == 0
+    if is_call(x, aten.ones, aten.ones_like, aten.new_ones):
+        return value == 1
+    return is_call(x, aten.full, aten.full_like, aten.new_full) and is_number(
+        argument(x, "fill_value"), value
+    )
 
 
 Rewrite = Callable[[fx.Node], "fx.Node | None"]

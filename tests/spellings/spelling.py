@@ -53,6 +53,11 @@ OTHER_MAP = dict.fromkeys(
     ("attention of blocks", "gradient of blocks", "relevance of blocks"),
     "the map itself is another",
 )
+#: Terms that cancel each other are terms to a rule of relevance all the same.
+OTHER_TERMS = dict.fromkeys(
+    ("transformer_attribution", "relevance of blocks", "partial_lrp", "lrp", "attnlrp"),
+    "relevance is shared among more terms, some of which cancel",
+)
 SAID = ("refused", "either", "inference", "apart")
 _FOUND: dict[str, Spelling] = {}
 

@@ -16,6 +16,7 @@ from tests.spellings.spelling import Spelling, spellings
 
 #: From the best to the worst.
 KINDS = ("same", "refused", "fails", "differs")
+BAD = {"differs": "differ", "fails": "fail", "refused": "refused"}
 
 
 def line(spelling: Spelling, outcomes: Mapping[str, tuple[Outcome, float]]) -> tuple[str, str]:
@@ -32,7 +33,7 @@ def line(spelling: Spelling, outcomes: Mapping[str, tuple[Outcome, float]]) -> t
         "refused": f"refused: {outcome.why}",
         "fails": f"fails: {outcome.why}",
     }[kind]
-    others = ", ".join(f"{counts[k]} {k}" for k in reversed(KINDS[1:]) if counts[k])
+    others = ", ".join(f"{counts[k]} {BAD[k]}" for k in BAD if counts[k])
     of = f" ({others}, of {len(outcomes)})" if others else ""
     right = " as it may" if kind != "same" and not verdict(spelling, outcomes) else ""
     return kind, f"{spelling.family:<12} {spelling.title:<52} {text}{of}{right}"

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
+from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
@@ -47,27 +48,28 @@ def canonicalise(
     graph.eliminate_dead_code()
     respell(graph, device)
     make_real(graph)
-    simplify(graph, Constants(given))
+    simplify(graph, Constants(given, device))
     raise_products(graph)
-    read_constants(graph, Constants(given))
-    simplify(graph, Constants(given))
+    read_constants(graph, Constants(given, device))
+    simplify(graph, Constants(given, device))
     raise_rows(graph)
-    simplify(graph, Constants(given))
+    simplify(graph, Constants(given, device))
     raise_affine(graph)
+    join_factors(graph)
     raise_functions(graph)
-    raise_lookups(graph, Constants(given))
+    raise_lookups(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)
     join_rotations(graph)
-    simplify(graph, Constants(given))
+    simplify(graph, Constants(given, device))
     join_same(graph)
     merge_lanes(graph)
     merge_projections(graph)
-    simplify(graph, Constants(given))
+    simplify(graph, Constants(given, device))
     fold_rows(graph)
     join_biases(graph)
     join_sums(graph)
-    simplify(graph, Constants(given))
+    simplify(graph, Constants(given, device))
     graph.lint()
 
 

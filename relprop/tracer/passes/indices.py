@@ -10,24 +10,30 @@ import torch
 from torch import fx
 
 from relprop.operations import argument, is_call
-from relprop.tracer.editing import aten, emit, expanded, permuted, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_number,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 from relprop.tracer.passes.writes import put, put_slice
-
-
-def _new_zeros(node: Any) -> bool:
-    return is_call(node, aten.zeros, aten.zeros_like, aten.new_zeros)
 
 
 def summed_by_index(node: fx.Node) -> fx.Node | None:
     """``index_add`` and ``scatter_add``: what was there plus a sum by index onto zeros."""
     base, alpha = node.args[0], argument(node, "alpha")
-    if _new_zeros(base) and alpha in (None, 1):
+    if is_number(base, 0) and alpha in (None, 1):
         return None
     args = list(node.args)
     if alpha not in (None, 1):
         args[3] = emit(node, aten.mul.Tensor, args[3], alpha)
     added = emit(node, node.target, emit(node, aten.zeros_like.default, base), *args[1:])
-    return added if _new_zeros(base) else emit(node, aten.add.Tensor, base, added)
+    return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
 def put_by_index(node: fx.Node) -> fx.Node | None:
@@ -41,7 +47,7 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     if any(masks):
         return None
     added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
-    return added if _new_zeros(base) else emit(node, aten.add.Tensor, base, added)
+    return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
 def _accumulated(

@@ -179,15 +179,27 @@ def _family(node: fx.Node) -> Any:
 
 
 def _longer(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
-    return _Longer(at).join(parts, dim)
+    longer = _Longer(at)
+    whole = longer.join(parts, dim)
+    cuts = longer.cuts
+    if cuts is None:
+        return whole
+    return emit(
+        at,
+        aten.cat.default,
+        [emit(at, aten.slice.Tensor, whole, dim, *cut) for cut in cuts],
+        dim,
+    )
 
 
 class _Longer:
-    """One computation along a longer axis."""
+    """One computation along a longer axis. ``cuts``: where the lanes lie on it, if that is not one
+    after another."""
 
     def __init__(self, at: fx.Node) -> None:
         self.at, self.numbers = at, Numbers()
         self.made: dict[tuple[Any, ...], fx.Node] = {}
+        self.cuts: tuple[Any, ...] | None = None
 
     def join(self, nodes: Lanes, dim: int) -> fx.Node:
         """The lanes' tensors one after another along ``dim``, computed as one."""
@@ -201,6 +213,8 @@ class _Longer:
             return emit(self.at, aten.cat.default, list(nodes), dim)
         if (run := _one_run(self.at, nodes, dim)) is not None:
             return run
+        if (whole := self._shuffled(nodes, dim)) is not None:
+            return whole
         if not _alike(nodes) or len({rank(n) for n in nodes}) > 1:
             raise _Apart
         what, first = kind(nodes[0]), nodes[0]
@@ -231,6 +245,18 @@ class _Longer:
         if is_call(first, aten.sum, aten.mean):
             return self._total(nodes, dim)
         raise _Apart
+
+    def _shuffled(self, nodes: Lanes, dim: int) -> fx.Node | None:
+        """The tensor all of whose positions the lanes are, in some order."""
+        if not all(is_call(n, aten.slice) and n.args[1] == dim for n in nodes):
+            return None
+        x, cuts = nodes[0].args[0], tuple(n.args[2:5] for n in nodes)
+        places = sorted(p for cut in cuts for p in range(*cut))
+        whole = places == list(range(shape_of(x)[dim]))
+        if any(n.args[0] is not x for n in nodes) or not whole or self.cuts not in (None, cuts):
+            return None
+        self.cuts = cuts
+        return x  # type: ignore[return-value]
 
     def _same(self, nodes: Lanes, which: slice) -> None:
         """The lanes' other arguments must be the same."""
@@ -377,11 +403,11 @@ def _one_run(at: fx.Node, nodes: Lanes, dim: int) -> fx.Node | None:
     if not all(is_call(n, aten.slice) and n.args[1] == dim for n in nodes):
         return None
     x = nodes[0].args[0]
-    if any(n.args[0] is not x for n in nodes):
-        return None
     pairs = zip(nodes, nodes[1:], strict=False)
-    if any(a.args[3] != b.args[2] for a, b in pairs) or any(n.args[4] != 1 for n in nodes):
-        return emit(at, aten.cat.default, list(nodes), dim)
+    if any(n.args[0] is not x or n.args[4] != 1 for n in nodes):
+        return None
+    if any(a.args[3] != b.args[2] for a, b in pairs):
+        return None
     first, last = nodes[0].args[2], nodes[-1].args[3]
     if (first, last) == (0, shape_of(x)[dim]):
         return x  # type: ignore[return-value]

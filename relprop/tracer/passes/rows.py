@@ -21,6 +21,7 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_live,
+    is_number,
     permuted,
     rank,
     reshaped,
@@ -104,13 +105,13 @@ def _of_exponentials(region: Region, axis: int) -> fx.Node | None:
 def _exponents(at: fx.Node, e: Any) -> fx.Node | None:
     if is_call(e, aten.exp):
         return e.args[0]  # type: ignore[no-any-return]
-    if is_call(e, aten.where) and _is_number(e.args[2], 0):
+    if is_call(e, aten.where) and is_number(e.args[2], 0):
         inner = _exponents(at, e.args[1])
         hidden = emit(at, aten.logical_not.default, e.args[0]) if inner is not None else None
         return (
             None if inner is None else emit(at, aten.masked_fill.Scalar, inner, hidden, -torch.inf)
         )
-    if is_call(e, aten.masked_fill) and _is_number(e.args[2], 0):
+    if is_call(e, aten.masked_fill) and is_number(e.args[2], 0):
         inner = _exponents(at, e.args[0])
         return (
             None
@@ -139,12 +140,6 @@ def _mask_behind(x: Any) -> fx.Node | None:
             return x
         return None
     return None
-
-
-def _is_number(x: Any, value: float) -> bool:
-    if isinstance(x, (int, float)):
-        return x == value
-    return is_call(x, aten.zeros, aten.zeros_like, aten.new_zeros) and value == 0
 
 
 def _divide_before_summing(graph: fx.Graph) -> None:

@@ -21,6 +21,7 @@ from relprop.tracer.editing import (
     Rewrite,
     aten,
     emit,
+    expanded,
     is_tensor,
     rank,
     reshaped,
@@ -59,6 +60,8 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = rewrite(node)
     elif what is Kind.ATTENTION:
         new = split_attention(node, device)
+    elif what is Kind.FACTORY:
+        new = _made(node, device)
     elif what is Kind.UNKNOWN:
         new = _taken_apart(node, device)
     else:
@@ -182,10 +185,16 @@ def _softmax(node: fx.Node) -> fx.Node | None:
 
 
 def _picked(node: fx.Node) -> None:
-    """The values of max, min, sort, topk and their like → ``gather`` at their indices: picked
-    values only change place."""
+    """The values of sort, topk and their like → ``gather`` at their indices: picked values only
+    change place. Those of max and min are the largest and the smallest."""
     x, indices = node.args[0], [u for u in node.users if kind(u) is Kind.OUTPUT]
     if not indices or len(indices) != len(node.users):
+        return
+    ends = {aten.max: aten.amax.default, aten.min: aten.amin.default}
+    if (op := ends.get(packet(node))) is not None:
+        for user in [u for u in indices if u.args[1] == 0]:
+            dim, keepdim = argument(node, "dim"), bool(argument(node, "keepdim"))
+            swap(user, emit(user, op, x, [dim], keepdim))
         return
     dim = argument(node, "dim")
     dim = -1 if dim is None else dim
@@ -214,6 +223,18 @@ def _extremum(node: fx.Node) -> fx.Node | None:
         return None
     op = aten.maximum.default if is_call(node, aten.max) else aten.minimum.default
     return emit(node, op, *node.args)
+
+
+def _made(node: fx.Node, device: torch.device) -> fx.Node | None:
+    """``zeros_like(x)`` and its kin read nothing of x but its shape."""
+    number = {aten.zeros_like: 0, aten.new_zeros: 0, aten.ones_like: 1, aten.new_ones: 1}
+    value = number.get(packet(node), argument(node, "fill_value"))
+    made = val(node)
+    if value is None or not isinstance(node.args[0], fx.Node) or not isinstance(made, Tensor):
+        return None
+    if isinstance(value, fx.Node):
+        return expanded(node, value, list(made.shape))
+    return emit(node, aten.full.default, list(made.shape), value, dtype=made.dtype, device=device)
 
 
 # ---- sums and products

@@ -27,7 +27,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.passes.simplify import rejoined
+from relprop.tracer.passes.moves import rejoined
 
 Terms = list[tuple[int, fx.Node]]
 
@@ -489,7 +489,14 @@ def _whole(node: fx.Node, straight: list[tuple[fx.Node, _Scaled]]) -> fx.Node | 
 
 
 def _like(at: fx.Node, x: Any, part: fx.Node) -> fx.Node | None:
-    """A term of a part as it lies in the part: with its axis of length 1."""
+    """A term of a part as it lies in the part: with its axis of length 1. Every k-th feature is one
+    position of an axis of k."""
+    if is_call(x, aten.slice) and x.args[4] > 1:
+        whole, dim, start, _, step = x.args
+        shape = shape_of(whole)
+        if dim == len(shape) - 1 and shape[dim] % step == 0 and start < step:
+            rows = reshaped(at, whole, [*shape[:-1], shape[-1] // step, step])
+            x = emit(at, aten.select.int, rows, dim + 1, start)
     return (
         reshaped(at, x, shape_of(part))
         if math.prod(shape_of(x)) == math.prod(shape_of(part))

@@ -280,7 +280,6 @@ spell(
     in_place=lambda a, b: a.mul_(b),
     einsum=lambda a, b: torch.einsum("bnd,bnd->bnd", a, b),
     addcmul=lambda a, b: torch.addcmul(torch.zeros_like(a), a, b),
-    quotient=lambda a, b: a / (1 / b),
     vmap=lambda a, b: torch.vmap(torch.mul)(a, b),
     product_of_a_stack=lambda a, b: torch.stack([a, b]).prod(0),
     matrices_of_one=lambda a, b: (a[..., None, None] @ b[..., None, None])[..., 0, 0],

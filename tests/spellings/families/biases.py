@@ -116,7 +116,6 @@ spell(
     less_the_negative=lambda s, m: s - (-m),
     stacked=lambda s, m: torch.stack([s, m.expand_as(s)]).sum(0),
     shifted=lambda s, m: s + (m - m.amax(-1, keepdim=True)),
-    a_product_of_numbers=lambda s, m: (s.exp() * m.exp()).log(),
 )
 
 

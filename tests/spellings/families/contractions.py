@@ -78,7 +78,6 @@ spell(
     convolution_by_weights=lambda a, v: F.conv1d(
         v.flatten(0, 2)[None, :, :], a.flatten(0, 2)[..., None], groups=a.shape[0] * a.shape[1]
     ).view_as(v),
-    scaled_and_back=lambda a, v: (a * 2) @ (v / 2),
     complex=lambda a, v: (a.to(torch.complex128) @ v.to(torch.complex128)).real,
 )
 
@@ -120,6 +119,24 @@ spell(
     apart=OTHER_MAP,
     keys_reversed=lambda a, v: a.flip(-1) @ v.flip(2),
     one_value_more=lambda a, v: F.pad(a, (0, 1)) @ F.pad(v, (0, 0, 0, 1), value=3.0),
+)
+
+# What is contracted is twice the map, and its gradient half: each is as the model has it.
+spell(
+    "contract",
+    PLAIN,
+    apart=OTHER_MAP
+    | dict.fromkeys(
+        (
+            "transformer_attribution",
+            "rollout",
+            "raw_attention",
+            "attention_grad",
+            "attcat",
+        ),
+        "the map that is contracted is twice the softmax, and its gradient half",
+    ),
+    scaled_and_back=lambda a, v: (a * 2) @ (v / 2),
 )
 
 # A bag of embeddings whose table are the values: it has no derivative of a batch in PyTorch.

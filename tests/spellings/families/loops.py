@@ -10,7 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from tests.spellings.bases import CAUSAL, IDS, LLAMA, PLAIN
 from tests.spellings.model import Block
 from tests.spellings.model import mlp as plain
-from tests.spellings.spelling import spell, spells
+from tests.spellings.spelling import OTHER_MAP, spell, spells
+
+ORDER = torch.tensor([3, 1, 4, 0, 2])
 
 spell(
     "mlp",
@@ -156,13 +158,9 @@ spell(
     samples_reversed=lambda ls, x, m: _each(ls, x.flip(0), m).flip(0),
     samples_by_vmap=lambda ls, x, m: torch.vmap(lambda s: _each(ls, s[None], m)[0])(x),
     samples_into_a_buffer=lambda ls, x, m: _samples_into(ls, x, m),
-    samples_twice=lambda ls, x, m: _each(ls, torch.cat([x, x]), m)[: len(x)],
     checkpointed=lambda ls, x, m: checkpoint(_each, ls, x, m, use_reentrant=False),
     a_branch_on_values=lambda ls, x, m: _each(ls, x, m) if bool((x.abs() < 1e6).all()) else x * 0,
     a_check_for_nan=lambda ls, x, m: _checked(ls, x, m),
-    positions_in_another_order=lambda ls, x, m: _each(ls, x[:, [3, 1, 4, 0, 2]], m)[
-        :, [3, 1, 4, 0, 2]
-    ][:, [0, 1, 2, 3, 4]][:, _undone()],
     functional=lambda ls, x, m: functools.reduce(_functional, ls, x),
     weights_stacked=lambda ls, x, m: _from_stacked_weights(ls, x),
     a_generator=lambda ls, x, m: list(_generated(ls, x, m))[-1],
@@ -172,10 +170,14 @@ spell(
 )
 
 
-def _undone():
-    """The order that undoes [3, 1, 4, 0, 2] applied twice."""
-    order = torch.tensor([3, 1, 4, 0, 2])
-    return torch.argsort(order[order])
+# The blocks see the tokens in another order, or every sample twice.
+spell(
+    "blocks",
+    PLAIN,
+    apart=OTHER_MAP,
+    tokens_in_another_order=lambda ls, x, m: _each(ls, x[:, ORDER], m)[:, torch.argsort(ORDER)],
+    samples_twice=lambda ls, x, m: _each(ls, torch.cat([x, x]), m)[: len(x)],
+)
 
 
 def _deeper(layers, x, allowed):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.spellings.bases import BOTH, CAUSAL, IDS, LLAMA, PADDED, PLAIN, START
-from tests.spellings.spelling import spell
+from tests.spellings.spelling import OTHER_TERMS, spell
 
 
 def _column(x):
@@ -142,7 +142,6 @@ spell(
     ),
     vmap=lambda x, m: torch.vmap(lambda s, k: (s * k[:, None]).sum(0) / k.sum())(x, m),
     in_place=lambda x, m: x.clone().masked_fill_(~m[..., None], 0).sum(1).div_(_counted(m)),
-    less_what_is_padding=lambda x, m: (x.sum(1) - (x * ~m[..., None]).sum(1)) / _counted(m),
 )
 
 
@@ -193,7 +192,6 @@ spell(
     features_first=lambda x: x.mT[..., 0],
     flattened=lambda x: x.flatten(1)[:, : x.shape[-1]],
     cumsum=lambda x: x.cumsum(1)[:, 0],
-    less_the_others=lambda x: x.sum(1) - x[:, 1:].sum(1),
     vmap=lambda x: torch.vmap(lambda s: s[0])(x),
     sample_by_sample=lambda x: torch.stack([s[0] for s in x]),
     as_strided=lambda x: x.contiguous().as_strided(
@@ -226,8 +224,30 @@ spell(
     index_of_item=lambda x: x[:, torch.tensor(x.shape[1]).item() - 1],
     index_of_two_tensors=lambda x: x[torch.arange(len(x)), torch.full((len(x),), -1)],
     chunk=lambda x: x.chunk(x.shape[1], 1)[-1][:, 0],
-    cumsum_difference=lambda x: x.cumsum(1)[:, -1] - x.cumsum(1)[:, -2],
     flattened=lambda x: x.flatten(1)[:, -x.shape[-1] :],
     unflattened=lambda x: x.reshape(len(x), -1, 8)[:, -1, :],
     transposed=lambda x: x.transpose(0, 1)[-1],
+)
+
+# What is not read is added and taken off again.
+spell(
+    "pool",
+    PADDED,
+    BOTH,
+    apart=OTHER_TERMS,
+    less_what_is_padding=lambda x, m: (x.sum(1) - (x * ~m[..., None]).sum(1)) / _counted(m),
+)
+spell(
+    "pool",
+    START,
+    IDS,
+    apart=OTHER_TERMS,
+    less_the_others=lambda x: x.sum(1) - x[:, 1:].sum(1),
+)
+spell(
+    "pool",
+    CAUSAL,
+    LLAMA,
+    apart=OTHER_TERMS,
+    cumsum_difference=lambda x: x.cumsum(1)[:, -1] - x.cumsum(1)[:, -2],
 )

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.spellings.bases import IDS, PLAIN
 from tests.spellings.model import Block
-from tests.spellings.spelling import spell, spells
+from tests.spellings.spelling import OTHER_TERMS, spell, spells
 
 
 def _eyes(x):
@@ -117,13 +117,25 @@ spell(
         (torch.arange(len(x))[:, None], torch.arange(x.shape[1])), y, accumulate=True
     ),
     where_always=lambda x, y: torch.where(torch.ones_like(x, dtype=torch.bool), x + y, x),
-    differences=lambda x, y: x + (x + y) - x,
     transposed=lambda x, y: (x.mT + y.mT).mT,
     broadcast=lambda x, y: (x[:, None] + y[:, None]).squeeze(1),
     flattened=lambda x, y: (x.flatten() + y.flatten()).view_as(x),
     in_place_module=lambda x, y: nn.Identity()(x).clone().__iadd__(y),
+)
+
+
+spell(
+    "residual",
+    PLAIN,
+    apart=OTHER_TERMS,
+    differences=lambda x, y: x + (x + y) - x,
+)
+# Every sample's stream is added to every sample's change, and those of the same sample are kept.
+spell(
+    "residual",
+    PLAIN,
+    either=True,
     diagonal_of_all_pairs=lambda x, y: (x[:, None] + y).diagonal(dim1=0, dim2=1).movedim(-1, 0),
-    logarithms=lambda x, y: (x.exp() * y.exp()).log(),
 )
 
 
@@ -222,9 +234,9 @@ def list_of_all_summed_anew(layers, x, allowed):
     return sum(added)
 
 
-@spells("blocks", PLAIN, either=True)
+@spells("blocks", PLAIN)
 def stack_of_all_summed_anew(layers, x, allowed):
-    """One sum of many terms where the plain way has nested sums of two: Eq. 6 sees that."""
+    """One sum of many terms where the plain way has sums of two, one inside the other."""
     added = [x]
     for layer in layers:
         added.append(layer.attention(layer.norm1(torch.stack(added).sum(0)), allowed))

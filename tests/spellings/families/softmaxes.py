@@ -94,8 +94,6 @@ spell(
     logaddexp=lambda s: torch.exp(s - functools.reduce(torch.logaddexp, s.split(1, -1))),
     log_of_a_sum=lambda s: torch.exp(s - s.exp().sum(-1, keepdim=True).log()),
     scores_from_logarithms=lambda s: F.softmax(s.exp().log(), -1),
-    pairs=lambda s: 1 / torch.exp(s[..., None, :] - s[..., None]).sum(-1),
-    pairs_of_sigmoids=lambda s: 1 / (1 / torch.sigmoid(s[..., None] - s[..., None, :]) - 1).sum(-1),
     key_by_key=lambda s: torch.stack(
         [s[..., k].exp() / s.exp().sum(-1) for k in range(s.shape[-1])], -1
     ),
@@ -108,11 +106,13 @@ spell(
     ),
 )
 
-# A derivative taken inside the model: the right map or a refusal.
+# Every two keys against each other, and a derivative taken inside the model: right or refused.
 spell(
     "softmax",
     PLAIN,
     either=True,
+    pairs=lambda s: 1 / torch.exp(s[..., None, :] - s[..., None]).sum(-1),
+    pairs_of_sigmoids=lambda s: 1 / (1 / torch.sigmoid(s[..., None] - s[..., None, :]) - 1).sum(-1),
     gradient_of_logsumexp=lambda s: torch.func.grad(lambda t: t.logsumexp(-1).sum())(s),
 )
 

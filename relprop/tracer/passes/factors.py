@@ -1,0 +1,110 @@
+"""Products of products: a quotient of a quotient is a product, and factors that are functions of one
+tensor stand together, so that a gate u·f(x)/g(x) is u times one function of x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, val
+
+Factors = list[tuple[int, fx.Node]]
+
+
+def join_factors(graph: fx.Graph) -> None:
+    """Regroup every product of three and more factors of which some are functions of one tensor."""
+    for node in reversed(list(graph.nodes)):
+        if node._erased or not _is_product(node) or not is_live(node) or not _is_top(node):
+            continue
+        factors, scale = _factors_of(node)
+        groups: dict[fx.Node, Factors] = {}
+        for power, factor in factors:
+            groups.setdefault(_root(factor), []).append((power, factor))
+        apart = len(groups) > 1 and any(len(g) > 1 for g in groups.values())
+        if apart or _inverts_twice(node):
+            swap(node, _product(node, [_group(node, g) for g in groups.values()], scale))
+    graph.eliminate_dead_code()
+
+
+def _is_product(node: Any) -> bool:
+    """Whether a call is a product or a quotient in the type of its operands."""
+    if not isinstance(node, fx.Node) or not is_float(node):
+        return False
+    if kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT) and not is_call(node, aten.reciprocal):
+        return False
+    dtype, tensors = val(node).dtype, node.all_input_nodes
+    return bool(tensors) and all(is_float(t) and val(t).dtype == dtype for t in tensors)
+
+
+def _is_top(node: fx.Node) -> bool:
+    users = list(node.users)
+    return len(users) != 1 or not _is_product(users[0])
+
+
+def _inverts_twice(node: fx.Node) -> bool:
+    """Whether something is divided by a quotient."""
+    below = node.args[-1]
+    if kind(node) is Kind.PRODUCT or not _is_product(below) or len(below.users) != 1:  # type: ignore[union-attr]
+        return False
+    return kind(below) is Kind.QUOTIENT or is_call(below, aten.reciprocal) or _inverse(below)  # type: ignore[arg-type]
+
+
+def _inverse(node: fx.Node) -> bool:
+    """A number over a tensor."""
+    x, *rest = node.args
+    number = bool(rest) and isinstance(rest[0], (int, float))
+    return number and is_call(x, aten.reciprocal) and len(x.users) == 1  # type: ignore[union-attr]
+
+
+def _factors_of(node: fx.Node) -> tuple[Factors, float]:
+    """What a product multiplies (1) and divides by (-1), and its numbers as one."""
+    factors: Factors = []
+    scale = 1.0
+
+    def collect(part: Any, power: int, *, top: bool = False) -> None:
+        nonlocal scale
+        if isinstance(part, (int, float)):
+            scale = scale * part if power > 0 else scale / part
+        elif not top and (not _is_product(part) or len(part.users) != 1 or not is_live(part)):
+            factors.append((power, part))
+        elif is_call(part, aten.reciprocal):
+            collect(part.args[0], -power)
+        else:
+            collect(part.args[0], power)
+            collect(part.args[1], -power if kind(part) is Kind.QUOTIENT else power)
+
+    collect(node, 1, top=True)
+    return factors, scale
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The tensor of which a factor is a function, element by element, with no other reader on the
+    way."""
+    chain = (Kind.FUNCTION, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT)
+    while kind(node) in chain and len(node.users) == 1:
+        above = [n for n in node.all_input_nodes if is_live(n)]
+        if len(above) != 1 or shape_of(above[0]) != shape_of(node):
+            break
+        node = above[0]
+    return node
+
+
+def _group(at: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
+    """Factors as one; it is divided by if all of them are."""
+    if all(power < 0 for power, _ in factors):
+        return -1, _product(at, [(1, n) for _, n in factors], 1.0)
+    return 1, _product(at, factors, 1.0)
+
+
+def _product(at: fx.Node, factors: Factors, scale: float) -> fx.Node:
+    ordered = sorted(factors, key=lambda f: -f[0])
+    power, total = ordered[0]
+    if power < 0:
+        total = emit(at, aten.reciprocal.default, total)
+    for power, factor in ordered[1:]:
+        total = emit(at, aten.mul.Tensor if power > 0 else aten.div.Tensor, total, factor)
+    near = abs(scale - 1) < 4 * torch.finfo(torch.float64).eps
+    return total if near else emit(at, aten.mul.Tensor, total, scale)

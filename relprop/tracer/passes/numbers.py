@@ -1,0 +1,157 @@
+"""Numbers: constant tensors of one number as that number, sums and products that change nothing,
+reductions along an axis that was only made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, argument, is_call, kind, packet
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_live,
+    is_number,
+    is_tensor,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
+
+#: Of a tensor and a number.
+_BOUNDS = {
+    aten.maximum: aten.clamp_min.default,
+    aten.fmax: aten.clamp_min.default,
+    aten.minimum: aten.clamp_max.default,
+    aten.fmin: aten.clamp_max.default,
+}
+
+
+def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Constant tensors of one number as that number: in sums, products, quotients, and bounds."""
+    if kind(node) not in (Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.EXTREMUM):
+        return None
+    if kind(node) is Kind.PRODUCT and node.args[1] == 0 and is_live(node):
+        return constants.full(node, 0)
+    if len(node.args) != 2 or not all(is_tensor(x) for x in node.args):
+        return None
+    a, b = node.args
+    if (number := _number(node, b, a, constants)) is not None:
+        return emit(node, _BOUNDS.get(packet(node), node.target), a, number)
+    if (number := _number(node, a, b, constants)) is None:
+        return None
+    if is_call(node, aten.sub):
+        return emit(node, aten.rsub.Scalar, b, number)
+    if is_call(node, aten.div):
+        inverse = emit(node, aten.reciprocal.default, b)
+        return emit(node, aten.mul.Tensor, inverse, number)
+    return emit(node, _BOUNDS.get(packet(node), node.target), b, number)
+
+
+def _number(node: fx.Node, x: Any, other: Any, constants: Constants) -> float | int | None:
+    """The number that ``x`` is, if ``other`` alone makes the shape and the type of the result."""
+    if x is other or is_live(x) or not _keeps(node, other):
+        return None
+    return constants.number(x)
+
+
+def simpler_sum(node: fx.Node) -> fx.Node | None:
+    """x + 0; a difference of what is turned already."""
+    a, b = node.args[0], node.args[1] if len(node.args) > 1 else None
+    if is_number(b, 0) and _keeps(node, a):
+        return a  # type: ignore[return-value]
+    if is_call(node, aten.add) and is_number(a, 0) and is_tensor(b) and _keeps(node, b):
+        return b  # type: ignore[return-value]
+    if is_call(node, aten.add, aten.sub) and is_call(b, aten.neg):
+        op = aten.sub.Tensor if is_call(node, aten.add) else aten.add.Tensor
+        return emit(node, op, a, b.args[0])  # type: ignore[union-attr]
+    if is_call(node, aten.add) and is_call(a, aten.neg) and is_tensor(b):
+        return emit(node, aten.sub.Tensor, b, a.args[0])  # type: ignore[union-attr]
+    return None
+
+
+def _keeps(node: fx.Node, x: Any) -> bool:
+    """Whether ``x`` could stand for ``node``: its shape and its type."""
+    return shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
+
+
+def _factor(node: Any) -> tuple[Any, float] | None:
+    """x and c where a call is c·x for a number c."""
+    if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(node.args[0]):
+        return None
+    x, c = node.args[:2]
+    if not isinstance(c, (int, float)) or val(node).dtype != val(x).dtype:
+        return None
+    if kind(node) is Kind.PRODUCT:
+        return x, float(c)
+    return (x, 1.0 / c) if kind(node) is Kind.QUOTIENT and c else None
+
+
+def simpler_product(node: fx.Node) -> fx.Node | None:
+    """Factors that are 1, and factors of factors."""
+    found = _factor(node)
+    if found is None or not val(node).is_floating_point():
+        return None
+    x, c = found
+    if c == 1:
+        return x  # type: ignore[no-any-return]
+    inner = _factor(x)
+    if inner is None or len(x.users) != 1:
+        return None
+    y, d = inner
+    if abs(c * d - 1) < 4 * torch.finfo(torch.float64).eps:
+        return y  # type: ignore[no-any-return]
+    return emit(node, aten.mul.Tensor, y, c * d)
+
+
+def simpler_affine(node: fx.Node) -> fx.Node | None:
+    x = node.args[0]
+    if is_call(node, aten.neg) and is_call(x, aten.neg):
+        return x.args[0]  # type: ignore[union-attr, return-value]
+    return None
+
+
+#: What a reduction of several tensors, laid along an axis for it, is of two of them.
+_OF_TWO = {
+    aten.sum: aten.add.Tensor,
+    aten.mean: aten.add.Tensor,
+    aten.prod: aten.mul.Tensor,
+    aten.amax: aten.maximum.default,
+    aten.amin: aten.minimum.default,
+}
+
+
+def simpler_total(node: fx.Node) -> fx.Node | None:
+    """The sum, the product or the largest along an axis that tensors were laid along for it → of
+    those tensors; along axes of length 1 nothing is reduced."""
+    x, dims = node.args[0], argument(node, "dim")
+    op = _OF_TWO.get(packet(node))
+    if op is None or val(node).dtype != val(x).dtype or not rank(x):
+        return None
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank(x)))
+    dims = [d % rank(x) for d in dims]
+    if all(shape_of(x)[d] == 1 for d in dims):
+        return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
+    if not is_call(x, aten.cat) or dims != [x.args[1]]:  # type: ignore[union-attr]
+        return None
+    parts = list(x.args[0])  # type: ignore[union-attr, arg-type]
+    if any(shape_of(p)[dims[0]] != 1 for p in parts) or len(parts) > 64:
+        return None
+    total = reshaped(node, parts[0], shape_of(node))
+    for part in parts[1:]:
+        total = emit(node, op, total, reshaped(node, part, shape_of(node)))
+    return emit(node, aten.div.Tensor, total, len(parts)) if is_call(node, aten.mean) else total
+
+
+def simpler_function(node: fx.Node) -> fx.Node | None:
+    """The exponential of a logarithm of a softmax."""
+    x = node.args[0]
+    if is_call(node, aten.exp) and kind(x) is Kind.LOG_SOFTMAX:
+        return emit(node, aten.softmax.int, *x.args)  # type: ignore[union-attr]
+    if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:
+        return emit(node, aten.log_softmax.int, *x.args)  # type: ignore[union-attr]
+    return None
