@@ -57,6 +57,21 @@ class Written:
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """A tensor that a pass has worked out: which positions the user's code never compares."""
+
+    tensor: Tensor
+    operation: ClassVar[Operation] = Operation(Kind.FACTORY)
+    __name__: ClassVar[str] = "held"
+
+    def __call__(self) -> Tensor:
+        return self.tensor
+
+    def __str__(self) -> str:
+        return "constant"
+
+
+@dataclass(frozen=True, eq=False)
 class WrittenNorm:
     """y = w ⊙ (x − κ·mean(x))·r(x) + b over ``axes``, with a scale r(x) that only the user's code
     knows (the variance by another formula, ε in another place, another power).

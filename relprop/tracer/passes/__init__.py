@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
+from relprop.tracer.passes.disguised import raise_disguised
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
@@ -58,6 +59,8 @@ def canonicalise(
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
+    raise_disguised(graph, Constants(given, device))
+    simplify(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)
     join_rotations(graph)

@@ -106,6 +106,15 @@ def _emit_line(at: fx.Node, x: fx.Node, slope: float, offset: float) -> fx.Node:
     return x if offset == 0 else emit(at, aten.add.Tensor, x, offset)
 
 
+def known_function(
+    function: Callable[..., Tensor],
+) -> Callable[[fx.Node, fx.Node], fx.Node] | None:
+    """How a function of each element is emitted that torch has, or that is a·x + b."""
+    if (line := _line(function)) is not None:
+        return lambda at, x: _emit_line(at, x, *line)
+    return _known(function)
+
+
 def _known(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Node], fx.Node] | None:
     """How torch's own function with the same values and derivatives is emitted."""
     for op, options in KNOWN:
