@@ -17,7 +17,10 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
-from relprop.tracer.passes.disguised import raise_disguised
+from relprop.tracer.passes.disguised import (
+    raise_disguised_attention,
+    raise_disguised_functions,
+)
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
@@ -53,13 +56,14 @@ def canonicalise(
     raise_products(graph)
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
+    raise_disguised_functions(graph, Constants(given, device))
     raise_rows(graph)
     simplify(graph, Constants(given, device))
     raise_affine(graph)
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
-    raise_disguised(graph, Constants(given, device))
+    raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)

@@ -8,7 +8,7 @@ activation or an attention gives, with the same derivatives, it is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,20 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
+from relprop.operations import FILLS, MOVES, Kind, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, tensor_inputs, val
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_float,
+    is_live,
+    reshaped,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions import known_function
 from relprop.tracer.passes.region import INSIDE, equal_functions, flow_of, same
@@ -59,6 +69,11 @@ class Part:
             known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return known[self.output]  # type: ignore[no-any-return]
 
+    @property
+    def source(self) -> fx.Node:
+        """The first source."""
+        return self.sources[0]
+
     def draw(self, seed: int, scale: float = 1.0) -> tuple[Tensor, ...]:
         """Numbers for every source."""
         generator = torch.Generator().manual_seed(seed)
@@ -94,36 +109,53 @@ def _plain(part: Any) -> Any:
     return part
 
 
-def raise_disguised(graph: fx.Graph, constants: Constants) -> None:
-    """Activations, softmax, then attention."""
-    _raise(graph, constants, _parts_of_one, _function_of_one)
-    _raise(graph, constants, _parts_of_three, _attention)
+Trial = Callable[[Part], "fx.Node | None"]
 
 
-def _raise(graph: fx.Graph, constants: Constants, parts: Any, tried: Any) -> None:
+def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
+    """Functions of one tensor: norms, softmax, activations, means."""
     flow = flow_of(graph)
+
+    def tried(output: fx.Node) -> Iterator[tuple[Part, Trial]]:
+        parts = list(_parts_of_one(flow, output, constants))
+        yield from ((p, _norm) for p in reversed(parts) if _may_be_norm(p))
+        yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
+
+    _raise(flow.nodes, tried)
+    graph.eliminate_dead_code()
+
+
+def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
+    """Attention, and means of what a mask leaves."""
+
+    def tried(output: fx.Node) -> Iterator[tuple[Part, Trial]]:
+        yield from _parts_of_several(output, constants)
+
+    _raise([n for n in graph.nodes if is_live(n)], tried)
+    graph.eliminate_dead_code()
+
+
+def _raise(nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[Any]]) -> None:
     done: set[fx.Node] = set()
-    for output in reversed(flow.nodes):
+    for output in reversed(nodes):
         if output in done or not is_float(output) or not output.users:
             continue
-        for part in parts(flow, output, constants):
+        for part, trial in tried(output):
             try:
-                new = tried(part)
+                new = trial(part)
             except (RuntimeError, TypeError, ValueError, IndexError):
                 continue
             if new is not None:
                 done |= {n for n in part.nodes if n is not output}
                 swap(output, new)
                 break
-    graph.eliminate_dead_code()
 
 
 # ---- functions of one tensor
 
 
 def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Part]:
-    """From a bottleneck of the same shape to ``output``, where something stands between that the
-    other passes do not read."""
+    """From a bottleneck above to ``output``, the nearest first."""
     if output not in flow.index:
         return
     source: fx.Node | None = output
@@ -134,14 +166,43 @@ def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator
         nodes = flow.between(source, output)
         if len(nodes) > MOST_NODES or not _closed(nodes, constants):
             return
-        if not is_float(source) or shape_of(source) != shape_of(output):
+        if not is_float(source):
             continue
-        kinds = {kind(n) for n in nodes}
-        if kinds <= INSIDE | {Kind.SOFTMAX} or not kinds & _CURVED:
+        if shape_of(source) != shape_of(output) and not _pooled(source, output):
             continue
         part = Part((source,), output, tuple(nodes), constants)
         if part.is_small:
             yield part
+
+
+def _may_be_norm(part: Part) -> bool:
+    kinds = {kind(n) for n in part.nodes}
+    curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC})
+    divides = kind(part.output) in (Kind.PRODUCT, Kind.QUOTIENT) or not kinds <= INSIDE
+    return curved and divides and shape_of(part.source) == shape_of(part.output)
+
+
+def _is_read_by_others(part: Part) -> bool:
+    """Whether the passes that read the operations one by one know all of these."""
+    kinds = {kind(n) for n in part.nodes}
+    if shape_of(part.source) != shape_of(part.output):
+        return kinds <= MOVES or (len(part.nodes) == 1 and kinds == {Kind.TOTAL})
+    guarded = {Kind.TEST, Kind.SOFTMAX} <= kinds
+    return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
+
+
+def _pooled(source: fx.Node, output: fx.Node) -> tuple[int, ...]:
+    """The axes of ``source``, one or two beside each other, that ``output`` has no more, or as axes
+    of length 1."""
+    long, short = shape_of(source), shape_of(output)
+    for width in (1, 2):
+        for first in range(len(long) - width + 1):
+            axes = tuple(range(first, first + width))
+            kept = [1 if i in axes else s for i, s in enumerate(long)]
+            gone = [s for i, s in enumerate(long) if i not in axes]
+            if short in (kept, gone) and all(long[a] > 1 for a in axes):
+                return axes
+    return ()
 
 
 def _closed(nodes: Sequence[fx.Node], constants: Constants) -> bool:
@@ -154,6 +215,8 @@ def _closed(nodes: Sequence[fx.Node], constants: Constants) -> bool:
 def _function_of_one(part: Part) -> fx.Node | None:
     (x,) = part.draw(0)
     y = part(x)
+    if shape_of(part.source) != shape_of(part.output):
+        return _pool(part, x, y)
     if not isinstance(y, Tensor) or y.shape != x.shape or bool(y.isnan().any()):
         return None
     return _softmax(part, x, y) or _activation(part, x, y)
@@ -161,7 +224,7 @@ def _function_of_one(part: Part) -> fx.Node | None:
 
 def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     """softmax(c·x + m) or its logarithm along an axis, m one of 0 and −∞, c a number."""
-    at, source = part.output, part.sources[0]
+    at, source = part.output, part.source
     for axis in (i for i in range(x.dim()) if x.shape[i] > 1):
         for logarithm in (False, True):
             weights = y.exp() if logarithm else y
@@ -173,12 +236,14 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
             if c is None:
                 continue
             op = aten.log_softmax.int if logarithm else aten.softmax.int
+            if not logarithm and _guards(part) and not part(x.fill_(-torch.inf)).isnan().any():
+                op = aten._safe_softmax.default
             masked = bool(hidden.any())
 
             def canon(t: Tensor, c: float = c, hidden: Tensor = hidden, op: Any = op) -> Tensor:
                 return op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
 
-            given = [x, part.draw(1, 5.0)[0], part.draw(2, 1e-2)[0]]
+            given = [part.draw(0)[0], part.draw(1, 5.0)[0], part.draw(2, 1e-2)[0]]
             if not equal_functions(part, canon, given, 1e-10):
                 continue
             scores = source if c == 1 else emit(at, aten.mul.Tensor, source, c)
@@ -186,6 +251,38 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
                 held = emit(at, Held(hidden.to(part.constants.device)))
                 scores = emit(at, aten.masked_fill.Scalar, scores, held, -torch.inf)
             return emit(at, op, scores, axis)
+    return None
+
+
+def _norm(part: Part) -> fx.Node | None:
+    """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
+    at, (x,) = part.output, part.draw(0)
+    width, given = x.shape[-1], [x, part.draw(1, 5.0)[0], part.draw(2, 1e-2)[0]]
+    if width < 2 or part(x).shape != x.shape or same(part(2 * x), 2 * part(x), 1e-6):
+        return None
+    for centred in (True, False):
+        c = x - x.mean(-1, keepdim=True) if centred else x
+        size = c.square().sum(-1, keepdim=True)
+        along = (part(x) * c).sum(-1, keepdim=True) / size
+        if not bool((along > 0).all()) or not same(along * c, part(x), 1e-8):
+            continue
+        small = 1e-4 * x
+        c = small - small.mean(-1, keepdim=True) if centred else small
+        mean = c.square().mean(-1, keepdim=True)
+        scale = (part(small) * c).sum(-1, keepdim=True) / (width * mean)
+        eps = float((scale**-2 - mean).median())
+        for near in (0.0, float(f"{eps:.1e}"), float(f"{eps:.3e}"), eps):
+
+            def usual(t: Tensor, eps: float = near, centred: bool = centred) -> Tensor:
+                c = t - t.mean(-1, keepdim=True) if centred else t
+                return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+            if near >= 0 and equal_functions(part, usual, [*given, small], 1e-9):
+                if centred:
+                    return emit(
+                        at, aten.layer_norm.default, part.source, [width], None, None, near
+                    )
+                return emit(at, aten.rms_norm.default, part.source, [width], None, near)
     return None
 
 
@@ -211,6 +308,30 @@ def _round(c: float, *likely: float) -> float:
     return c
 
 
+def _guards(part: Part) -> bool:
+    """Whether something inside asks what the values are."""
+    return any(kind(n) in (Kind.TEST, Kind.STATISTIC) for n in part.nodes)
+
+
+def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+    """The mean or the sum along axes, or one position of an axis."""
+    at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
+    (other,) = part.draw(1, 3.0)
+    ways: list[tuple[Any, Any]] = [(aten.mean.dim, list(axes)), (aten.sum.dim_IntList, list(axes))]
+    for op, dims in ways:
+        if all(same(part(t), op(t, dims).reshape(shape)) for t in (x, other)):
+            if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
+                return None
+            return reshaped(at, emit(at, op, part.source, dims), shape)
+    if len(axes) == 1:
+        rows = x.movedim(axes[0], 0).flatten(1)
+        near = (rows - y.reshape(1, -1)).abs().amax(1)
+        i = int(near.argmin())
+        if all(same(part(t), t.select(axes[0], i).reshape(shape)) for t in (x, other)):
+            return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
+    return None
+
+
 def _activation(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     """A function of each element that torch has, a multiple, or the tensor itself."""
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(3))
@@ -226,15 +347,15 @@ def _activation(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
         return torch.cat([part(r).flatten() for r in rows])[: t.numel()].reshape(t.shape)
 
     made = known_function(function)
-    return None if made is None else made(part.output, part.sources[0])
+    return None if made is None else made(part.output, part.source)
 
 
 # ---- attention
 
 
-def _parts_of_three(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Part]:
+def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[Part, Trial]]:
     """From queries, keys and values to the attention's result, where not one softmax stands between
-    them."""
+    them; from tokens and their mask to a mean."""
     if val(output).dim() < 2 or kind(output) in (Kind.RESHAPE, Kind.PERMUTE):
         return
     if not any(_meets_weights(u, constants) for u in _below(output)):
@@ -243,17 +364,21 @@ def _parts_of_three(flow: Flow, output: fx.Node, constants: Constants) -> Iterat
     if region is None:
         return
     kinds = [kind(n) for n in region]
-    if kinds.count(Kind.SOFTMAX) == 1 or not set(kinds) & {Kind.MATMUL, Kind.PRODUCT}:
-        return
-    if not set(kinds) & {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}:
+    masked = not set(kinds) & {Kind.MATMUL, Kind.SOFTMAX}
+    compares = set(kinds) & {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}
+    weighs = kinds.count(Kind.SOFTMAX) != 1 and set(kinds) & {Kind.MATMUL, Kind.PRODUCT}
+    if not (compares and weighs) and not masked:
         return
     members = set(region)
     frontier = [i for n in region for i in tensor_inputs(n) if is_live(i) and i not in members]
     for sources in _cuts(list(dict.fromkeys(frontier)), region, output):
-        if all(is_float(s) and val(s).dim() >= 2 for s in sources):
-            part = Part(tuple(sources), output, tuple(_from(sources, region, output)), constants)
-            if part.is_small:
-                yield part
+        part = Part(tuple(sources), output, tuple(_from(sources, region, output)), constants)
+        if not part.is_small:
+            continue
+        if len(sources) == 3 and all(is_float(s) and val(s).dim() >= 2 for s in sources):
+            yield part, _attention
+        if len(sources) == 2 and masked:
+            yield part, _masked_mean
 
 
 def _below(node: fx.Node) -> list[fx.Node]:
@@ -344,7 +469,7 @@ def _cuts(
         sources = [
             _lowered(s, region, output, [o for o in sources if o is not s]) for s in sources
         ]
-        if len(sources) == 3:
+        if len(sources) in (2, 3):
             yield sources
         if len(sources) >= 3:
             continue
@@ -353,6 +478,39 @@ def _cuts(
             rest = [o for o in sources if o is not s]
             if 2 <= len(parts) <= 3 - len(rest) and all(kind(u) in MOVES for u in parts):
                 seen.append([*rest, *parts])
+
+
+def _masked_mean(part: Part) -> fx.Node | None:
+    """Σ x·m / Σ m over the tokens, m one of 0 and 1."""
+    at = part.output
+    for one in (0, 1):
+        x, mask = part.sources[one], part.sources[1 - one]
+        if not is_float(x) or val(x).dim() != 3 or shape_of(x)[1] < 2:
+            continue
+        b, n, width = shape_of(x)
+        if val(mask).numel() != b * n or shape_of(at) not in ([b, width], [b, 1, width]):
+            continue
+        for hides in (False, True):
+            if all(_is_mean_of(part, one, hides, seed) for seed in range(3)):
+                kept = reshaped(at, mask, [b, n, 1])
+                if hides:
+                    kept = emit(at, aten.logical_not.default, kept)
+                kept = emit(at, aten._to_copy.default, kept, dtype=val(x).dtype)
+                total = emit(at, aten.sum.dim_IntList, emit(at, aten.mul.Tensor, x, kept), [1])
+                count = emit(at, aten.sum.dim_IntList, kept, [1])
+                return reshaped(at, emit(at, aten.div.Tensor, total, count), shape_of(at))
+    return None
+
+
+def _is_mean_of(part: Part, one: int, hides: bool, seed: int) -> bool:
+    x = part.draw(seed)[one]
+    kept = torch.rand(x.shape[:2], generator=torch.Generator().manual_seed(seed)) < 0.6
+    kept[:, seed % x.shape[1]] = True
+    mask = part.sources[1 - one]
+    given = (kept ^ hides).reshape(shape_of(mask)).to(_double(val(mask).dtype))
+    y = part(*((x, given) if one == 0 else (given, x)))
+    means = (x * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
+    return same(y, means.reshape(shape_of(part.output)))
 
 
 def _attention(part: Part) -> fx.Node | None:

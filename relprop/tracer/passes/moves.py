@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,7 +26,13 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
     x, shape = node.args[0], shape_of(node)
     if shape_of(x) == shape:
         return x  # type: ignore[return-value]
-    return reshaped(node, x.args[0], shape) if kind(x) is Kind.RESHAPE else None  # type: ignore[union-attr, arg-type]
+    if kind(x) is Kind.RESHAPE:
+        return reshaped(node, x.args[0], shape)  # type: ignore[union-attr, arg-type]
+    if is_call(x, aten.slice) and isinstance(x.args[2], int):  # type: ignore[union-attr]
+        dim, left = x.args[1], shape_of(x)  # type: ignore[union-attr]
+        if left[dim] == 1 and shape == [*left[:dim], *left[dim + 1 :]]:  # type: ignore[index, misc, operator]
+            return emit(node, aten.select.int, x.args[0], dim, x.args[2])  # type: ignore[union-attr]
+    return None
 
 
 def simpler_permute(node: fx.Node) -> fx.Node | None:
@@ -81,11 +88,30 @@ def simpler_slice(node: fx.Node) -> fx.Node | None:
         offset = x.args[2]  # type: ignore[union-attr]
         return emit(node, aten.slice.Tensor, x.args[0], dim, offset + start, offset + end, 1)  # type: ignore[union-attr, operator]
     if is_call(x, aten.cat) and x.args[1] == dim and step == 1:  # type: ignore[union-attr]
-        return _slice_ofsimpler_cat(node, x, dim, start, end)  # type: ignore[arg-type]
-    return None
+        return _slice_of_cat(node, x, dim, start, end)  # type: ignore[arg-type]
+    return _slice_of_merged(node, x, dim, start, end) if step == 1 else None  # type: ignore[arg-type]
 
 
-def _slice_ofsimpler_cat(node: fx.Node, joined: fx.Node, dim: int, start: int, end: int) -> fx.Node:
+def _slice_of_merged(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node | None:
+    """A run of an axis that several were merged into, where it is a run of the first of them."""
+    if kind(x) is not Kind.RESHAPE:
+        return None
+    y: Any = x.args[0]
+    long, before = shape_of(y), math.prod(shape_of(x)[:dim])
+    first = next((i for i in range(len(long)) if math.prod(long[:i]) == before), None)
+    while first is not None and first < len(long) - 1 and long[first] == 1:
+        first += 1
+    after = math.prod(shape_of(x)[dim + 1 :])
+    if first is None or math.prod(long[first:]) != shape_of(x)[dim] * after:
+        return None
+    step, rest = divmod(math.prod(long[first + 1 :]), after)
+    if rest or step < 2 or start % step or end % step or long[first] * step != shape_of(x)[dim]:
+        return None
+    run = emit(node, aten.slice.Tensor, y, first, start // step, end // step, 1)
+    return reshaped(node, run, shape_of(node))
+
+
+def _slice_of_cat(node: fx.Node, joined: fx.Node, dim: int, start: int, end: int) -> fx.Node:
     parts, at = [], 0
     for part in joined.args[0]:  # type: ignore[union-attr]
         length = shape_of(part)[dim]

@@ -180,12 +180,13 @@ def candidates(graph: fx.Graph) -> Iterator[Region]:
             yield region
 
 
-def region_of(flow: Flow, output: fx.Node) -> Region | None:
-    """The region that ends in ``output``, an elementwise call of several tensors."""
+def region_of(flow: Flow, output: fx.Node, source: fx.Node | None = None) -> Region | None:
+    """The region that ends in ``output``, an elementwise call of several tensors; it begins where
+    these meet, or in ``source``."""
     inputs = flow.inputs[output]
     if kind(output) not in ELEMENTWISE or len(inputs) < 2 or not _is_float(output):
         return None
-    source = flow.common_dominator(inputs)
+    source = flow.common_dominator(inputs) if source is None else source
     if source is None or not _is_float(source) or shape_of(source) != shape_of(output):
         return None
     nodes = _between(flow, source, output)

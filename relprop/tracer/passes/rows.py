@@ -29,12 +29,14 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
+from relprop.tracer.order import Flow
 from relprop.tracer.passes.region import (
     Recipe,
     Region,
     candidates,
     equal_functions,
     flow_of,
+    region_of,
     same,
     trials,
 )
@@ -45,9 +47,11 @@ def raise_rows(graph: fx.Graph) -> None:
     _divide_before_summing(graph)
     taken: set[fx.Node] = set()
     known: dict[str, _Found | None] = {}
-    for region in list(candidates(graph)):
-        if not region.axes or taken & set(region.nodes):
+    flow = flow_of(graph)
+    for narrow in list(candidates(graph)):
+        if not narrow.axes or taken & set(narrow.nodes):
             continue
+        region = _with_centring(flow, narrow)
         if region.signature not in known:
             known[region.signature] = _tried(region)
         found = known[region.signature]
@@ -56,6 +60,24 @@ def raise_rows(graph: fx.Graph) -> None:
             taken |= set(region.nodes)
             swap(region.output, new)
     graph.eliminate_dead_code()
+
+
+_LINEAR = frozenset({Kind.SUM, Kind.TOTAL, Kind.AFFINE, Kind.EXPAND, Kind.RESHAPE})
+
+
+def _with_centring(flow: Flow, region: Region) -> Region:
+    """The region and the sums above it in which its source was made of another tensor: the mean
+    taken away."""
+    if kind(region.source) is not Kind.SUM or region.source not in flow.index:
+        return region
+    above = flow.dominator(region.source)
+    if above is None or shape_of(above) != shape_of(region.source):
+        return region
+    centring = flow.between(above, region.source)
+    if not {kind(n) for n in centring} <= _LINEAR or all(kind(n) != Kind.TOTAL for n in centring):
+        return region
+    wider = region_of(flow, region.output, above)
+    return region if wider is None or wider.axes != region.axes else wider
 
 
 def _tried(region: Region) -> _Found | None:
@@ -236,7 +258,9 @@ def _norm_in(region: Region) -> _Norm | None:
     core = _Core(region.recipe, weights, biases)
     xs, rest = [t.x for t in given], [tuple(t.parameters[i] for i in others) for t in given]
     centred = _centring(core, region.axes, xs, rest)
-    if centred is not None:
+    if centred is not None and not all(
+        same(core(2 * x, *r), 2 * core(x, *r), 1e-6) for x, r in zip(xs, rest, strict=True)
+    ):
         eps = None if others else _usual_eps(region, core, centred, xs)
         return _Norm(core, weights, biases, others, centred, eps)
     scaled = kind(region.output) in (Kind.PRODUCT, Kind.QUOTIENT)
