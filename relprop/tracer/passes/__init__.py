@@ -27,7 +27,7 @@ from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projection
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.products import raise_products
-from relprop.tracer.passes.rows import raise_affine, raise_rows
+from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
@@ -53,13 +53,16 @@ def canonicalise(
     respell(graph, device)
     make_real(graph)
     simplify(graph, Constants(given, device))
-    raise_products(graph)
+    raise_products(graph, spreads=False)
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
+    join_same(graph)
     raise_disguised_functions(graph, Constants(given, device))
     raise_rows(graph)
+    drop_shifts(graph)
     simplify(graph, Constants(given, device))
     raise_affine(graph)
+    raise_products(graph, spreads=True)
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))

@@ -177,9 +177,10 @@ def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator
 
 def _may_be_norm(part: Part) -> bool:
     kinds = {kind(n) for n in part.nodes}
-    curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC})
+    curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC, Kind.NORM, Kind.BATCH_NORM})
     divides = kind(part.output) in (Kind.PRODUCT, Kind.QUOTIENT) or not kinds <= INSIDE
-    return curved and divides and shape_of(part.source) == shape_of(part.output)
+    alike = shape_of(part.source) == shape_of(part.output)
+    return curved and divides and alike and kind(part.source) is not Kind.SOFTMAX
 
 
 def _is_read_by_others(part: Part) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -32,7 +32,32 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
         dim, left = x.args[1], shape_of(x)  # type: ignore[union-attr]
         if left[dim] == 1 and shape == [*left[:dim], *left[dim + 1 :]]:  # type: ignore[index, misc, operator]
             return emit(node, aten.select.int, x.args[0], dim, x.args[2])  # type: ignore[union-attr]
-    return None
+    return _of_rows(node, x, shape)  # type: ignore[arg-type]
+
+
+def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
+    """What is done to each row makes no difference to how the rows lie: laid out, treated and laid
+    back is treated."""
+    before = x.args[0] if x.args else None
+    of_each = kind(x) in (Kind.FUNCTION, Kind.AFFINE)
+    if not of_each and not is_call(x, aten.layer_norm, aten.rms_norm, aten.linear):
+        return None
+    if len(x.users) != 1:
+        return None
+    if not isinstance(before, fx.Node) or kind(before) is not Kind.RESHAPE:
+        return None
+    y: Any = before.args[0]
+    if shape_of(y)[-1:] != shape_of(before)[-1:] or shape_of(y)[:-1] != shape[:-1]:
+        return None
+    along = argument(x, "normalized_shape")
+    if any(is_live(n) for n in x.all_input_nodes[1:]) or (along and len(along) > 1):
+        return None
+    others = [n for n in x.all_input_nodes[1:] if rank(n) > (2 if kind(x) is Kind.LINEAR else 1)]
+    plain = isinstance(x.target, torch._ops.OpOverload)
+    made = emit(node, x.target, y, *x.args[1:], **x.kwargs) if plain and not others else None
+    return made if made is not None and shape_of(made) == shape else None
+
+
 
 
 def simpler_permute(node: fx.Node) -> fx.Node | None:

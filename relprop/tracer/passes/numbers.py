@@ -127,7 +127,8 @@ _OF_TWO = {
 
 def simpler_total(node: fx.Node) -> fx.Node | None:
     """The sum, the product or the largest along an axis that tensors were laid along for it → of
-    those tensors; along axes of length 1 nothing is reduced."""
+    those tensors, unless they may be one tensor's positions, each treated alike (``total_of_parts``
+    is told when they are not); along axes of length 1 nothing is reduced."""
     x, dims = node.args[0], argument(node, "dim")
     op = _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not rank(x):
@@ -136,9 +137,31 @@ def simpler_total(node: fx.Node) -> fx.Node | None:
     dims = [d % rank(x) for d in dims]
     if all(shape_of(x)[d] == 1 for d in dims):
         return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
-    if not is_call(x, aten.cat) or dims != [x.args[1]]:  # type: ignore[union-attr]
+    if is_call(x, aten.cat) and len(x.args[0]) > 2 and _alike(x.args[0]):  # type: ignore[union-attr, arg-type]
         return None
-    parts = list(x.args[0])  # type: ignore[union-attr, arg-type]
+    return total_of_parts(node)
+
+
+def _alike(parts: Any) -> bool:
+    """Whether tensors come from calls of one operator, in whatever shape."""
+    sources = []
+    for part in parts:
+        while kind(part) is Kind.RESHAPE:
+            part = part.args[0]
+        sources.append(part.target)
+    return len(set(sources)) == 1
+
+
+def total_of_parts(node: fx.Node) -> fx.Node | None:
+    """A reduction along an axis that tensors were laid along for it → of those tensors."""
+    x, dims = node.args[0], argument(node, "dim")
+    op = _OF_TWO.get(packet(node))
+    if op is None or val(node).dtype != val(x).dtype or not is_call(x, aten.cat):
+        return None
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank(x)))
+    if [d % rank(x) for d in dims] != [x.args[1]]:  # type: ignore[union-attr]
+        return None
+    dims, parts = [x.args[1]], list(x.args[0])  # type: ignore[union-attr, arg-type]
     if any(shape_of(p)[dims[0]] != 1 for p in parts) or len(parts) > 64:
         return None
     total = reshaped(node, parts[0], shape_of(node))

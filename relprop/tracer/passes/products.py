@@ -234,13 +234,14 @@ def _replayed(w: fx.Node) -> Any:
 # ---- raising
 
 
-def raise_products(graph: fx.Graph) -> None:
+def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
     """Every sum of products with something that depends on no input → a linear map of the rest;
-    sums of elementwise products of two activations → matrix products."""
+    sums of elementwise products of two activations → matrix products. ``spreads``: a number times
+    a row of weights is a linear map of one number, too (and not the scale of a norm)."""
     for node in list(graph.nodes):
         if not is_live(node) or not is_float(node) or node._erased:
             continue
-        new = _activations_as_weight(node) if kind(node) is Kind.LINEAR else _raised(node)
+        new = _activations_as_weight(node) if kind(node) is Kind.LINEAR else _raised(node, spreads)
         if new is not None:
             swap(node, reshaped(node, new, shape_of(node)))
 
@@ -254,14 +255,14 @@ def _activations_as_weight(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
 
 
-def _raised(node: fx.Node) -> fx.Node | None:
+def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     p = letters_of(node)
     if p is None or not (is_live(p.x) or is_live(p.w)) or val(p.x).dtype != val(p.w).dtype:
         return None
     if is_live(p.x) and is_live(p.w):
         return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
     p = p if is_live(p.x) else p.turned()
-    if is_call(node, aten.mul) and not _makes_features(p):
+    if is_call(node, aten.mul) and not (spreads and _makes_features(p)):
         return None
     made = as_linear(node, p)
     if made is None:

@@ -27,6 +27,7 @@ from relprop.tracer.editing import (
     reshaped,
     shape_of,
     swap,
+    tensor_inputs,
     val,
 )
 from relprop.tracer.order import Flow
@@ -36,6 +37,7 @@ from relprop.tracer.passes.region import (
     candidates,
     equal_functions,
     flow_of,
+    recipe_of,
     region_of,
     same,
     trials,
@@ -59,6 +61,39 @@ def raise_rows(graph: fx.Graph) -> None:
         if new is not None:
             taken |= set(region.nodes)
             swap(region.output, new)
+    graph.eliminate_dead_code()
+
+
+def drop_shifts(graph: fx.Graph) -> None:
+    """What is taken from a row before its mean is taken away makes no difference; the root mean
+    square of what is less its mean is its deviation."""
+    flow = flow_of(graph)
+    for node in flow.nodes:
+        source: Any = node.args[0] if node.args else None
+        if not is_call(node, aten.layer_norm, aten.rms_norm) or kind(source) is not Kind.SUM:
+            continue
+        above = flow.dominator(source) if source in flow.index else None
+        if above is None or shape_of(above) != shape_of(source) or len(node.args[1]) != 1:  # type: ignore[arg-type]
+            continue
+        way = flow.between(above, source)
+        if not {kind(n) for n in way} <= _LINEAR or any(
+            i is not above and i not in way for n in way for i in tensor_inputs(n)
+        ):
+            continue
+        shifted = recipe_of(way, [above])
+        x = torch.randn(shape_of(source), generator=torch.Generator().manual_seed(0)).double()
+        try:
+            y = shifted(x)
+        except (RuntimeError, TypeError):
+            continue
+        centre = x - x.mean(-1, keepdim=True)
+        if is_call(node, aten.layer_norm) and same(y - y.mean(-1, keepdim=True), centre):
+            node.replace_input_with(source, above)
+        elif is_call(node, aten.rms_norm) and same(y, centre):
+            shape, weight, eps = (*node.args[1:], None, None)[:3]
+            if eps is not None:
+                new = emit(node, aten.layer_norm.default, above, shape, weight, None, eps)
+                swap(node, new)
     graph.eliminate_dead_code()
 
 
@@ -384,11 +419,25 @@ def raise_affine(graph: fx.Graph) -> None:
         if node._erased or kind(node) not in (Kind.PRODUCT, Kind.SUM) or len(node.args) != 2:
             continue
         for norm, parameter in (node.args, node.args[::-1]):
+            norm, parameter, back = _unturned(node, norm, parameter)
             if _belongs(node, norm, parameter):
                 new = _with_affine(node, norm, parameter)  # type: ignore[arg-type]
                 if new is not None:
-                    swap(node, new)
+                    swap(node, new if back is None else permuted(node, new, back))
                     break
+
+
+def _unturned(node: fx.Node, norm: Any, parameter: Any) -> tuple[Any, Any, list[int] | None]:
+    """A norm and a parameter as they are before the norm's axes are put in another order, and that
+    order."""
+    turned = kind(norm) is Kind.PERMUTE and len(norm.users) == 1
+    if not turned or not isinstance(parameter, fx.Node) or is_live(parameter):
+        return norm, parameter, None
+    source, order = norm.args[:2]
+    if kind(source) is not Kind.NORM or len(shape_of(node)) != len(order):
+        return norm, parameter, None
+    wide = reshaped(node, parameter, [1] * (len(order) - rank(parameter)) + shape_of(parameter))
+    return source, permuted(node, wide, [order.index(i) for i in range(len(order))]), order
 
 
 def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
@@ -396,7 +445,7 @@ def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
         return False
     if kind(norm) is not Kind.NORM or is_live(parameter) or val(parameter).dtype != val(norm).dtype:
         return False
-    if shape_of(node) != shape_of(norm) or is_call(node, aten.sub):
+    if sorted(shape_of(node)) != sorted(shape_of(norm)) or is_call(node, aten.sub):
         return False
     return is_call(norm, aten.layer_norm, aten.rms_norm) or isinstance(norm.target, WrittenNorm)
 

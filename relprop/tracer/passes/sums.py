@@ -28,6 +28,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.moves import rejoined
+from relprop.tracer.passes.numbers import total_of_parts
 
 Terms = list[tuple[int, fx.Node]]
 
@@ -250,6 +251,11 @@ def join_sums(graph: fx.Graph) -> None:
     """Sums of three and more terms are one operation, whichever two were added first; what depends
     on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
     their axis."""
+    for node in list(graph.nodes):
+        if kind(node) in (Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST) and is_live(node):
+            parts = total_of_parts(node)
+            if parts is not None:
+                swap(node, parts)
     for node in reversed(list(graph.nodes)):
         if node._erased or not is_top(node):
             continue
