@@ -262,6 +262,7 @@ def facts_of(session: Session, plan: Plan | None, request: Request) -> dict[str,
     return {
         "front_end": program.front_end,
         "decisions": list(program.decisions),
+        "constant_inputs": dict(program.constant_inputs),
         "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in request.options.items()},
     }

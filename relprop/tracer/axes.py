@@ -51,12 +51,14 @@ class Atom:
     """An indivisible run of positions along an axis (so far: a reshape may still split it).
 
     ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
-    beside each).
+    beside each). ``repeated``: its positions hold one and the same thing, or are those of something
+    that was laid beside it.
     """
 
     size: int
     group: Group = field(default_factory=Group)
     position: bool = False
+    repeated: bool = False
 
     @property
     def kind(self) -> Made:
@@ -107,13 +109,15 @@ def _fits(axes: Axes, shape: torch.Size) -> bool:
     )
 
 
-def _fresh(size: int, kind: Made = "unknown", like: Axis = ()) -> Axis:
+def _fresh(size: int, kind: Made = "unknown", like: Axis | None = None) -> Axis:
+    """A new axis; what it is made of, ``like``, if that is known: of length 1, it is repeated."""
     if size == 1:
         return ()
-    atom = Atom(size, Group(kind))
-    for other in [
-        a for a in like if a.kind != "feature"
-    ] or like:  # of tokens × features (routed to experts, shifted positions): tokens
+    repeated = like is not None and all(a.repeated for a in like)
+    atom = Atom(size, Group(kind), repeated=repeated)
+    for other in (
+        [a for a in like or () if a.kind != "feature"] or like or ()
+    ):  # of tokens × features (routed to experts, shifted positions): tokens
         other.group.join(atom.group)
     return (atom,)
 
@@ -153,7 +157,7 @@ def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
                 a.size for a in axes[at]
             ]:
                 _relate(found, axes[at])
-        result.append(found if found is not None else _fresh(size))
+        result.append(found if found is not None else _fresh(size, like=()))
     return tuple(result)
 
 
@@ -199,7 +203,10 @@ def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
 
 
 def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
-    return Atom(outer, atom.group), Atom(atom.size // outer, atom.group)
+    return (
+        Atom(outer, atom.group, repeated=atom.repeated),
+        Atom(atom.size // outer, atom.group, repeated=atom.repeated),
+    )
 
 
 def _permute(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
@@ -210,7 +217,7 @@ def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     padded = ((),) * (len(shape) - len(axes)) + axes
     return tuple(
-        axis if axis or size == 1 else _fresh(size)
+        axis if axis or size == 1 else _fresh(size, like=())
         for axis, size in zip(padded, shape, strict=True)
     )
 
@@ -325,7 +332,7 @@ def _linear(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
 def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     spatial = tuple(
-        axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis)
+        axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis or None)
         for axis, s in zip(axes[2:], shape[2:], strict=True)
     )
     return (axes[0], _fresh(shape[1], "feature"), *spatial)

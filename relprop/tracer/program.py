@@ -84,8 +84,8 @@ class Program:
     that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
     that it holds only for inputs that make the same ``decisions``. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
-    copies, whatever the model's own. ``memo``: what others worked out about this program, kept with
-    it.
+    copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
+    why. ``memo``: what others worked out about this program, kept with it.
     """
 
     graph: fx.Graph
@@ -101,6 +101,7 @@ class Program:
     draws: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    constant_inputs: Mapping[str, str] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property

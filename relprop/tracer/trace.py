@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +14,21 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, message
-from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
 from relprop.tracer.attention import find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import is_live, tensor_inputs, val
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.leaves import (
+    ADDED,
+    NOT_CHOSEN,
+    USUAL,
+    candidates,
+    hold_still,
+    only_added,
+    side_inputs,
+)
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import execute
@@ -49,6 +58,11 @@ def trace_program(
         raw = capture(model, sample)
         canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
         program = assemble(raw, sample.names, token_inputs, model)
+        if sides := [node for node in program.placeholders if node.meta["beside"]]:
+            hold_still(raw.graph, sides)
+            canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
+            settled = assemble(raw, sample.names, tuple(program.leaves), model)
+            program = replace(settled, constant_inputs=program.constant_inputs)
         verify(program, model, sample, raw)
     if not program.input_specialised:
         if len(cached) >= _KEPT:
@@ -148,12 +162,19 @@ def assemble(
     graph = raw.graph
     constants = Constants(raw.constants)
     placeholders = dict(zip(names, (n for n in graph.nodes if n.op == "placeholder"), strict=True))
-    leaves = _leaves(placeholders, token_inputs)
+    able, constant = candidates(placeholders)
+    added = only_added(placeholders, able)
+    leaves = {n: leaf for n, leaf in able.items() if n in (token_inputs or able.keys() - added)}
+    constant |= {n: ADDED if token_inputs is None else NOT_CHOSEN for n in able if n not in leaves}
     axes, sites, without = _structure_from(graph, leaves, constants)
-    mixed = {name: leaf for name, leaf in leaves.items() if _is_mixed(leaf, sites)}
-    if token_inputs is None and mixed and len(mixed) < len(leaves):
-        leaves = mixed  # the others are masks or side information: constants to relevance
-        axes, sites, without = _structure_from(graph, leaves, constants)
+    for reason, kept in USUAL.items() if token_inputs is None else ():
+        some = kept(leaves, (axes, sites))
+        if some and len(some) < len(leaves):
+            constant |= {n: reason for n in leaves if n not in some}
+            leaves = some
+            axes, sites, without = _structure_from(graph, leaves, constants)
+    beside = side_inputs({n: placeholders[n] for n in constant if n not in added}, sites)
+    _write_books(graph, {node: name for name, node in beside.items()})
     by_module: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False) if model is not None else ():
         by_module.setdefault(id(module), []).append(path)
@@ -171,6 +192,7 @@ def assemble(
         raw.decisions,
         raw.draws,
         aliases=aliases,
+        constant_inputs={n: constant[n] for n in names if n in constant},
     )
 
 
@@ -179,98 +201,35 @@ def _structure_from(
 ) -> tuple[Any, tuple[Site, ...], Any]:
     """Every node's role as seen from ``leaves``; the axes and the attention sites that follow."""
     below: set[fx.Node] = set()
+    batched: set[fx.Node] = set()
     for node in graph.nodes:
         inputs = tensor_inputs(node)
         if node in leaves.values() or any(i in below for i in inputs):
             below.add(node)
+        if node.op == "placeholder" or any(i in batched for i in inputs):
+            batched.add(node)
         weights = node.op == "get_attr" or any(i.meta["role"] == "parameter" for i in inputs)
-        still = "parameter" if weights and not is_live(node) else "constant"
+        still = "parameter" if weights and node not in batched else "constant"
         node.meta["role"] = "activation" if node in below else still
-        node.meta["batched"] = is_live(node)
-        node.meta["books"] = _books(node)
+        node.meta["batched"] = node in batched
     axes = follow(graph, dict(leaves), constants)
     return axes, *find_sites(graph, axes, constants)
 
 
-def _is_mixed(leaf: fx.Node, sites: tuple[Site, ...]) -> bool:
-    """Whether attention mixes positions of this input: some site's values come from it other than
-    through attention maps."""
-    maps = {s.attention for s in sites}
-    reached = {leaf}
-    for node in leaf.graph.nodes:
-        if node not in maps and any(i in reached for i in tensor_inputs(node)):
-            reached.add(node)
-    return any(s.values in reached for s in sites)
+def _write_books(graph: fx.Graph, beside: Mapping[fx.Node, str]) -> None:
+    """Under which name the ledger books what each node absorbs: of what is made of inputs
+    ``beside`` the explained ones, theirs."""
+    entering: dict[fx.Node, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        node.meta["beside"] = node in beside
+        above = [n for i in tensor_inputs(node) for n in entering[i]]
+        names = [beside[node]] if node in beside else above if _is_still(node) else []
+        entering[node] = tuple(dict.fromkeys(names))
+        node.meta["books"] = f"input {', '.join(entering[node])}" if names else _books(node)
 
 
-def _leaves(
-    placeholders: Mapping[str, fx.Node], token_inputs: tuple[str, ...] | None
-) -> dict[str, fx.Node]:
-    """Floating inputs themselves; for an integer input, the embedding it feeds."""
-    leaves: dict[str, fx.Node] = {}
-    for name, node in placeholders.items():
-        if token_inputs is not None and name not in token_inputs:
-            continue
-        value = val(node)
-        if value.is_floating_point():
-            leaves[name] = node
-        elif value.dtype != torch.bool and (embedding := _embedding_of(node)) is not None:
-            others = [
-                leaf for n, leaf in leaves.items() if not val(placeholders[n]).is_floating_point()
-            ]
-            if token_inputs is not None or not _only_added(embedding, others):
-                leaves[name] = embedding
-    return leaves
-
-
-def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
-    """Whether an embedding is side information: added, position by position, to that of another
-    explained input (segments, places), and nothing else."""
-    below = set(leaves)
-    for node in embedding.graph.nodes:
-        if node.op == "call_function" and any(i in below for i in tensor_inputs(node)):
-            below.add(node)
-    met, left, seen = False, list(embedding.users), {embedding}
-    while left:
-        node = left.pop()
-        if node in below and kind(node) is Kind.SUM:
-            met = True
-        elif node in below or kind(node) not in BESIDE:
-            return False
-        elif node not in seen:
-            seen.add(node)
-            left += node.users
-    return met
-
-
-#: What an embedding may pass and still be the same thing, position by position.
-BESIDE = ELEMENTWISE | {Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE, Kind.NORM}
-
-
-def _embedding_of(ids: fx.Node) -> fx.Node | None:
-    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or
-    cast, but never compared or counted (positions are)."""
-    seen = {ids}
-    for node in ids.graph.nodes:
-        if kind(node) is Kind.EMBEDDING and node.args[1] in seen:
-            return node
-        whole = (
-            isinstance(val(node), Tensor)
-            and not val(node).is_floating_point()
-            and val(node).dtype != torch.bool
-        )
-        if (
-            node.op == "call_function"
-            and whole
-            and kind(node) in SAME_IDS
-            and any(i in seen for i in tensor_inputs(node))
-        ):
-            seen.add(node)
-    return None
-
-
-#: What ids may pass and still be ids: comparisons and counts (of positions) make something else.
-SAME_IDS = (ELEMENTWISE - {Kind.TEST}) | MOVES | {Kind.PAD, Kind.FILL}
+def _is_still(node: fx.Node) -> bool:
+    return node.meta["role"] != "activation"
 
 
 def _books(node: fx.Node) -> str:
@@ -280,7 +239,7 @@ def _books(node: fx.Node) -> str:
         return str(node.target).removeprefix("model.")
     if node.op == "placeholder":
         return f"input {node.name}"
-    names = [i.meta["books"] for i in tensor_inputs(node) if i.meta["role"] != "activation"]
+    names = [i.meta["books"] for i in tensor_inputs(node) if _is_still(i)]
     named = [n for n in names if n and not n.startswith("input ")] or [n for n in names if n]
     return named[0] if named else ""
 

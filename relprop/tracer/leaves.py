@@ -1,0 +1,178 @@
+"""Which inputs are explained, and where explanation starts in each; why the others are constants.
+
+A floating input can be explained itself, an integer one at the output of the embedding it feeds.
+Unless they are named, those are explained whose positions attention mixes: not masks, not segments
+or places that are only added to another input's tokens, and not side inputs without tokens of their
+own (timesteps, scalars, conditioning vectors, labels, one vector beside a sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
+from relprop.tracer.axes import Axes, Axis
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.program import Site
+
+NOT_CHOSEN = "is not among the inputs to explain"
+ADDED = "is only added to another input's tokens (segments, places)"
+NOT_MIXED = "has no positions that attention mixes (a mask, side features)"
+NO_TOKENS = "has no axis of tokens (a timestep, a conditioning vector, a label)"
+
+Leaves = dict[str, fx.Node]
+Structure = tuple[dict[fx.Node, Axes], tuple[Site, ...]]
+
+
+def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, str]]:
+    """The inputs that can be explained, each with the node where it would start; and why the others
+    cannot."""
+    leaves: Leaves = {}
+    cannot: dict[str, str] = {}
+    for name, node in placeholders.items():
+        if val(node).is_floating_point():
+            leaves[name] = node
+        elif (embedding := _embedding_of(node)) is not None:
+            leaves[name] = embedding
+        else:
+            kinds = str(val(node).dtype).removeprefix("torch.")
+            cannot[name] = f"holds {kinds} numbers that feed no embedding"
+    return leaves, cannot
+
+
+def only_added(placeholders: Mapping[str, fx.Node], leaves: Leaves) -> set[str]:
+    """The inputs whose embedding is side information: added, position by position, to that of
+    another input of ids before it (segments, places), and nothing else."""
+    found: set[str] = set()
+    ids = [name for name in leaves if not val(placeholders[name]).is_floating_point()]
+    for i, name in enumerate(ids):
+        before = [leaves[n] for n in ids[:i] if n not in found]
+        if _only_added(leaves[name], before):
+            found.add(name)
+    return found
+
+
+def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
+    below = set(leaves)
+    for node in embedding.graph.nodes:
+        if node.op == "call_function" and any(i in below for i in tensor_inputs(node)):
+            below.add(node)
+    met, left, seen = False, list(embedding.users), {embedding}
+    while left:
+        node = left.pop()
+        if node in below and kind(node) is Kind.SUM:
+            met = True
+        elif node in below or kind(node) not in BESIDE:
+            return False
+        elif node not in seen:
+            seen.add(node)
+            left += node.users
+    return met
+
+
+#: What an embedding may pass and still be the same thing, position by position.
+BESIDE = ELEMENTWISE | {Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE, Kind.NORM}
+
+
+def _embedding_of(ids: fx.Node) -> fx.Node | None:
+    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or
+    cast, but never compared or counted (positions are)."""
+    if val(ids).dtype is torch.bool:
+        return None
+    seen = {ids}
+    for node in ids.graph.nodes:
+        if kind(node) is Kind.EMBEDDING and node.args[1] in seen:
+            return node
+        whole = (
+            isinstance(val(node), Tensor)
+            and not val(node).is_floating_point()
+            and val(node).dtype is not torch.bool
+        )
+        if (
+            node.op == "call_function"
+            and whole
+            and kind(node) in SAME_IDS
+            and any(i in seen for i in tensor_inputs(node))
+        ):
+            seen.add(node)
+    return None
+
+
+#: What ids may pass and still be ids: comparisons and counts (of positions) make something else.
+SAME_IDS = (ELEMENTWISE - {Kind.TEST}) | MOVES | {Kind.PAD, Kind.FILL}
+
+
+def mixed(leaves: Leaves, structure: Structure) -> Leaves:
+    """The inputs whose positions attention mixes: some site's values come from them other than
+    through attention maps."""
+    _, sites = structure
+    maps = {s.attention for s in sites}
+
+    def reaches_values(leaf: fx.Node) -> bool:
+        reached = _below([leaf], maps)
+        return any(s.values in reached for s in sites)
+
+    return {name: leaf for name, leaf in leaves.items() if reaches_values(leaf)}
+
+
+def with_tokens(leaves: Leaves, structure: Structure) -> Leaves:
+    """The inputs that have tokens: something made of one alone has an axis of them, not by
+    repeating one thing; or several things made of it are joined to others along such an axis."""
+    axes, _ = structure
+    below = {name: _below([leaf]) for name, leaf in leaves.items()}
+
+    def has(name: str) -> bool:
+        others = set[fx.Node]().union(*(b for n, b in below.items() if n != name))
+        own = below[name] - others
+        return any(_tokens(axis) for node in own for axis in axes.get(node, ())) or any(
+            len(_pieces(node, own, axes)) > 1 for node in below[name]
+        )
+
+    return {name: leaf for name, leaf in leaves.items() if has(name)}
+
+
+def _tokens(axis: Axis) -> bool:
+    return any(atom.kind == "token" and not atom.repeated for atom in axis)
+
+
+def _pieces(node: fx.Node, own: set[fx.Node], axes: Mapping[fx.Node, Axes]) -> set[fx.Node]:
+    """What of ``own`` is joined to other things as one token each."""
+    if kind(node) is not Kind.JOIN or node not in axes:
+        return set()
+    dim = argument(node, "dim") % val(node).dim()
+    joined = {i for i in tensor_inputs(node) if i in own and val(i).shape[dim] == 1}
+    return joined if any(atom.kind == "token" for atom in axes[node][dim]) else set()
+
+
+def side_inputs(constant: Leaves, sites: Iterable[Site]) -> Leaves:
+    """Those constant inputs that do more than change attention maps, as masks do: what they give to
+    an output passes beside the maps, too."""
+    maps = {s.attention for s in sites}
+    outputs = {o for node in constant.values() for o in node.graph.find_nodes(op="output")}
+    return {name: node for name, node in constant.items() if outputs & _below([node], maps)}
+
+
+def hold_still(graph: fx.Graph, constant: Iterable[fx.Node]) -> None:
+    """Make the passes take these inputs for constants, as they take parameters: a scale that is
+    made of a timestep is then the scale of a norm. Their values still come with every call."""
+    for node in graph.nodes:
+        node.meta.pop("live", None)
+    for node in constant:
+        node.meta["live"] = False
+
+
+def _below(start: Iterable[fx.Node], but: Iterable[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes that depend on one of ``start``, other than through ``but``."""
+    found, closed = set(start), set(but)
+    for node in next(iter(found)).graph.nodes:
+        if node not in closed and any(i in found for i in tensor_inputs(node)):
+            found.add(node)
+    return found
+
+
+#: Of the inputs that can be explained those that are, unless they are named: what one needs, by
+#: why it is a constant without it.
+USUAL = {NOT_MIXED: mixed, NO_TOKENS: with_tokens}
