@@ -36,7 +36,10 @@ def draft_attribution(session: Session, targets: list[Any], request: Request) ->
             f"method {request.method.name!r} has 'input' to keep"
         )
     starts = tuple(n for n in possible_starts(program, targets) if n in session.flow.members)
-    leaves = tuple(_reached(session, starts).values())
+    reached = _reached(session, starts)
+    if unread := [name for name in session.chosen if name not in reached]:
+        raise TargetError(f"the target does not depend on input {unread[0]!r}")
+    leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in request.needs else None
     keep = {*leaves, *(plan.keep if plan is not None else ())}
     return Draft(
@@ -132,8 +135,10 @@ def _reached(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node
 
 
 def tidied(value: Tensor, leaf: fx.Node) -> Tensor:
-    """Without the leading 1 of a single sample's call."""
-    return value[:, 0] if val(leaf).shape[:1] == (1,) else value
+    """Without the leading 1 of a single sample's call; one number per sample as (batch, 1)."""
+    if val(leaf).dim() < 2:
+        return value.reshape(len(value), -1)
+    return value[:, 0] if val(leaf).shape[0] == 1 else value
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -147,10 +152,7 @@ def _axes(run: Run, leaf: fx.Node) -> tuple[int, ...]:
 
 def _in_place(tensors: Sequence[Tensor], leaves: Sequence[fx.Node]) -> list[Tensor]:
     """Tidied values as the graph takes them."""
-    return [
-        t if t.dim() > val(leaf).dim() else t.unsqueeze(1)
-        for leaf, t in zip(leaves, tensors, strict=True)
-    ]
+    return [t.reshape(len(t), *val(leaf).shape) for leaf, t in zip(leaves, tensors, strict=True)]
 
 
 def _scalar(run: Run, target: Any, start: Start, values: Mapping[fx.Node, Tensor]) -> Tensor:

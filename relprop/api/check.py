@@ -4,6 +4,7 @@ path, its rule, and what is missing."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from relprop.api.opening import open_model
-from relprop.api.session import Session, check_devices, open_session
+from relprop.api.session import Session, check_devices, chosen_inputs, open_session
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import METHODS, input_level
 from relprop.operations import Kind, kind
@@ -57,6 +58,7 @@ class Report:
     rollup: tuple[str, ...] = ()
     past_attention: tuple[str, ...] = ()
     rollup_error: str = ""
+    constant_inputs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -114,6 +116,7 @@ class Report:
             ("generic rule", self.generic),
             ("UNKNOWN", self.unknown),
             ("hidden site", self.hidden_sites),
+            ("constant input", self.constant_inputs),
             ("input past all attention (no scores over attention)", self.past_attention),
             ("detach (gradient stops, relevance passes)", self.detached),
             ("baked decision", self.decisions),
@@ -129,8 +132,10 @@ def check(
     *,
     rules: RuleSet | str = "paper",
     precision: str | torch.dtype | None = None,
+    explain_inputs: Sequence[str | int] | str | None = None,
 ) -> Report:
     """A report on ``model`` for inputs like these; it explains nothing and changes nothing.
+    Arguments as in ``explain``.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -143,7 +148,12 @@ def check(
         check_devices(model, bound)
         try:
             session = open_session(
-                model, bound, rules=rules, precision=precision, on_unknown="generic"
+                model,
+                bound,
+                rules=rules,
+                precision=precision,
+                on_unknown="generic",
+                chosen=chosen_inputs(bound, explain_inputs),
             )
         except CaptureError as error:
             return Report(str(rules), capture_error=str(error))
@@ -192,6 +202,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         arrives,
         past,
         why,
+        tuple(f"{name!r} {reason}" for name, reason in program.constant_inputs.items()),
     )
 
 

@@ -3,7 +3,7 @@ and, given a metric, which heads and layers serve it best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,7 @@ def compare(
     *,
     metric: Metric | None = None,
     batch_size: int | None = None,
+    explain_inputs: Sequence[str | int] | str | None = None,
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
@@ -166,6 +167,7 @@ def compare(
     refused: dict[int, RelpropError] = {}
     shared: dict[str, Any] = {
         "batch_size": batch_size,
+        "explain_inputs": explain_inputs,
         "precision": precision,
         "on_unknown": on_unknown,
         "processor": processor,

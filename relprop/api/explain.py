@@ -8,17 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from relprop.adapters import adapter_for
 from relprop.api.grid import MethodCall, explain_grid
 from relprop.api.opening import open_model
-from relprop.api.session import check_devices
-from relprop.api.wrapped import speaker
+from relprop.api.session import check_devices, chosen_inputs, traced
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import undisturbed
-from relprop.tracer.trace import trace_program
 
 
 def explain(
@@ -29,6 +26,7 @@ def explain(
     method: str = "transformer_attribution",
     rules: RuleSet | str | None = None,
     batch_size: int | None = None,
+    explain_inputs: Sequence[str | int] | str | None = None,
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
@@ -61,6 +59,11 @@ def explain(
         rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own,
             ``"paper"``, for ``lrp`` and its relatives that of their name.
         batch_size: at most this many samples at a time; the numbers do not depend on it.
+        explain_inputs: names of the inputs to explain, as ``streams`` has them, or positions in a
+            tuple of arguments; ``None``: those with tokens, and without attention all. The others
+            are constants, listed with the reason in ``facts["constant_inputs"]``: masks, segments,
+            and beside inputs with tokens whatever has no axis of them (a timestep, a label, a
+            conditioning vector).
         precision: ``"float64"`` or ``"float32"`` computes in that type on copies; ``None`` in the
             model's own.
         on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and
@@ -90,6 +93,7 @@ def explain(
         method=method,
         rules=rules,
         batch_size=batch_size,
+        explain_inputs=explain_inputs,
         precision=precision,
         on_unknown=on_unknown,
         keep=keep,
@@ -108,6 +112,7 @@ def explain_many(
     method: str = "transformer_attribution",
     rules: RuleSet | str | None = None,
     batch_size: int | None = None,
+    explain_inputs: Sequence[str | int] | str | None = None,
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
@@ -127,6 +132,7 @@ def explain_many(
             targets,
             [call],
             batch_size=batch_size,
+            explain_inputs=explain_inputs,
             precision=precision,
             on_unknown=on_unknown,
             keep=keep,
@@ -137,11 +143,16 @@ def explain_many(
     ]
 
 
-def trace(model: nn.Module | str | Any, inputs: Any) -> Program:
+def trace(
+    model: nn.Module | str | Any,
+    inputs: Any,
+    *,
+    explain_inputs: Sequence[str | int] | str | None = None,
+) -> Program:
     """The model as relprop sees it: a ``Program`` around a ``torch.fx`` graph of ATen ops, for
-    inputs of these shapes."""
+    inputs of these shapes. ``explain_inputs`` as in ``explain``."""
     model, inputs = open_model(model, inputs)
     with undisturbed(model):
         bound = bind(inputs)
         check_devices(model, bound)
-        return trace_program(model, bound, adapter_for(speaker(model)).token_inputs(model, bound))
+        return traced(model, bound, chosen_inputs(bound, explain_inputs))

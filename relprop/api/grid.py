@@ -15,7 +15,7 @@ from relprop.api.attribution import attribute_start, draft_attribution
 from relprop.api.opening import opened
 from relprop.api.overattention import explain_start
 from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
-from relprop.api.session import Session, check_devices, open_session
+from relprop.api.session import Session, check_devices, chosen_inputs, open_session
 from relprop.errors import (
     NoAttentionError,
     OptionError,
@@ -63,6 +63,7 @@ def explain_grid(
     progress: bool,
     processor: Any,
     trust_remote_code: bool,
+    explain_inputs: Sequence[str | int] | str | None = None,
     refused: dict[int, RelpropError] | None = None,
 ) -> list[list[Any]]:
     """For each target, an explanation by each call. Arguments as ``explain`` has them.
@@ -82,12 +83,18 @@ def explain_grid(
     with undisturbed(model), torch.no_grad():
         bound = bind(prepared.inputs)
         check_devices(model, bound)
+        chosen = chosen_inputs(bound, explain_inputs)
         size = _part_size(batch_size, bound)
         split = _per_sample(targets, bound.batch)
 
         def sessions(part: Inputs) -> list[Session]:
             first = open_session(
-                model, part, rules=rules[0], precision=precision, on_unknown=on_unknown
+                model,
+                part,
+                rules=rules[0],
+                precision=precision,
+                on_unknown=on_unknown,
+                chosen=chosen,
             )
             return [first.under(r) for r in rules]
 

@@ -9,7 +9,7 @@ those of a shell: ``blocks.*.attn:softmax``.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from relprop.api.grid import explain_once
 from relprop.api.opening import open_model
 from relprop.api.run import Request
-from relprop.api.session import Session, check_devices, open_session
+from relprop.api.session import Session, check_devices, chosen_inputs, open_session
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
 from relprop.interpreter.backward import propagate
@@ -273,6 +273,7 @@ def instrument(
     rules: RuleSet | str = "paper",
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
+    explain_inputs: Sequence[str | int] | str | None = None,
 ) -> Instrument:
     """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
     in ``explain``.
@@ -289,7 +290,12 @@ def instrument(
         bound = bind(inputs)
         check_devices(model, bound)
         session = open_session(
-            model, bound, rules=rules, precision=precision, on_unknown=on_unknown
+            model,
+            bound,
+            rules=rules,
+            precision=precision,
+            on_unknown=on_unknown,
+            chosen=chosen_inputs(bound, explain_inputs),
         )
         if session.program.input_specialised and bound.batch > 1:
             raise OptionError(

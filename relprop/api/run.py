@@ -13,7 +13,14 @@ from torch import Tensor, fx
 from relprop.adapters import Given, Prepared, describe
 from relprop.api.projection import output_projection, residual_of
 from relprop.api.session import Session
-from relprop.errors import InputError, NoAttentionError, OptionError, message, warn
+from relprop.errors import (
+    InputError,
+    NoAttentionError,
+    OptionError,
+    RollUpError,
+    message,
+    warn,
+)
 from relprop.interpreter.backward import Hook, Walk, propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Account, Ledger
@@ -23,6 +30,7 @@ from relprop.plan import Plan
 from relprop.rollup import Stream, block_input, tokens_of
 from relprop.targets import Context, Start, possible_starts, resolve
 from relprop.tracer.binding import Inputs
+from relprop.tracer.leaves import mixed
 from relprop.tracer.program import Program, Site, is_floating, place, role
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
@@ -159,6 +167,7 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
         )
         _need_sites(session, sites)
     rollup, streams = session.rollup(starts, sites)
+    _refuse_unmixed(session, sites, streams)
     keep = (
         rollup.keep
         | (plan.keep if plan is not None else set())
@@ -186,6 +195,21 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     )
     _add_hidden(draft, starts)
     return draft
+
+
+def _refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Stream, ...]) -> None:
+    """An input that the user named, and in which attention has no part, has no scores over it."""
+    tokens = mixed(dict(session.program.leaves), (session.program.axes, sites))
+    scored = {s.name for s in streams} & tokens.keys()
+    for name in session.chosen:
+        if name not in scored:
+            raise RollUpError(
+                message(
+                    f"input {name!r} has no scores over attention: no attention that the target "
+                    "depends on mixes positions of it",
+                    then=["method='lrp' and the others at the input explain every input"],
+                )
+            )
 
 
 def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:

@@ -3,7 +3,7 @@ anew when a registered rule changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,13 +30,15 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass
 class Session:
-    """One model, one input shape, one rule set."""
+    """One model, one input shape, one rule set; ``chosen``: the inputs that the user named to be
+    explained."""
 
     model: nn.Module
     adapter: Adapter
     program: Program
     rules: RuleSet
     on_unknown: str
+    chosen: tuple[str, ...] = ()
 
     def under(self, rules: RuleSet | str) -> Session:
         """The same program under another rule set."""
@@ -150,18 +152,46 @@ def open_session(
     rules: RuleSet | str,
     precision: str | torch.dtype | None,
     on_unknown: str,
+    chosen: tuple[str, ...] = (),
 ) -> Session:
     """Everything about a call that does not depend on its target: checked, captured, and ready to
     plan."""
     if on_unknown not in ("generic", "error"):
         raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
     adapter = adapter_for(speaker(model))
-    program = trace_program(model, inputs, adapter.token_inputs(model, inputs))
+    program = traced(model, inputs, chosen)
     dtype = _dtype(precision)
     if dtype is not None:
         plain = program
         program = plain.memo.setdefault(("precision", dtype), replace(plain, dtype=dtype, memo={}))
-    return Session(model, adapter, program, named(rules, PRESETS), on_unknown)
+    return Session(model, adapter, program, named(rules, PRESETS), on_unknown, chosen)
+
+
+def traced(model: nn.Module, inputs: Inputs, chosen: tuple[str, ...] = ()) -> Program:
+    """The captured model, explained at the ``chosen`` inputs, else at those that its adapter names.
+    Raises ``OptionError`` for a chosen input that cannot be explained."""
+    usual = adapter_for(speaker(model)).token_inputs(model, inputs)
+    program = trace_program(model, inputs, chosen or usual)
+    for name in chosen:
+        if name not in program.leaves:
+            raise OptionError(
+                f"explain_inputs: {name!r} cannot be explained: it {program.constant_inputs[name]}"
+            )
+    return program
+
+
+def chosen_inputs(inputs: Inputs, given: Sequence[str | int] | str | None) -> tuple[str, ...]:
+    """The names of the inputs that ``explain_inputs=`` names, or numbers as they stand in the call;
+    none for ``None``. Raises ``OptionError`` for what is no input, and for an empty list."""
+    entries = [given] if isinstance(given, (str, int)) else given
+    names = [f"input_{e}" if isinstance(e, int) else e for e in entries or ()]
+    unknown = [e for e, name in zip(entries or (), names, strict=True) if name not in inputs.names]
+    if unknown or (given is not None and not names):
+        wrong = f"{unknown[0]!r} is no tensor of the call" if unknown else "it names no input"
+        raise OptionError(
+            f"explain_inputs={given!r}: {wrong}; there are {', '.join(map(repr, inputs.names))}"
+        )
+    return tuple(name for name in inputs.names if name in names)
 
 
 def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:

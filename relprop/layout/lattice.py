@@ -56,7 +56,7 @@ def lay_out(
         axis
         for axis, (near, _) in found.items()
         if near[:, near[0] < math.inf].unique(dim=1).shape[1] > 1
-    ] or [1] * embedded
+    ] or [1] * (1 in found and embedded)
     if (
         len(shape) == 4 and not embedded and len(axes) < 2
     ):  # an image of one row, one column or one patch

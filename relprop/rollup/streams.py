@@ -12,6 +12,7 @@ from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.fields import number
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.leaves import is_one_token, with_tokens
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
@@ -68,14 +69,31 @@ def streams(
         node = part.common_dominator([*ends, *below])
         others = [other for other in program.leaves.values() if other is not leaf]
         while node is not None and (
-            any(flow.reaches(o, node) for o in others)
-            or not token_axes(program, node)
-            or _shuffled(part, node)
+            any(flow.reaches(o, node) for o in others) or _shuffled(part, node)
         ):
             node = part.dominator(node)
-        if node is None and kind(leaf) is Kind.EMBEDDING:  # a sequence of one
+        alone = node
+        while node is not None and not token_axes(program, node):
+            node = part.dominator(node)
+        if node is None and is_one_token(leaf, program.axes):
+            alone = alone or leaf
+            found.append(Stream(name, leaf, alone, (tuple(val(alone).shape).index(1),)))
+            continue
+        if node is None and kind(leaf) is Kind.EMBEDDING and val(leaf).dim() > 2:  # one of one
             found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))
             continue
+        if node is None and not with_tokens({name: leaf}, (program.axes, sites)):
+            raise RollUpError(
+                message(
+                    f"input {name!r} has no axis of tokens: methods over attention have no "
+                    "scores for it",
+                    at=describe(leaf),
+                    then=[
+                        "leave it out of explain_inputs=: it is then a constant",
+                        "method='lrp' and the others at the input explain every input",
+                    ],
+                )
+            )
         if node is None:
             raise RollUpError(
                 message(

@@ -122,16 +122,27 @@ def with_tokens(leaves: Leaves, structure: Structure) -> Leaves:
     """The inputs that have tokens: something made of one alone has an axis of them, not by
     repeating one thing; or several things made of it are joined to others along such an axis."""
     axes, _ = structure
-    below = {name: _below([leaf]) for name, leaf in leaves.items()}
 
-    def has(name: str) -> bool:
-        others = set[fx.Node]().union(*(b for n, b in below.items() if n != name))
-        own = below[name] - others
+    def has(leaf: fx.Node) -> bool:
+        below, own = _below([leaf]), _own(leaf)
         return any(_tokens(axis) for node in own for axis in axes.get(node, ())) or any(
-            len(_pieces(node, own, axes)) > 1 for node in below[name]
+            len(_pieces(node, own, axes)) > 1 for node in below
         )
 
-    return {name: leaf for name, leaf in leaves.items() if has(name)}
+    return {name: leaf for name, leaf in leaves.items() if has(leaf)}
+
+
+def is_one_token(leaf: fx.Node, axes: Mapping[fx.Node, Axes]) -> bool:
+    """Whether something made of this input alone is joined to other tokens as one of them."""
+    own = _own(leaf)
+    return any(_pieces(node, own, axes) for node in _below([leaf]))
+
+
+def _own(leaf: fx.Node) -> set[fx.Node]:
+    """What depends on this input and on no other."""
+    inputs = leaf.graph.find_nodes(op="placeholder")
+    others = [_below([node]) for node in inputs]
+    return _below([leaf]).difference(*(below for below in others if leaf not in below))
 
 
 def _tokens(axis: Axis) -> bool:

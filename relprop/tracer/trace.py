@@ -28,6 +28,7 @@ from relprop.tracer.leaves import (
     hold_still,
     only_added,
     side_inputs,
+    with_tokens,
 )
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program, Site, describe, is_floating
@@ -173,6 +174,9 @@ def assemble(
             constant |= {n: reason for n in leaves if n not in some}
             leaves = some
             axes, sites, without = _structure_from(graph, leaves, constants)
+    if token_inputs is not None and len(with_tokens(leaves, (axes, sites))) < len(leaves):
+        roots = {n: able[n] for n in able if n not in added} | leaves
+        axes, sites, without = _structure_from(graph, leaves, constants, roots)
     beside = side_inputs({n: placeholders[n] for n in constant if n not in added}, sites)
     _write_books(graph, {node: name for name, node in beside.items()})
     by_module: dict[int, list[str]] = {}
@@ -197,9 +201,13 @@ def assemble(
 
 
 def _structure_from(
-    graph: fx.Graph, leaves: Mapping[str, fx.Node], constants: Constants
+    graph: fx.Graph,
+    leaves: Mapping[str, fx.Node],
+    constants: Constants,
+    roots: Mapping[str, fx.Node] | None = None,
 ) -> tuple[Any, tuple[Site, ...], Any]:
-    """Every node's role as seen from ``leaves``; the axes and the attention sites that follow."""
+    """Every node's role as seen from ``leaves``; the axes and the attention sites that follow.
+    ``roots``: from where axes are followed, if it is not from the leaves alone."""
     below: set[fx.Node] = set()
     batched: set[fx.Node] = set()
     for node in graph.nodes:
@@ -212,8 +220,9 @@ def _structure_from(
         still = "parameter" if weights and node not in batched else "constant"
         node.meta["role"] = "activation" if node in below else still
         node.meta["batched"] = node in batched
-    axes = follow(graph, dict(leaves), constants)
-    return axes, *find_sites(graph, axes, constants)
+    axes = follow(graph, dict(roots or leaves), constants)
+    sites, without = find_sites(graph, axes, constants)
+    return axes, tuple(s for s in sites if s.contraction in below), without
 
 
 def _write_books(graph: fx.Graph, beside: Mapping[fx.Node, str]) -> None:
