@@ -12,7 +12,7 @@ from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.fields import number
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.leaves import is_one_token, with_tokens
+from relprop.tracer.leaves import joined_tokens, with_tokens
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
@@ -75,9 +75,9 @@ def streams(
         alone = node
         while node is not None and not token_axes(program, node):
             node = part.dominator(node)
-        if node is None and is_one_token(leaf, program.axes):
-            alone = alone or leaf
-            found.append(Stream(name, leaf, alone, (tuple(val(alone).shape).index(1),)))
+        joined = joined_tokens(leaf, program.axes) if node is None else []
+        if [part for part, _ in joined] == [alone]:
+            found.append(Stream(name, leaf, *joined[0][:1], joined[0][1:]))
             continue
         if node is None and kind(leaf) is Kind.EMBEDDING and val(leaf).dim() > 2:  # one of one
             found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))

@@ -307,7 +307,9 @@ def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
             if i != dim and [x.size for x in a] == [x.size for x in b]:
                 _relate(a, b)
     size = val(node).shape[dim]
-    new = _fresh(size, "feature") if _stacks(node, dim) else _fresh(size, like=joined)
+    several = len({p for p in node.args[0] if p in known}) > 1  # type: ignore[union-attr]
+    like = joined or (None if several else ())
+    new = _fresh(size, "feature") if _stacks(node, dim) else _fresh(size, like=like)
     return tuple(new if i == dim else axis for i, axis in enumerate(parts[0]))
 
 

@@ -119,23 +119,39 @@ def mixed(leaves: Leaves, structure: Structure) -> Leaves:
 
 
 def with_tokens(leaves: Leaves, structure: Structure) -> Leaves:
-    """The inputs that have tokens: something made of one alone has an axis of them, not by
-    repeating one thing; or several things made of it are joined to others along such an axis."""
+    """The inputs that have tokens: something made of one alone has an axis of them, or several
+    positions made of it are joined to others along such an axis. Repeating one thing makes none."""
     axes, _ = structure
 
     def has(leaf: fx.Node) -> bool:
-        below, own = _below([leaf]), _own(leaf)
-        return any(_tokens(axis) for node in own for axis in axes.get(node, ())) or any(
-            len(_pieces(node, own, axes)) > 1 for node in below
-        )
+        made = any(_tokens(axis) for node in _own(leaf) for axis in axes.get(node, ()))
+        joined = joined_tokens(leaf, axes)
+        counts = [1 if _repeats(n, dim, axes) else val(n).shape[dim] for n, dim in joined]
+        return made or sum(counts) > 1
 
     return {name: leaf for name, leaf in leaves.items() if has(leaf)}
 
 
-def is_one_token(leaf: fx.Node, axes: Mapping[fx.Node, Axes]) -> bool:
-    """Whether something made of this input alone is joined to other tokens as one of them."""
-    own = _own(leaf)
-    return any(_pieces(node, own, axes) for node in _below([leaf]))
+def joined_tokens(leaf: fx.Node, axes: Mapping[fx.Node, Axes]) -> list[tuple[fx.Node, int]]:
+    """What is made of this input alone and joined to other things along an axis of tokens: the
+    tensors, each with that axis."""
+    own, found = _own(leaf), dict[fx.Node, int]()
+    for node in _below([leaf]):
+        if kind(node) is Kind.JOIN and node in axes:
+            dim = argument(node, "dim") % val(node).dim()
+            parts = set(tensor_inputs(node))
+            if any(atom.kind == "token" for atom in axes[node][dim]) and not parts <= own:
+                found |= dict.fromkeys(parts & own, dim)
+    return list(found.items())
+
+
+def _tokens(axis: Axis) -> bool:
+    return any(atom.kind == "token" and not atom.repeated for atom in axis)
+
+
+def _repeats(node: fx.Node, dim: int, axes: Mapping[fx.Node, Axes]) -> bool:
+    axis = axes[node][dim] if node in axes else ()
+    return bool(axis) and all(atom.repeated for atom in axis)
 
 
 def _own(leaf: fx.Node) -> set[fx.Node]:
@@ -143,19 +159,6 @@ def _own(leaf: fx.Node) -> set[fx.Node]:
     inputs = leaf.graph.find_nodes(op="placeholder")
     others = [_below([node]) for node in inputs]
     return _below([leaf]).difference(*(below for below in others if leaf not in below))
-
-
-def _tokens(axis: Axis) -> bool:
-    return any(atom.kind == "token" and not atom.repeated for atom in axis)
-
-
-def _pieces(node: fx.Node, own: set[fx.Node], axes: Mapping[fx.Node, Axes]) -> set[fx.Node]:
-    """What of ``own`` is joined to other things as one token each."""
-    if kind(node) is not Kind.JOIN or node not in axes:
-        return set()
-    dim = argument(node, "dim") % val(node).dim()
-    joined = {i for i in tensor_inputs(node) if i in own and val(i).shape[dim] == 1}
-    return joined if any(atom.kind == "token" for atom in axes[node][dim]) else set()
 
 
 def side_inputs(constant: Leaves, sites: Iterable[Site]) -> Leaves:
