@@ -45,9 +45,11 @@ def explain_start(
         )
         rolling = Rolling(run, start, at)
         known = {s.name: described(run, s.name, run.layout(s)) for s in rolling.streams}
+        connected = rolling.connected()
+        read = {n: k["content"] & connected[n].to(k["content"].device) for n, k in known.items()}
         method, options = run.request.method, run.request.options
         found = method.function(
-            _view(run, rolling, known, target, start, gradients),
+            _view(run, rolling, known, read, target, start, gradients),
             **{k: v for k, v in options.items() if k in method.own_options()},
         )
         matrix, layers, scores = (
@@ -55,13 +57,17 @@ def explain_start(
             dict[str, Tensor](),
             _rolled_up(rolling, found) if _is_matrices(found) else _token_maps(found),
         )
+        scores = {
+            name: (_where(connected[name], part), identity)
+            for name, (part, identity) in scores.items()
+        }
         _warn_of_nothing(scores, at)
         if "matrix" in run.request.keep:
             if not _is_matrices(found):
                 raise OptionError(f"keep='matrix': method {method.name!r} multiplies no matrices")
             matrix = rolling.matrix(rolling.fused(found))
         if "layers" in run.request.keep:
-            layers = _layers(run, found)
+            layers = {n: _where(connected[n][:, None], m) for n, m in _layers(run, found).items()}
         streams = {
             s.name: _token_scores(
                 run, s, known[s.name], scores[s.name], walk, matrix, layers.get(s.name)
@@ -88,11 +94,13 @@ def _view(
     run: Run,
     rolling: Rolling,
     known: Mapping[str, Mapping[str, Any]],
+    content: Mapping[str, Tensor],
     target: Any,
     start: Start,
     gradients: Mapping[fx.Node, Tensor],
 ) -> AttentionValues:
-    """The run as a method sees it. ``known``: what each input's tokens are."""
+    """The run as a method sees it. ``known``: what each input's tokens are; ``content``: those of
+    them that are content and that the target reads."""
     values = run.forward.values
 
     def at(node: fx.Node, site: Site | None = None) -> LayerValues:
@@ -124,7 +132,7 @@ def _view(
     return AttentionValues(
         sites=rolling.at,
         layers=[at(node, site) for site, node in run.layers.items()],
-        content={name: k["content"] for name, k in known.items()},
+        content=content,
         last=rolling.last(),
         rows=rolling.rows,
         heads=rolling.heads,
@@ -169,6 +177,12 @@ def _wide(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point()
         else value
     )
+
+
+def _where(connected: Tensor, numbers: Tensor) -> Tensor:
+    """Exactly 0 at tokens that have no part in the target (a method's own numbers may be rounding
+    there, or a gradient)."""
+    return torch.where(connected, numbers, 0)
 
 
 def _is_matrices(found: Mapping[Any, Any]) -> bool:

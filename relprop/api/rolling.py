@@ -60,6 +60,25 @@ class Rolling:
         ).found
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
+    def connected(self) -> dict[str, Tensor]:
+        """Which tokens some way through attention and skip connections joins to the target, by
+        stream (batch, tokens), bool. The others (padding, what comes after a causal model's
+        position) have no part in y_t."""
+        held, values = self.run.forward.watched, self.run.forward.values
+        maps = {
+            s.contraction: held.get(s.attention, values.get(s.attention)).detach().abs()
+            for s in self.run.sites
+        }
+        if all(bool(m.all()) for m in maps.values()):
+            like = next(iter(maps.values()))
+            return {
+                s.name: torch.ones(
+                    len(like), math.prod(s.sizes), dtype=torch.bool, device=like.device
+                )
+                for s in self.streams
+            }
+        return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(maps).items()}
+
     def row_scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
         """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the
         rows of Ā sum to 1; nothing unless asked for."""

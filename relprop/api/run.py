@@ -170,6 +170,7 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     _refuse_unmixed(session, sites, streams)
     keep = (
         rollup.keep
+        | {s.attention for s in sites}
         | (plan.keep if plan is not None else set())
         | {n for s in streams for n in placing(s, session.flow)}
     )

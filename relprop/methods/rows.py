@@ -30,8 +30,7 @@ def attention_grad(at: AttentionValues, *, layers: Layers = None) -> Mapping[str
     """E_h ∂y_t/∂A of the block nearest the output, the row the head reads (Grads; Qiang et al.
     2022, AttCAT, §4). Signed.
 
-    As in the authors' code the gradient at masked keys is not 0: padding has scores, which
-    ``content`` leaves out.
+    The gradient at masked keys is not 0; where padding is masked everywhere, its scores are.
     """
     return last_or_mean(at, {v.site.contraction: _there(v.gradient) for v in at.sites}, layers)
 

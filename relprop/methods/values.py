@@ -74,14 +74,15 @@ def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
         plain, *_ = changed = at.replay(
             site.values, layer.node, torch.cat([given.unsqueeze(0), variants])
         )
-        feature = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
-        if len(feature) != 1 + (layer.value.shape[1] == 1 and 0 not in layer.token_axes):
+        rest = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
+        feature = [i for i in rest if layer.value.shape[i] > 1] or rest[-1:]
+        if len(feature) != 1:
             raise OptionError(
                 f"value_zeroing: the output of the layer of {site.path!r} has "
                 f"{len(feature)} axes of features"
             )
         distance = 1 - F.cosine_similarity(
-            changed[1:], plain.unsqueeze(0).expand_as(changed[1:]), dim=feature[-1] + 1, eps=0
+            changed[1:], plain.unsqueeze(0).expand_as(changed[1:]), dim=feature[0] + 1, eps=0
         )
         matrix = distance.clamp(min=0).flatten(2).permute(1, 2, 0)  # (batch, queries, keys)
         matrix = safe_divide(matrix, matrix.sum(2, keepdim=True))
