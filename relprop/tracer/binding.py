@@ -132,7 +132,7 @@ def _refuse_bad(
                 and not bool(torch.isnan(tensor).any())
                 and not bool((tensor == float("inf")).any())
             )
-            if not masked or tensor is tensors[0]:
+            if not masked or len(tensors) == 1:
                 raise InputError(
                     f"input {name!r} holds {bad} values that are NaN or infinite, of "
                     f"{tensor.numel()}"
