@@ -64,11 +64,8 @@ class Rolling:
         """Which tokens some way through attention and skip connections joins to the target, by
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
-        held, values = self.run.forward.watched, self.run.forward.values
-        maps = {
-            s.contraction: held.get(s.attention, values.get(s.attention)).detach().abs()
-            for s in self.run.sites
-        }
+        held = self.run.forward.values | self.run.forward.watched
+        maps = {s.contraction: held[s.attention].detach().abs() for s in self.run.sites}
         if all(bool(m.all()) for m in maps.values()):
             like = next(iter(maps.values()))
             return {

@@ -164,6 +164,7 @@ def facts_of(explanation: Explanation) -> list[list[str]]:
             ("decisions", "branches decided at capture"),
             ("generic", "operations by the generic rule"),
             ("inputs_without_attention", "inputs past all attention"),
+            ("constant_inputs", "inputs taken as constants"),
         )
         if facts.get(key)
     ]

@@ -59,8 +59,8 @@ def trace_program(
         raw = capture(model, sample)
         canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
         program = assemble(raw, sample.names, token_inputs, model)
-        if sides := [node for node in program.placeholders if node.meta["beside"]]:
-            hold_still(raw.graph, sides)
+        if still := _without_tokens(program, raw.constants):
+            hold_still(raw.graph, still)
             canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
             settled = assemble(raw, sample.names, tuple(program.leaves), model)
             program = replace(settled, constant_inputs=program.constant_inputs)
@@ -198,6 +198,18 @@ def assemble(
         aliases=aliases,
         constant_inputs={n: constant[n] for n in names if n in constant},
     )
+
+
+def _without_tokens(program: Program, constants: Mapping[str, Tensor]) -> list[fx.Node]:
+    """The side inputs that have no tokens, those included that could not be explained."""
+    inputs = zip(program.inputs, program.placeholders, strict=True)
+    sides = {name: node for name, node in inputs if node.meta["beside"]}
+    if not sides:
+        return []
+    roots = {**program.leaves, **sides}
+    axes, sites, _ = _structure_from(program.graph, program.leaves, Constants(constants), roots)
+    some = with_tokens(sides, (axes, sites))
+    return [node for name, node in sides.items() if name not in some]
 
 
 def _structure_from(
