@@ -81,8 +81,9 @@ class AttentionValues:
     of their layers, for a method that needs ``"hidden"``; ``features``: the tensors that
     ``target_layers=`` names, or what the last site's queries, keys and values come from, for one
     that needs ``"features"``. ``content``: by input, which tokens are patches or words that the
-    target reads, (batch, tokens), bool; scores elsewhere than at tokens it reads become 0. ``last``: by input, the index in ``sites`` of the last site that reads its tokens
-    with nothing but skip connections between it and the target.
+    target reads, (batch, tokens), bool (scores of tokens that it does not read become 0). ``last``:
+    by input, the index in ``sites`` of the last site that reads its tokens with nothing but skip
+    connections between it and the target.
 
     ``rows(matrices)``: what the head reads through each site alone, all others passed by their skip
     connections: by input (batch, sites, tokens), for a matrix per contraction, meaned over heads.

@@ -1,5 +1,5 @@
-"""Side inputs: what stands beside the tokens is a constant, said in ``facts``, and an explanation is
-that of the model with the side input's numbers written into it; ``explain_inputs=`` chooses."""
+"""Side inputs: what stands beside the tokens is a constant, said in ``facts``, and an explanation
+is that of the model with the side input's numbers written into it; ``explain_inputs=`` chooses."""
 
 import math
 import warnings
