@@ -142,7 +142,7 @@ def test_a_model_of_ones_own(capsys):
     shown = re.search(
         r"```text\n(check: .*?)\n```", (DOCS / "own-model.md").read_text(), re.DOTALL
     )[1]
-    assert len(report) == 4
+    assert len(report) == 5
     for line in shown.splitlines():  # the report on the page is what is printed
         assert line == "  ..." or line.removesuffix(" ...") in printed, line
     assert "special_erfcx" in printed
