@@ -16,6 +16,7 @@ from relprop.errors import OptionError, RollUpError
 from relprop.interpreter.backward import propagate
 from relprop.methods import LayerValues, SiteValues, Tokens
 from relprop.methods.fusion import fused, without_smallest
+from relprop.numerics import at_least_float32
 from relprop.plan import Plan
 from relprop.rollup import Stream, token_axes, tokens_of
 from relprop.rules.fields import attended_once
@@ -65,7 +66,10 @@ class Rolling:
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
         held = self.run.forward.values | self.run.forward.watched
-        maps = {s.contraction: held[s.attention].detach().abs() for s in self.run.sites}
+        maps = {
+            s.contraction: (a := held[s.attention].detach().abs()).to(at_least_float32(a.dtype))
+            for s in self.run.sites
+        }
         if all(bool(m.all()) for m in maps.values()):
             like = next(iter(maps.values()))
             return {
