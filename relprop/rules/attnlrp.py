@@ -27,7 +27,7 @@ from relprop.rules.ruleset import Key
 
 #: ε of ``attnlrp`` and ``cp_lrp``, absolute. A term of an all but cancelling sum is held down by
 #: it; ordinary sums do not feel it.
-EPSILON = 1e-9
+EPSILON = 1e-13
 INPUTS, BOTH = frozenset({"inputs"}), frozenset({"inputs", "output"})
 aten = torch.ops.aten
 #: Sums of one operand, with weights or without.
