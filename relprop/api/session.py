@@ -141,7 +141,7 @@ class Session:
         registered rule changes."""
         full = (*key, registered())
         if full not in self.program.memo:
-            self.program.memo[full] = make()
+            self.program.memo.setdefault(full, make())  # one for all threads
         return self.program.memo[full]
 
 

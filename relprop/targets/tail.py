@@ -27,6 +27,7 @@ from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
+from relprop.tracer.surroundings import TRACING
 from relprop.tracer.trace import assemble
 
 #: Linear in everything that enters, and linear in the first operand alone.
@@ -128,7 +129,8 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
 
     sample = [t[:1].detach() for t in inputs.tensors]
     try:
-        module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
+        with TRACING:
+            module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
     except RelpropError:
         raise
     except Exception as error:

@@ -9,9 +9,7 @@ whose ``get_attr`` nodes name parameters and buffers, and whose nodes carry ``va
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
-import warnings
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +24,7 @@ from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
-from relprop.tracer.surroundings import as_python
+from relprop.tracer.surroundings import as_python, unlogged, unwarned
 
 aten = torch.ops.aten
 #: Results whose values, or whose number, Python goes on with.
@@ -59,6 +57,7 @@ class _Flat(nn.Module):
         self.attributes = {
             _memory(t) for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)
         }
+        self.traced = False
         self._names: dict[Any, str] = {}
         for name, t in self.tensors.items():
             self._names.setdefault(id(t), name)
@@ -76,8 +75,46 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._rebuild(tensors)
-        flat, self.outputs = flatten_output(self.model(*args, **kwargs))
+        if not self.traced:
+            flat, self.outputs = flatten_output(self.model(*args, **kwargs))
+            return tuple(flat)
+        with _in_this_thread():
+            try:
+                flat, self.outputs = flatten_output(self.model(*args, **kwargs))
+            except RuntimeError as error:  # export prints the whole graph if it gets one of these
+                raise _Refused(*error.args) from error
         return tuple(flat)
+
+
+class _Refused(Exception):
+    """What the model's code cannot do while it is traced."""
+
+
+@contextlib.contextmanager
+def _in_this_thread() -> Iterator[None]:
+    """A tracer puts its own ``__call__`` and ``__getattr__`` into ``nn.Module``: for this thread
+    alone, so that the modules that others call are none of its."""
+    mine = threading.get_ident()
+    patched = {name: getattr(nn.Module, name) for name in ("__call__", "__getattr__")}
+    written = {
+        "__call__": torch.fx._symbolic_trace._orig_module_call,
+        "__getattr__": torch.fx._symbolic_trace._orig_module_getattr,
+    }
+
+    def for_one(name: str) -> Callable[..., Any]:
+        def function(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            chosen = patched if threading.get_ident() == mine else written
+            return chosen[name](module, *args, **kwargs)
+
+        return function
+
+    try:
+        for name in patched:
+            setattr(nn.Module, name, for_one(name))
+        yield
+    finally:
+        for name, function in patched.items():
+            setattr(nn.Module, name, function)
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -212,24 +249,18 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Export prints whole graphs when it refuses; the fallback reports instead."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
+def _tracing(flat: _Flat) -> Iterator[None]:
+    """Tracers warn and log when they refuse; the fallback reports instead."""
+    flat.traced = True
     try:
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
+        with unwarned(), unlogged():
             yield
     finally:
-        logging.disable(level)
+        flat.traced = False
 
 
 def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
-    with _quiet():
+    with _tracing(flat):
         exported = torch.export.export(flat, inputs.tensors, strict=False)
         if any(
             isinstance(n.target, torch._ops.HigherOrderOperator)
@@ -261,7 +292,7 @@ def _concrete(
         return flat(*tensors)
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
-    with _quiet(), torch.random.fork_rng([]):
+    with _tracing(flat), torch.random.fork_rng([]):
         module = make_fx(
             call,
             tracing_mode="real",

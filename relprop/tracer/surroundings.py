@@ -1,9 +1,12 @@
 """The user's model and process, left exactly as they were: eval mode, gradient mode, random state,
-each put back, also after an error."""
+each put back, also after an error and whatever other threads do meanwhile."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,19 +15,84 @@ import torch
 from torch import nn
 
 
+#: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
+TRACING = threading.RLock()
+#: Models that were captured in their own modules, for want of a shadow: one thread at a time.
+UNSHADOWED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_counting = threading.Lock()
+_evaluated: dict[int, tuple[nn.Module, int]] = {}  # in train mode but for us, and how often
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model as in ``eval()``, each module's own flag put back afterwards."""
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        for module, training in flags:
-            if training:
+    """The model as in ``eval()``; each module's own flag is put back when the last thread that
+    needs it so is done."""
+    changed = []
+    with _counting:
+        for module in model.modules():
+            _, count = _evaluated.get(id(module), (module, 0))
+            if module.training or count:
                 module.training = False
+                _evaluated[id(module)] = module, count + 1
+                changed.append(module)
+    try:
         yield
     finally:
-        for module, training in flags:
-            if module.training != training:
-                module.training = training
+        with _counting:
+            for module in changed:
+                _, count = _evaluated.pop(id(module))
+                if count > 1:
+                    _evaluated[id(module)] = module, count - 1
+                else:
+                    module.training = True
+
+
+class _Begins:
+    """The pattern of a filter of warnings that knows one thread: the others' are shown."""
+
+    def __init__(self, start: str) -> None:
+        self.start, self.thread = start, threading.get_ident()
+
+    def match(self, text: str) -> bool:
+        """What ``warnings`` asks of a pattern."""
+        return threading.get_ident() == self.thread and text.startswith(self.start)
+
+
+@contextmanager
+def unwarned(start: str = "") -> Iterator[None]:
+    """Without this thread's warnings that begin with ``start``. ``warnings.catch_warnings`` would
+    change, and might leave behind, what other threads are shown."""
+    entry: Any = ("ignore", _Begins(start), Warning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, entry)
+    try:
+        yield
+    finally:
+        for held in (filters, warnings.filters):  # another thread may have put in a copy
+            if entry in held:
+                held.remove(entry)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Without what PyTorch logs in this thread, up to errors."""
+    thread = threading.get_ident()
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno > logging.ERROR
+
+    loggers = [
+        logger
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"
+    ]
+    try:
+        for logger in loggers:
+            logger.addFilter(others)
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(others)
 
 
 @contextmanager
@@ -39,19 +107,19 @@ def same_chance(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
-    put back."""
+    put back. A model without a shadow is read by one thread at a time."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with ExitStack() as stack:
+        if model in UNSHADOWED:
+            stack.enter_context(TRACING)
         stack.enter_context(torch.random.fork_rng(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.autocast("cpu", enabled=False))
         if devices:
             stack.enter_context(torch.autocast("cuda", enabled=False))
         stack.enter_context(evaluating(model))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings(
-            "ignore", message="There is a performance drop"
-        )  # vmap runs an op without a batching rule sample by sample
+        # vmap runs an op without a batching rule sample by sample
+        stack.enter_context(unwarned("There is a performance drop"))
         yield
 
 
@@ -61,9 +129,10 @@ def as_python(model: nn.Module) -> Iterator[None]:
     written, and nothing takes a fused path.
 
     Models that offer several implementations of their attention or of their experts use those that
-    are made of ordinary products.
+    are made of ordinary products. One thread at a time: some of it is set for all of them.
     """
     with ExitStack() as stack:
+        stack.enter_context(TRACING)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()

@@ -3,6 +3,7 @@ model itself, and cached."""
 
 from __future__ import annotations
 
+import contextlib
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError, InputError, message
 from relprop.tracer.attention import find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
@@ -33,7 +34,8 @@ from relprop.tracer.leaves import (
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import execute
-from relprop.tracer.surroundings import undisturbed
+from relprop.tracer.shadow import shadow_of
+from relprop.tracer.surroundings import TRACING, UNSHADOWED, undisturbed
 
 _cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, Program]] = weakref.WeakKeyDictionary()
 _KEPT = 16
@@ -48,15 +50,18 @@ def trace_program(
     feed an embedding, but for embeddings that are only added to another input's: segments, places).
     The graph is compared with the model on the first sample, once, and a mismatch raises
     ``CaptureError``. Programs are cached per model and input shapes, until the model's structure
-    changes; one that holds for its own input only is not cached.
+    changes; one that holds for its own input only is not cached. Threads may call this at once: one
+    captures at a time, on a shadow of the model.
     """
     key = (inputs.signature, structure(model), token_inputs)
     cached = _cache.setdefault(model, {})
     if key in cached:
         return cached[key]
-    sample = inputs.select(0, 1)
-    with undisturbed(model):
-        raw = capture(model, sample)
+    with TRACING, undisturbed(model):
+        if key in cached:  # by another thread, meanwhile
+            return cached[key]
+        sample = inputs.select(0, 1)
+        raw = _captured(model, sample)
         canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
         program = assemble(raw, sample.names, token_inputs, model)
         if still := _without_tokens(program, raw.constants):
@@ -70,6 +75,21 @@ def trace_program(
             cached.pop(next(iter(cached)))
         cached[key] = program
     return program
+
+
+def _captured(model: nn.Module, sample: Inputs) -> Capture:
+    """The model's graph, of its shadow; where the shadow does not run (its code knows the modules
+    by what no shadow has), of the model's own modules, which no other thread may then read."""
+    if model not in UNSHADOWED:
+        with contextlib.suppress(InputError):
+            return capture(shadow_of(model), sample)
+        UNSHADOWED.add(model)
+        try:
+            return capture(model, sample)
+        except InputError:  # the model itself fails
+            UNSHADOWED.discard(model)
+            raise
+    return capture(model, sample)
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
