@@ -21,9 +21,9 @@ from relprop.api.grid import explain_once
 from relprop.api.opening import open_model
 from relprop.api.run import Request
 from relprop.api.session import Session, check_devices, chosen_inputs, open_session
+from relprop.api.terms import walk_terms
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
-from relprop.interpreter.backward import propagate
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
@@ -195,20 +195,11 @@ class Instrument:
                 starts, frozenset(program.leaves.values()) | frozenset(self._labels.values())
             )
             values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
-            self._relevance, accounts = {}, []
-            ended: dict[fx.Node, Any] = {}
             with undisturbed(self.session.model), torch.no_grad():
-                for term in start.terms:
-                    walk = propagate(plan, values, term.seeds, hooks=self._hooks_by_node())
-                    for node, r in walk.found.items():
-                        self._relevance[node] = self._relevance.get(node, 0) + term.coefficient * r
-                    accounts += walk.accounts
-                    ended = {n: ended.get(n, 0) + v for n, v in walk.ended.items()}
-            started = sum(s.flatten(1).sum(1) for term in start.terms for s in term.seeds.values())
-            names = {node: f"input {name}" for name, node in program.leaves.items()}
-            self._books = Ledger(
-                tuple(accounts), started, {names.get(n, place(n).call): v for n, v in ended.items()}
-            )  # type: ignore[arg-type]
+                walk, self._books = walk_terms(
+                    program, plan, values, start.terms, self._hooks_by_node()
+                )
+            self._relevance = walk.found
         return self._relevance
 
     def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:

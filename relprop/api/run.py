@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from relprop.adapters import Given, Prepared, describe
 from relprop.api.projection import output_projection, residual_of
 from relprop.api.session import Session
+from relprop.api.terms import walk_terms
 from relprop.errors import (
     InputError,
     NoAttentionError,
@@ -21,9 +22,9 @@ from relprop.errors import (
     message,
     warn,
 )
-from relprop.interpreter.backward import Hook, Walk, propagate
+from relprop.interpreter.backward import Hook, Walk
 from relprop.interpreter.forward import Forward, forward
-from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.ledger import Ledger
 from relprop.layout import Layout, lay_out, placing
 from relprop.methods import Method, chosen_layers, input_level
 from relprop.plan import Plan
@@ -368,85 +369,10 @@ def relevance_of(run: Run, start: Start) -> tuple[Walk, Ledger | None]:
     if run.plan is None:
         return Walk(), None
     values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in run.forward.values.items()}
-    total_walk: Walk | None = None
-    started = None
-    for term in (
+    terms = (
         start.contributions(values) if run.request.method.starts_with == "output" else start.terms
-    ):
-        seeds = {n: s for n, s in term.seeds.items() if n in run.plan.starts}
-        walk = propagate(run.plan, values, seeds, hooks=run.request.hooks)
-        began = term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values())
-        total_walk = (
-            _scaled(walk, term.coefficient)
-            if total_walk is None
-            else _added(total_walk, _scaled(walk, term.coefficient))
-        )
-        started = began if started is None else started + began
-    assert total_walk is not None and isinstance(started, Tensor)
-    reached = {_end_name(run, n): amount for n, amount in total_walk.ended.items()}
-    return total_walk, Ledger(
-        tuple(total_walk.accounts),
-        started.to(next(iter(reached.values())).dtype) if reached else started,
-        reached,
     )
-
-
-def _end_name(run: Run, node: fx.Node) -> str:
-    leaf = next((name for name, n in run.program.leaves.items() if n is node), None)
-    return f"input {leaf}" if leaf is not None else f"attention {place(node).call}"
-
-
-def _scaled(walk: Walk, c: float) -> Walk:
-    if c == 1:
-        return walk
-
-    def times(m: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        return {k: c * v for k, v in m.items()}
-
-    accounts = [
-        Account(
-            a.node,
-            a.path,
-            a.op,
-            a.rule,
-            c * a.arrived,
-            abs(c) * a.absolute,
-            c * a.to_inputs,
-            c * a.unread,
-            times(a.absorbed),
-            times(a.lost),
-        )
-        for a in walk.accounts
-    ]
-    return Walk(times(walk.found), accounts, times(walk.ended))
-
-
-def _added(a: Walk, b: Walk) -> Walk:
-    def plus(m: Mapping[Any, Tensor], n: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        return {
-            k: m[k] + n[k] if k in m and k in n else m[k] if k in m else n[k]
-            for k in (*m, *(k for k in n if k not in m))
-        }
-
-    by_node = {account.node: account for account in b.accounts}
-    joined = [
-        Account(
-            x.node,
-            x.path,
-            x.op,
-            x.rule,
-            x.arrived + y.arrived,
-            x.absolute + y.absolute,
-            x.to_inputs + y.to_inputs,
-            x.unread + y.unread,
-            plus(x.absorbed, y.absorbed),
-            plus(x.lost, y.lost),
-        )
-        if (y := by_node.pop(x.node, None)) is not None
-        else x
-        for x in a.accounts
-    ]
-    return Walk(plus(a.found, b.found), joined + list(by_node.values()), plus(a.ended, b.ended))
+    return walk_terms(run.program, run.plan, values, terms, run.request.hooks)
 
 
 def described(run: Run, name: str, layout: Layout) -> dict[str, Any]:

@@ -151,7 +151,9 @@ class _Shadow:
         one of the modules or holds some. A compiled one as it was written."""
         if (written := vars(value).get("_torchdynamo_orig_callable")) is not None:
             return self.of(written, depth)
-        read = {n: g for n in value.__code__.co_names if (g := value.__globals__.get(n)) is not None}
+        read = {
+            n: g for n in value.__code__.co_names if (g := value.__globals__.get(n)) is not None
+        }
         found = {n: self.of(g, depth) for n, g in read.items() if self.has_modules(g)}
         if not (found or value.__closure__ or value.__defaults__ or value.__kwdefaults__):
             return value

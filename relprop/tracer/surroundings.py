@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
 #: Models that were captured in their own modules, for want of a shadow: one thread at a time.

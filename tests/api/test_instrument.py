@@ -116,3 +116,43 @@ def test_unknown_names_and_closed_instruments_are_refused(model):
         probe.value("blocks.9")
     with pytest.raises(relprop.RelpropError, match="closed"):
         probe.value("blocks.1")
+
+
+TERMS = {
+    "a difference": lambda o: o[0, 3] - o[0, 5],
+    "weights of both signs": lambda o: 2.0 * o[0, 3] - 0.5 * o[0, 5] + 3.0 * o[0, 7],
+    "a difference that cancels": lambda o: o[0, 3] - o[0, 5] + (o[0, 5] - o[0, 7]),
+    "a list": [3, 5, 5],
+}
+
+
+@pytest.mark.parametrize("target", TERMS.values(), ids=TERMS)
+def test_the_ledger_of_several_terms_is_that_of_explain_and_balances(model, target):
+    """Σ coefficient · term, in the relevances and in the books."""
+    ledger = relprop.explain(model, X, target, method="lrp", rules="paper").ledger
+    kept = relprop.explain(model, X, target, keep=("blocks", "input"))
+    with relprop.instrument(model, X, target=target) as probe:
+        mine, found = probe.ledger(), probe.relevance("blocks.*.attn:softmax")
+    for key, theirs in ledger.totals().items():
+        torch.testing.assert_close(mine.totals()[key], theirs, rtol=1e-9, atol=1e-9)
+    assert set(mine.absorbed()) == set(ledger.absorbed())
+    for name, theirs in ledger.absorbed().items():
+        torch.testing.assert_close(mine.absorbed()[name], theirs, rtol=1e-9, atol=1e-9)
+    for i, block in enumerate(kept.blocks):
+        torch.testing.assert_close(
+            found[f"blocks.{i}.attn:softmax"], block.relevance, rtol=1e-9, atol=1e-12
+        )
+    assert mine.balanced() and ledger.balanced()
+    books = mine.totals()
+    torch.testing.assert_close(
+        books["started"],
+        books["reached"] + books["absorbed"] + books["lost"] + books["unread"] + books["residual"],
+    )
+
+
+def test_a_difference_starts_with_nothing_and_keeps_one_account_per_operation(model):
+    with relprop.instrument(model, X, target=lambda o: o[0, 3] - o[0, 5]) as probe:
+        books = probe.ledger()
+    assert float(books.started.abs().max()) == 0
+    places = [(a.node, a.path) for a in books.accounts]
+    assert len(places) == len(set(places))
