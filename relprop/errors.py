@@ -6,9 +6,12 @@ to do *then*. The inner function states the fact; whoever knows the place adds i
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class RelpropError(Exception):
@@ -61,6 +64,34 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
         lines.append(f"  at    {at}")
     lines += [f"  {'then' if i == 0 else '    '}  {line}" for i, line in enumerate(then)]
     return "\n".join(lines)
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """Where a file is to be written. Raises ``InputError``, before any work is done for it, where
+    its folder does not exist or may not be written into, or where a folder stands."""
+    path = Path(path)
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InputError(
+            message(f"cannot write {str(path)!r}: it is a folder", then=["name a file in it"])
+        )
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        then = [] if folder.exists() else [f"mkdir -p {shlex.quote(str(folder))}"]
+        raise InputError(
+            message(
+                f"cannot write {str(path)!r}: {str(folder)!r} {what}",
+                then=[*then, "or give a path in a folder that exists"],
+            )
+        )
+    if not os.access(folder, os.W_OK):
+        raise InputError(
+            message(
+                f"cannot write {str(path)!r}: you may not write into {str(folder)!r}",
+                then=["give a path in a folder of your own"],
+            )
+        )
+    return path
 
 
 def warn(text: str) -> None:

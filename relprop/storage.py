@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
-from relprop.errors import InputError
+from relprop.errors import InputError, writable
 from relprop.interpreter.ledger import Account, Ledger
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
 def save(explanation: Explanation, path: str | Path) -> Path:
-    """Write ``explanation`` to ``path``."""
+    """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
+    path = writable(path)
     given = {
         f"streams.{i}.{n}": getattr(s, n)
         for i, s in enumerate(explanation.streams.values())
@@ -58,7 +59,6 @@ def save(explanation: Explanation, path: str | Path) -> Path:
     )
     if explanation.ledger is not None:
         header["ledger"] = _ledger_header(explanation.ledger, tensors)
-    path = Path(path)
     save_file(
         {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
         path,

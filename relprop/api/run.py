@@ -247,7 +247,14 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
 
 def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:
     """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
-    that is not there or holds no tokens."""
+    that is not there or holds no tokens, and for an empty list."""
+    if paths is not None and not paths:
+        raise OptionError(
+            message(
+                f"target_layers={paths!r} names no module",
+                then=["leave it out for the last attention's input, or give module paths"],
+            )
+        )
     found = []
     for path in [paths] if isinstance(paths, str) else paths or ():
         calls = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relprop.commands.telling import WrongUsage
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import OptionError, message, writable
 
 Writer = Callable[[Path], object]
 
@@ -36,8 +36,7 @@ def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> 
 def free(out: Path, *, force: bool) -> None:
     """Refuse a path that something stands at, unless it is a file and ``force``; and one in a
     folder that does not exist."""
-    if out.is_dir():
-        raise InputError(f"--out {str(out)!r} is a folder")
+    writable(out)
     if out.exists() and not force:
         raise OptionError(
             message(
@@ -45,8 +44,6 @@ def free(out: Path, *, force: bool) -> None:
                 then=["--force overwrites it", "or give another name"],
             )
         )
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"--out {str(out)!r}: the folder {str(out.parent)!r} does not exist")
 
 
 def write(outs: Sequence[Path], writers: Mapping[str, Writer]) -> None:

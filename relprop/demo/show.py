@@ -12,14 +12,15 @@ from torch import Tensor
 from relprop.api.explain import explain_many
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import Scenes, make_scenes
-from relprop.errors import OptionError
+from relprop.errors import OptionError, writable
 from relprop.explanation import Explanation
 from relprop.views.plot import figure, show_heatmap, show_image
 
 
 def run_demo(out: Path, seed: int) -> str:
     """Explain scene ``seed`` for both digits, write the picture to ``out``, and return the
-    report."""
+    report. Raises ``InputError`` where no file can be written."""
+    writable(out)
     try:
         model, scenes = digit_scene_model(), make_scenes(1, seed=seed)
     except ImportError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relprop.errors import InputError
+from relprop.errors import InputError, writable
 from relprop.evaluation.base import needed
 from relprop.evaluation.papers import TABLES, PaperTable
 from relprop.evaluation.table import FLOORS, Column, Numbers, Table, markdown_grid
@@ -133,7 +133,7 @@ def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
             if (own := axis.get_legend()) is not None:  # one legend serves all
                 own.remove()
         axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-        fig.savefig(folder / file, dpi=110, bbox_inches="tight")
+        fig.savefig(writable(folder / file), dpi=110, bbox_inches="tight")
         written.append(folder / file)
     return written
 
@@ -165,7 +165,9 @@ def fenced(name: str, part: str) -> str:
 
 def update(path: Path, parts: Mapping[str, str]) -> list[str]:
     """Put the parts in their places in a page that has some of the marks, leaving all else as it
-    is; the names that were put. Raises ``InputError`` if it has none."""
+    is; the names that were put. Raises ``InputError`` if it has none, or there is no page."""
+    if not path.is_file():
+        raise InputError(f"there is no page {str(path)!r} to put {', '.join(parts)} into")
     text, put = path.read_text(encoding="utf-8"), []
     for name, part in parts.items():
         pattern = re.compile(

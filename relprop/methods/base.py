@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError
+from relprop.errors import OptionError, message
 from relprop.methods.fusion import checked_ratio, fusion_named
 from relprop.tracer.program import Site
 
@@ -239,11 +239,22 @@ SHARED: dict[str, Any] = {
 
 def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
     """The indices that ``layers`` names among ``count`` attention sites in forward order; Python
-    indexing, −1 is nearest the output."""
+    indexing, −1 is nearest the output. Raises ``OptionError`` where that is none, or there is no
+    such site."""
     if layers is None:
         return tuple(range(count))
-    if isinstance(layers, slice):
-        return tuple(range(count)[layers])
+    if isinstance(layers, slice) and (chosen := tuple(range(count)[layers])):
+        return chosen
+    if isinstance(layers, slice) or (isinstance(layers, (list, tuple)) and not layers):
+        raise OptionError(
+            message(
+                f"layers={layers!r} chooses none of the {count} attention sites",
+                then=[
+                    f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
+                    "ones, of which -1 is nearest the output"
+                ],
+            )
+        )
     if (
         not isinstance(layers, Sequence)
         or isinstance(layers, str)

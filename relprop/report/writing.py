@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError, message, warn
+from relprop.errors import InputError, OptionError, message, warn, writable
 from relprop.explanation import Block, Explanation
 from relprop.report.chunks import Chunks, png
 from relprop.report.code import code_for
@@ -58,7 +58,8 @@ def report(
             warned of.
 
     Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError``
-    for pictures of another shape or range and for numbers that are not finite.
+    for pictures of another shape or range, for numbers that are not finite, and for a path in a
+    folder that does not exist.
 
     >>> import tempfile, torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -68,7 +69,7 @@ def report(
     ...     relprop.report([e], f"{folder}/report.html", pictures=images).stat().st_size < 5e6
     True
     """
-    named = _named(explanations)
+    path, named = writable(path), _named(explanations)
     given = [e for _, e in named]
     batch = len(given[0])
     if any(len(e) != batch for e in given):
@@ -120,7 +121,6 @@ def report(
                 then=["megabytes=", "fewer samples, targets or methods"],
             )
         )
-    path = Path(path)
     path.write_bytes(text.encode("utf-8", "replace"))
     return path
 

@@ -168,7 +168,15 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     """The run folder made, or checked and cleaned; what is missing in it."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"out={folder.name!r} is a file: give a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            message(
+                f"the run folder {str(folder)!r} cannot be made: {error.strerror}",
+                then=["give one below a folder of your own"],
+            )
+        ) from error
     if not [
         p for p in folder.iterdir() if not (p.name.startswith(".") and p.name.endswith(".tmp"))
     ]:

@@ -1,6 +1,7 @@
 """The result object: heat maps, saving and loading, plots, and what ``keep=`` keeps."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from safetensors.torch import save_file
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
+from relprop.demo.show import run_demo
+from relprop.runs import run
+from tests.runs.works import Numbers
 
 SCENES = make_scenes(3, seed=11)
 
@@ -117,3 +121,42 @@ def test_batch_size_and_precision(explanation):
 def test_stability_of_a_trained_model():
     values = relprop.stability(digit_scene_model(), SCENES.images, rules="stable")
     assert values.shape == (3,) and bool((values > 0.999).all())
+
+
+def nowhere(tmp_path):
+    return tmp_path / "no such" / "file.ending"
+
+
+def in_a_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    return tmp_path / "plain" / "file.ending"
+
+
+def a_folder(tmp_path):
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", [nowhere, in_a_file, a_folder], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda e, path: e.save(path),
+        lambda e, path: e.to_html(str(path)),
+        lambda e, path: relprop.report([e, e], path),
+        lambda e, path: run_demo(path, 0),
+    ],
+    ids=["save", "to_html", "report", "demo"],
+)
+def test_a_path_that_cannot_be_written_is_refused(explanation, tmp_path, place, write):
+    path = place(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(relprop.RelpropError, match=re.escape(repr(str(path)))) as refused:
+        write(explanation, path)
+    assert "then" in str(refused.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "plain").write_text("")
+    with pytest.raises(relprop.RelpropError, match="cannot be made"):
+        run(Numbers(3), tmp_path / "plain" / "run", progress=False)

@@ -580,3 +580,22 @@ def test_what_cannot_be_registered(name, own_methods):
     with pytest.raises(OptionError, match=said):
         register(**{"name": "mine", "function": lambda at: {}, **options})
     assert "mine" not in METHODS
+
+
+TAKE_LAYERS = [n for n in METHODS if "layers" in METHODS[n].options()]
+
+
+@pytest.mark.parametrize("layers", [[], (), slice(9, None), slice(1, 1)], ids=str)
+@pytest.mark.parametrize("method", TAKE_LAYERS)
+def test_a_choice_of_no_layers_is_refused(method, layers):
+    model, x, _, _ = plain(blocks=2, heads=2)
+    with pytest.raises(OptionError, match=r"chooses none of the 2 attention sites(?s:.*)then"):
+        relprop.explain(model, x, 2, method=method, layers=layers)
+
+
+@pytest.mark.parametrize("method", [n for n in METHODS if "target_layers" in METHODS[n].options()])
+@pytest.mark.parametrize("layers", [[], ()], ids=str)
+def test_a_choice_of_no_modules_is_refused(method, layers):
+    model, x, _, _ = plain(blocks=2, heads=2)
+    with pytest.raises(OptionError, match=r"target_layers=.* names no module"):
+        relprop.explain(model, x, 2, method=method, target_layers=layers)
