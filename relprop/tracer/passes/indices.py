@@ -37,16 +37,19 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
 
 
 def put_by_index(node: fx.Node) -> fx.Node | None:
-    """Writes by index: one value at a mask → ``where``; accumulated → a sum by index."""
+    """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
+    onto zeros, and what was there added."""
     base, indices, values = node.args[:3]
     used = [i for i, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
     masks = [val(indices[i]).dtype == torch.bool for i in used]  # type: ignore[index]
     if not argument(node, "accumulate"):
         alone = len(used) == len(indices) == 1 and masks[0]  # type: ignore[arg-type]
         return _put_where(node, base, indices[0], values) if alone else None  # type: ignore[index]
-    if any(masks):
-        return None
-    added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
+    if any(masks):  # which brings no two values to one place: a write, onto zeros
+        zeros = emit(node, aten.zeros_like.default, base)
+        added = emit(node, node.target, zeros, indices, values)
+    else:
+        added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
