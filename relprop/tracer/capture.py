@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, message
@@ -75,14 +76,12 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._rebuild(tensors)
-        if not self.traced:
+        try:
             flat, self.outputs = flatten_output(self.model(*args, **kwargs))
-            return tuple(flat)
-        with _in_this_thread():
-            try:
-                flat, self.outputs = flatten_output(self.model(*args, **kwargs))
-            except RuntimeError as error:  # export prints the whole graph if it gets one of these
+        except RuntimeError as error:
+            if self.traced:  # export prints the whole graph if it gets one of these
                 raise _Refused(*error.args) from error
+            raise
         return tuple(flat)
 
 
@@ -91,30 +90,25 @@ class _Refused(Exception):
 
 
 @contextlib.contextmanager
-def _in_this_thread() -> Iterator[None]:
-    """A tracer puts its own ``__call__`` and ``__getattr__`` into ``nn.Module``: for this thread
-    alone, so that the modules that others call are none of its."""
-    mine = threading.get_ident()
-    patched = {name: getattr(nn.Module, name) for name in ("__call__", "__getattr__")}
-    written = {
-        "__call__": torch.fx._symbolic_trace._orig_module_call,
-        "__getattr__": torch.fx._symbolic_trace._orig_module_getattr,
-    }
+def _of_one_thread() -> Iterator[None]:
+    """A tracer puts its own ``__call__`` and ``__getattr__`` into ``nn.Module``, for every thread:
+    the modules that others call meanwhile are none of its."""
+    mine, call, get = threading.get_ident(), Tracer.call_module, Tracer.getattr
 
-    def for_one(name: str) -> Callable[..., Any]:
-        def function(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            chosen = patched if threading.get_ident() == mine else written
-            return chosen[name](module, *args, **kwargs)
+    def call_module(self: Any, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != mine:
+            return forward(*args, **kwargs)
+        return call(self, m, forward, args, kwargs)
 
-        return function
+    def getattr_(self: Any, name: str, value: Any, proxies: Any) -> Any:
+        return value if threading.get_ident() != mine else get(self, name, value, proxies)
 
     try:
-        for name in patched:
-            setattr(nn.Module, name, for_one(name))
+        Tracer.call_module = call_module  # type: ignore[method-assign]
+        Tracer.getattr = getattr_  # type: ignore[assignment, method-assign]
         yield
     finally:
-        for name, function in patched.items():
-            setattr(nn.Module, name, function)
+        Tracer.call_module, Tracer.getattr = call, get  # type: ignore[method-assign]
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -253,7 +247,7 @@ def _tracing(flat: _Flat) -> Iterator[None]:
     """Tracers warn and log when they refuse; the fallback reports instead."""
     flat.traced = True
     try:
-        with unwarned(), unlogged():
+        with unwarned(), unlogged(), _of_one_thread():
             yield
     finally:
         flat.traced = False

@@ -85,11 +85,12 @@ class _Shadow:
     def instance(self, value: Any, depth: int) -> Any:
         """A module, or an object of a class written in Python, with attributes of its own."""
         kind = type(value)
-        if kind.__basicsize__ != _Plain.__basicsize__ or hasattr(kind, "__del__"):
+        plain = kind.__basicsize__ == _Plain.__basicsize__ or kind is types.SimpleNamespace
+        if not plain or hasattr(kind, "__del__"):
             return value
         try:
             held = object.__getattribute__(value, "__dict__")
-            shadow = object.__new__(kind)
+            shadow = kind() if kind is types.SimpleNamespace else object.__new__(kind)
         except (AttributeError, TypeError):  # nothing that Python could change
             return value
         self.keep(value, shadow)
