@@ -486,9 +486,9 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ.setdefault(
             "HF_HUB_DISABLE_PROGRESS_BARS", "1"
         )  # read by huggingface_hub and transformers when they are imported
-    logging.getLogger("torch.utils._pytree").setLevel(
-        logging.ERROR
-    )  # its deprecations are for the authors of libraries
+    deprecations = logging.getLogger("torch.utils._pytree")  # for the authors of libraries
+    level = deprecations.level
+    deprecations.setLevel(logging.ERROR)
     shown: Any = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
@@ -517,3 +517,5 @@ def main(arguments: list[str] | None = None) -> None:
                 err=True,
             )
             raise SystemExit(1) from None
+        finally:
+            deprecations.setLevel(level)

@@ -151,7 +151,8 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
         ) from error
     try:
         graph, constants = import_graph(module, None)
-        canonicalise(graph, sample[0].device, constants)
+        with TRACING:
+            canonicalise(graph, sample[0].device, constants)
         tail = assemble(
             Capture(graph, constants, OutputTree(("target",), next), "concrete"), inputs.names
         )
