@@ -20,16 +20,13 @@ from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, is_call, is_inplace, kind
+from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
+from relprop.tracer.reads import Noticed, reads
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
-
-aten = torch.ops.aten
-#: Results whose values, or whose number, Python goes on with.
-DECISIONS = (aten.nonzero, aten.nonzero_numpy)
 
 
 @dataclass
@@ -154,7 +151,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                 constants,
                 outputs,
                 "export",
-                (),
+                tuple(str(n.meta["place"]) for n in graph.nodes if kind(n) is Kind.READ),
                 eager,
                 fix_draws(graph, constants, draws.drawn),
             )
@@ -286,7 +283,7 @@ def _concrete(
         return flat(*tensors)
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
-    with _tracing(flat), torch.random.fork_rng([]):
+    with _tracing(flat), torch.random.fork_rng([]), Noticed():
         module = make_fx(
             call,
             tracing_mode="real",
@@ -296,9 +293,6 @@ def _concrete(
         )(*inputs.tensors)
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
-    decided = (
-        str(n.meta["place"]) for n in graph.nodes if is_call(n, *DECISIONS) or kind(n) is Kind.READ
-    )
     unknown = {
         name for name in constants if _memory(_attribute(module, name)) not in flat.attributes
     }
@@ -307,7 +301,7 @@ def _concrete(
         for n in graph.nodes
         if str(n.target) in unknown and n.users
     )
-    decisions = (*decided, *baked)
+    decisions = (*reads(graph, constants), *baked)
     return graph, constants, decisions
 
 

@@ -1,0 +1,98 @@
+"""Values of an input that decide what a graph is: those that Python takes out of a tensor, and
+those that a result's shape depends on. A graph with one holds for its own input only."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.overrides import TorchFunctionMode
+
+from relprop.operations import Kind, kind
+from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.run import template
+
+#: How Python takes values out of a tensor without an operator.
+TAKES = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+
+
+class Noticed(TorchFunctionMode):
+    """While a graph is recorded: whatever Python takes out of a tensor leaves an operator that
+    reads it there, too."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function, after a read that is recorded where it takes values."""
+        if func in TAKES:
+            args[0].detach().any().item()
+        return func(*args, **(kwargs or {}))
+
+
+def reads(graph: fx.Graph, constants: dict[str, Tensor]) -> tuple[str, ...]:
+    """Where the graph's form depends on values of its inputs or of the model's tensors: reads, and
+    operations that can't be worked out from shapes alone. ``constants``: tensors that are neither."""
+    live = _live(graph, constants)
+    with FakeTensorMode():
+        return tuple(str(n.meta["place"]) for n in graph.nodes if n in live and _decides(n))
+
+
+def _live(graph: fx.Graph, constants: dict[str, Tensor]) -> set[fx.Node]:
+    """The nodes whose values are not the same for all inputs and weights, writes in place and
+    views included."""
+    live: set[fx.Node] = set()
+    memory: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        inputs = tensor_inputs(node)
+        if node.op == "placeholder" or (node.op == "get_attr" and node.target not in constants):
+            live.add(node)
+        elif any(memory.get(i, i) in live or i in live for i in inputs):
+            live.add(node)
+            if _writes(node):
+                live.add(memory.get(inputs[0], inputs[0]))
+        if inputs and _shares(node):
+            memory[node] = memory.get(inputs[0], inputs[0])
+    return live
+
+
+def _returns(node: fx.Node) -> list[Any]:
+    return list(node.target._schema.returns) if isinstance(node.target, torch._ops.OpOverload) else []
+
+
+def _writes(node: fx.Node) -> bool:
+    return any(r.alias_info is not None and r.alias_info.is_write for r in _returns(node))
+
+
+def _shares(node: fx.Node) -> bool:
+    return any(r.alias_info is not None for r in _returns(node))
+
+
+def _decides(node: fx.Node) -> bool:
+    """Whether a call hands a value to Python, or gives a result whose shape depends on values."""
+    if kind(node) is Kind.READ:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise in node.target.tags:
+        return False
+    operands, rebuild = template(node)
+    args, kwargs = rebuild(*(_fake(n.meta.get("val")) for n in operands))
+    args, kwargs = torch.utils._pytree.tree_map_only(
+        torch.device, lambda _: torch.device("cpu"), (args, kwargs)
+    )
+    try:
+        with contextlib.suppress(UnsupportedOperatorException, NotImplementedError):
+            node.target(*args, **kwargs)
+    except Exception:  # fake tensors raise many types where a value would be read
+        return True
+    return False
+
+
+def _fake(value: Any) -> Any:
+    """A tensor without values, on one device, like each in ``value``."""
+    return torch.utils._pytree.tree_map_only(
+        Tensor,
+        lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu"),
+        value,
+    )
