@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from relprop.api.judging import Judge, judged
 from relprop.api.opening import open_model
 from relprop.api.session import Session, check_devices, chosen_inputs, open_session
 from relprop.errors import CaptureError, RelpropError
@@ -18,8 +19,9 @@ from relprop.methods import METHODS, input_level
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
-from relprop.tracer.binding import bind
+from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
+from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
 
@@ -59,6 +61,7 @@ class Report:
     past_attention: tuple[str, ...] = ()
     rollup_error: str = ""
     constant_inputs: tuple[str, ...] = ()
+    compared: str = ""
 
     @property
     def ok(self) -> bool:
@@ -87,7 +90,7 @@ class Report:
         lines = [
             (
                 f"check: {verdict}; rules {self.rules!r}; captured by {self.front_end}, "
-                "equal to the model"
+                f"{self.compared}"
             ),
             "",
         ]
@@ -146,7 +149,9 @@ def check(
     with undisturbed(model):
         bound = bind(inputs)
         check_devices(model, bound)
-        try:
+
+        def call(bound: Inputs, judge: Judge) -> Report:
+            judge.hear(bound)
             session = open_session(
                 model,
                 bound,
@@ -155,16 +160,23 @@ def check(
                 on_unknown="generic",
                 chosen=chosen_inputs(bound, explain_inputs),
             )
+            starts = _starts(session)
+            one = bound.select(0, 1) if session.program.input_specialised else bound
+            values = execute(session.program, model, one, set(starts))
+            judge.compare(session, one, 0, values, starts)
+            starts = tuple(s for s in starts if s in session.flow.members)
+            wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
+                session.program.leaves.values()
+            )
+            plan = make_plan(
+                session.program, model, session.rules, starts, wanted, on_unknown="collect"
+            )
+            return replace(_report(session, plan, starts), compared=judge.said)
+
+        try:
+            return judged(model, bound, True, call)
         except CaptureError as error:
             return Report(str(rules), capture_error=str(error))
-        starts = tuple(s for s in _starts(session) if s in session.flow.members)
-        wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
-            session.program.leaves.values()
-        )
-        plan = make_plan(
-            session.program, model, session.rules, starts, wanted, on_unknown="collect"
-        )
-        return _report(session, plan, starts)
 
 
 def _starts(session: Session) -> tuple[fx.Node, ...]:

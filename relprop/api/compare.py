@@ -141,6 +141,7 @@ def compare(
     progress: bool = False,
     processor: Any = None,
     trust_remote_code: bool = False,
+    verify: bool = True,
 ) -> Comparison:
     """Explanations by several methods, from one forward pass and one gradient for all that can
     share them.
@@ -172,6 +173,7 @@ def compare(
         "on_unknown": on_unknown,
         "processor": processor,
         "trust_remote_code": trust_remote_code,
+        "verify": verify,
     }
     (found,) = explain_grid(
         model,

@@ -13,7 +13,7 @@ from relprop.api.opening import open_model
 from relprop.api.session import check_devices, chosen_inputs, traced
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet
-from relprop.tracer.binding import bind
+from relprop.tracer.binding import bind, refuse_unlike
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import undisturbed
 
@@ -33,6 +33,7 @@ def explain(
     progress: bool = False,
     processor: Any = None,
     trust_remote_code: bool = False,
+    verify: bool = True,
     **method_options: Any,
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
@@ -75,6 +76,9 @@ def explain(
             several with a dict of its arguments. With ready inputs, too, it tells words, special
             tokens and seconds.
         trust_remote_code: for a model given by id or folder, run the code that comes with it.
+        verify: run the model itself, once, on the whole batch, and refuse an explanation of
+            anything else than what it returns; ``facts["compared"]`` says what came of it
+            (docs/own-model.md). ``False``: trust the captured graph.
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
@@ -100,6 +104,7 @@ def explain(
         progress=progress,
         processor=processor,
         trust_remote_code=trust_remote_code,
+        verify=verify,
         **method_options,
     )[0]
 
@@ -119,6 +124,7 @@ def explain_many(
     progress: bool = False,
     processor: Any = None,
     trust_remote_code: bool = False,
+    verify: bool = True,
     **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
@@ -139,6 +145,7 @@ def explain_many(
             progress=progress,
             processor=processor,
             trust_remote_code=trust_remote_code,
+            verify=verify,
         )
     ]
 
@@ -154,5 +161,6 @@ def trace(
     model, inputs = open_model(model, inputs)
     with undisturbed(model):
         bound = bind(inputs)
+        refuse_unlike(bound)
         check_devices(model, bound)
         return traced(model, bound, chosen_inputs(bound, explain_inputs))

@@ -3,7 +3,7 @@ per target, shared by all that can."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.api.attribution import attribute_start, draft_attribution
+from relprop.api.judging import Judge, judged
 from relprop.api.opening import opened
 from relprop.api.overattention import explain_start
 from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
@@ -27,7 +28,7 @@ from relprop.errors import (
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
 from relprop.rules import RuleSet
-from relprop.targets import Start
+from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import same_chance, undisturbed
 
@@ -64,6 +65,7 @@ def explain_grid(
     processor: Any,
     trust_remote_code: bool,
     explain_inputs: Sequence[str | int] | str | None = None,
+    verify: bool = True,
     refused: dict[int, RelpropError] | None = None,
 ) -> list[list[Any]]:
     """For each target, an explanation by each call. Arguments as ``explain`` has them.
@@ -79,7 +81,6 @@ def explain_grid(
     rules = [
         r.method.rules if c.rules is None else c.rules for c, r in zip(calls, requests, strict=True)
     ]
-    parts: list[list[list[Explanation | None]]] = []
     with undisturbed(model), torch.no_grad():
         bound = bind(prepared.inputs)
         check_devices(model, bound)
@@ -87,46 +88,62 @@ def explain_grid(
         size = _part_size(batch_size, bound)
         split = _per_sample(targets, bound.batch)
 
-        def sessions(part: Inputs) -> list[Session]:
-            first = open_session(
-                model,
-                part,
-                rules=rules[0],
-                precision=precision,
-                on_unknown=on_unknown,
-                chosen=chosen,
-            )
-            return [first.under(r) for r in rules]
-
-        with same_chance(model):
-            opened_sessions = sessions(bound)
-        specialised = opened_sessions[0].program.input_specialised
-        for first in _progress(range(0, bound.batch, 1 if specialised else size), progress):
-            part = bound.select(first, min(first + (1 if specialised else size), bound.batch))
-            some = [cut(first, first + part.batch) for cut in split]
-            with same_chance(
-                model
-            ):  # a model that draws random numbers draws the same for every part
-                if specialised and first:
-                    opened_sessions = sessions(part)
-                parts.append(
-                    _explained(
-                        opened_sessions,
+        def call(bound: Inputs, judge: Judge) -> tuple[list[list[list[Any]]], str]:
+            def sessions(part: Inputs) -> list[Session]:
+                with same_chance(model):
+                    first = open_session(
+                        model,
                         part,
-                        some,
-                        [_of_part(r, first, part.batch, bound.batch) for r in requests],
-                        refused,
+                        rules=rules[0],
+                        precision=precision,
+                        on_unknown=on_unknown,
+                        chosen=chosen,
                     )
-                )
+                return [first.under(r) for r in rules]
+
+            parts: list[list[list[Any]]] = []
+            heard = bound.batch if bound.could_be_shared else size
+            opened_sessions: list[Session] = []
+            for first in _progress(range(0, bound.batch, size), progress):
+                if first % heard == 0:
+                    judge.hear(bound.select(first, min(first + heard, bound.batch)))
+                opened_sessions = opened_sessions or sessions(bound)
+                last = min(first + size, bound.batch)
+                alone = opened_sessions[0].program.input_specialised
+                for i in range(first, last, 1 if alone else size):
+                    part = bound.select(i, i + 1 if alone else last)
+                    if alone and i:
+                        opened_sessions = sessions(part)
+                    with same_chance(
+                        model
+                    ):  # a model that draws random numbers draws the same for every part
+                        parts.append(
+                            _explained(
+                                opened_sessions,
+                                part,
+                                [cut(i, i + part.batch) for cut in split],
+                                [_of_part(r, i, part.batch, bound.batch) for r in requests],
+                                refused,
+                                lambda *found, i=i, part=part: judge.compare(
+                                    opened_sessions[0], part, i % heard, *found
+                                ),
+                            )
+                        )
+            return parts, judge.said
+
+        parts, said = judged(model, bound, verify, call)
     return [
-        [_joined(list(same)) for same in zip(*rows, strict=True)]
+        [_joined(list(same), said) for same in zip(*rows, strict=True)]
         for rows in zip(*parts, strict=True)
     ]
 
 
-def _joined(parts: list[Explanation | None]) -> Explanation | None:
+def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:
     there = [p for p in parts if p is not None]
-    return join(there) if len(there) == len(parts) else None
+    if len(there) < len(parts):
+        return None
+    whole = join(there)
+    return replace(whole, facts={**whole.facts, "compared": compared})
 
 
 def _explained(
@@ -135,9 +152,11 @@ def _explained(
     targets: list[Any],
     requests: list[Request],
     refused: dict[int, RelpropError] | None,
+    compare: Callable[[Mapping[fx.Node, Any], tuple[fx.Node, ...]], None],
 ) -> list[list[Explanation | None]]:
     """One part of the batch: a draft per request, one forward pass, and one gradient per target at
-    every node that any of them watches."""
+    every node that any of them watches. ``compare``: refuses output values that are not the
+    model's."""
     drafts: dict[int, Draft] = {}
     for i, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         with _refusal(i, refused):
@@ -146,6 +165,7 @@ def _explained(
         return [[None] * len(requests) for _ in targets]
     numbered = dict(zip(drafts, run_drafts(list(drafts.values()), part), strict=True))
     runs = list(numbered.values())
+    compare(runs[0].forward.values, possible_starts(runs[0].program, targets))
     watched = tuple(
         dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch)
     )
@@ -183,7 +203,7 @@ def _refusal(number: int, refused: dict[int, RelpropError] | None) -> Iterator[N
 
 def explain_once(session: Session, inputs: Inputs, target: Any, request: Request) -> Explanation:
     """One request for one target."""
-    found = _explained([session], inputs, [target], [request], None)[0][0]
+    found = _explained([session], inputs, [target], [request], None, lambda *_: None)[0][0]
     assert found is not None
     return found
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.api.grid import explain_once
+from relprop.api.judging import Judge, judged
 from relprop.api.opening import open_model
 from relprop.api.run import Request
 from relprop.api.session import Session, check_devices, chosen_inputs, open_session
@@ -51,8 +52,8 @@ class Handle:
 
 
 class Instrument:
-    """A model under observation, for one target. Everything is computed when it is first asked for,
-    once; a new hook starts it anew."""
+    """A model under observation, for one target. Everything but the forward pass is computed when
+    it is first asked for, once; a new hook starts it anew."""
 
     def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
         self.session, self.inputs, self.target = session, inputs, target
@@ -265,9 +266,10 @@ def instrument(
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     explain_inputs: Sequence[str | int] | str | None = None,
+    verify: bool = True,
 ) -> Instrument:
     """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
-    in ``explain``.
+    in ``explain``. The forward pass runs at once, and is compared with the model's own.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -280,18 +282,25 @@ def instrument(
     with undisturbed(model), torch.no_grad():
         bound = bind(inputs)
         check_devices(model, bound)
-        session = open_session(
-            model,
-            bound,
-            rules=rules,
-            precision=precision,
-            on_unknown=on_unknown,
-            chosen=chosen_inputs(bound, explain_inputs),
-        )
-        if session.program.input_specialised and bound.batch > 1:
-            raise OptionError(
-                f"the model branches on values ({session.program.decisions[0]}): "
-                f"instrument one sample at a time, not {bound.batch}"
+
+        def call(bound: Inputs, judge: Judge) -> Instrument:
+            judge.hear(bound)
+            session = open_session(
+                model,
+                bound,
+                rules=rules,
+                precision=precision,
+                on_unknown=on_unknown,
+                chosen=chosen_inputs(bound, explain_inputs),
             )
-        possible_starts(session.program, [target])
-        return Instrument(session, bound, target)
+            if session.program.input_specialised and bound.batch > 1:
+                raise OptionError(
+                    f"the model branches on values ({session.program.decisions[0]}): "
+                    f"instrument one sample at a time, not {bound.batch}"
+                )
+            starts = possible_starts(session.program, [target])
+            probe = Instrument(session, bound, target)
+            judge.compare(session, bound, 0, probe._forward()[0].values, starts)
+            return probe
+
+        return judged(model, bound, verify, call)

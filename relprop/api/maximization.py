@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.api.attribution import attributed_scalar, draft_attribution
+from relprop.api.judging import Judge, judged
 from relprop.api.opening import opened
 from relprop.api.run import Request, run_drafts
 from relprop.api.session import check_devices, open_session
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.methods import METHODS
 from relprop.numerics import at_least_float32
-from relprop.tracer.binding import bind
+from relprop.targets import possible_starts
+from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 START = 0.1
@@ -88,29 +90,41 @@ def activation_maximization(
     with undisturbed(model), torch.no_grad():
         bound = bind(given)
         check_devices(model, bound)
-        with same_chance(model):
-            session = open_session(
-                model, bound, rules=method.rules, precision=precision, on_unknown="generic"
-            )
-        if session.program.input_specialised:
-            raise InputError(
-                message(
-                    (
-                        "the model branches on values of its input "
-                        f"({session.program.decisions[0]}): its graph holds for the "
-                        "start image, not on the way from it"
-                    ),
-                    then=["replace the branch by torch.where"],
+
+        def call(bound: Inputs, judge: Judge) -> tuple[Any, ...]:
+            judge.hear(bound)
+            with same_chance(model):
+                session = open_session(
+                    model, bound, rules=method.rules, precision=precision, on_unknown="generic"
                 )
-            )
-        name, leaf = _moving(session.program.leaves)
-        with same_chance(model):
-            (run,) = run_drafts(
-                [draft_attribution(session, [unit], Request(method, {}, frozenset(), prepared))],
-                bound,
-            )
-            label, score = attributed_scalar(run, unit, leaf)
-        image, objective, last = _ascend(score, run.forward.values[leaf], steps, lr, l2, bounds)
+            if session.program.input_specialised:
+                raise InputError(
+                    message(
+                        (
+                            "the model branches on values of its input "
+                            f"({session.program.decisions[0]}): its graph holds for the "
+                            "start image, not on the way from it"
+                        ),
+                        then=["replace the branch by torch.where"],
+                    )
+                )
+            name, leaf = _moving(session.program.leaves)
+            with same_chance(model):
+                (run,) = run_drafts(
+                    [
+                        draft_attribution(
+                            session, [unit], Request(method, {}, frozenset(), prepared)
+                        )
+                    ],
+                    bound,
+                )
+                label, score = attributed_scalar(run, unit, leaf)
+            starts = possible_starts(session.program, [unit])
+            judge.compare(session, bound, 0, run.forward.values, starts)
+            return name, label, score, run.forward.values[leaf]
+
+        name, label, score, first = judged(model, bound, True, call)
+        image, objective, last = _ascend(score, first, steps, lr, l2, bounds)
     like = bound.tensors[bound.names.index(name)]
     return Maximization(image.reshape(like.shape), objective, last, label)
 

@@ -28,7 +28,7 @@ from relprop.tracer.binding import bind, flatten_output
 from relprop.tracer.program import Program, place
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
-from relprop.tracer.trace import difference
+from relprop.tracer.judge import difference
 
 GRAPH, LEDGER, BATCH = (
     1e-4,

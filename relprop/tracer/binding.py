@@ -46,6 +46,20 @@ class Inputs:
         )
 
     @property
+    def could_be_shared(self) -> bool:
+        """Whether an input has no entry per sample, or as many entries as samples along a second
+        axis, too: a mask between positions may look like it."""
+        return any(
+            t.dim() > 0 and (not b and t.shape[0] != 1 or b and self.batch in t.shape[1:])
+            for t, b in zip(self.tensors[1:], self.batched[1:], strict=True)
+        )
+
+    def sharing(self, names: tuple[str, ...]) -> Inputs:
+        """The same call, with some inputs given whole to every sample."""
+        batched = tuple(b and n not in names for n, b in zip(self.names, self.batched, strict=True))
+        return dataclasses.replace(self, batched=batched)
+
+    @property
     def signature(self) -> tuple[Any, ...]:
         """What a captured graph depends on: names, per-sample shapes, dtypes, devices and the
         values that are not tensors."""
@@ -95,14 +109,19 @@ def bind(inputs: Any) -> Inputs:
 
     batch = tensors[0].shape[0]
     batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
-    for name, t, b in zip(names, tensors, batched, strict=True):
+    static = repr([(key, v) for _, key, v in places if not isinstance(v, Tensor)])
+    return Inputs(names, tensors, rebuild, batched, batch, static)
+
+
+def refuse_unlike(inputs: Inputs) -> None:
+    """Refuse inputs that have another number of samples than the first: without the model's own
+    run, nothing says that such a tensor belongs to all samples."""
+    for name, t, b in zip(inputs.names, inputs.tensors, inputs.batched, strict=True):
         if not b and t.dim() > 0 and t.shape[0] != 1:
             raise InputError(
                 f"input {name!r} has {t.shape[0]} samples {list(t.shape)}, the first "
-                f"input {names[0]!r} has {batch}: batch comes first in every input"
+                f"input {inputs.names[0]!r} has {inputs.batch}: batch comes first in every input"
             )
-    static = repr([(key, v) for _, key, v in places if not isinstance(v, Tensor)])
-    return Inputs(names, tensors, rebuild, batched, batch, static)
 
 
 def _refuse_bad(

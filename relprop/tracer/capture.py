@@ -209,7 +209,7 @@ def _kept_as_integers(model: nn.Module) -> str:
     )
 
 
-def run_eager(flat: nn.Module, inputs: Inputs) -> list[Tensor]:
+def run_eager(flat: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
     """The model's own outputs; its own error is passed on with the shapes it was called with."""
     try:
         return [t.detach() for t in flat(*inputs.tensors)]

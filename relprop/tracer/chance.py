@@ -8,13 +8,14 @@ draws are replaced by them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.operations import packet
+from relprop.operations import Kind, kind, packet
 from relprop.tracer.editing import aten, tensor_inputs
 
 SHAPED_LIKE = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
@@ -36,11 +37,39 @@ class Draws(TorchDispatchMode):
     ) -> Any:
         """Run the operator, and keep what it drew."""
         made = func(*args, **(kwargs or {}))
-        if _is_random(func) and (
-            packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
-        ):
+        if _from_a_shape(func, args):
             self.drawn.append((func, made.detach().clone()))
         return made
+
+
+class Replayed(TorchDispatchMode):
+    """While this is active, what is drawn is what an earlier run drew, as far as it has the
+    shape."""
+
+    def __init__(self, numbers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._left = iter(numbers)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator; the numbers drawn then are the next ones."""
+        made = func(*args, **(kwargs or {}))
+        if _from_a_shape(func, args):
+            drawn = next(self._left, made)
+            return drawn.to(made.device).clone() if drawn.shape == made.shape else made
+        return made
+
+
+def _from_a_shape(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator draws numbers, and reads nothing but a shape."""
+    return _is_random(func) and (
+        packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
+    )
 
 
 def fix_draws(
@@ -74,3 +103,8 @@ def _is_random(operator: Any) -> bool:
         isinstance(operator, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded in operator.tags
     )
+
+
+def by_chance(node: fx.Node) -> bool:
+    """Whether a call draws numbers: of itself, or as a dropout that is switched on."""
+    return kind(node) is Kind.RANDOM or (_is_random(node.target) and True in node.args)

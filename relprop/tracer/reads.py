@@ -24,7 +24,11 @@ class Noticed(TorchFunctionMode):
     reads it there, too."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the function, after a read that is recorded where it takes values."""
         if func in TAKES:
@@ -34,7 +38,7 @@ class Noticed(TorchFunctionMode):
 
 def reads(graph: fx.Graph, constants: dict[str, Tensor]) -> tuple[str, ...]:
     """Where the graph's form depends on values of its inputs or of the model's tensors: reads, and
-    operations that can't be worked out from shapes alone. ``constants``: tensors that are neither."""
+    operations that can't be worked out from shapes alone. ``constants``: other tensors."""
     live = _live(graph, constants)
     with FakeTensorMode():
         return tuple(str(n.meta["place"]) for n in graph.nodes if n in live and _decides(n))
@@ -59,7 +63,9 @@ def _live(graph: fx.Graph, constants: dict[str, Tensor]) -> set[fx.Node]:
 
 
 def _returns(node: fx.Node) -> list[Any]:
-    return list(node.target._schema.returns) if isinstance(node.target, torch._ops.OpOverload) else []
+    return (
+        list(node.target._schema.returns) if isinstance(node.target, torch._ops.OpOverload) else []
+    )
 
 
 def _writes(node: fx.Node) -> bool:
@@ -74,7 +80,10 @@ def _decides(node: fx.Node) -> bool:
     """Whether a call hands a value to Python, or gives a result whose shape depends on values."""
     if kind(node) is Kind.READ:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise in node.target.tags:
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or torch.Tag.pointwise in node.target.tags
+    ):
         return False
     operands, rebuild = template(node)
     args, kwargs = rebuild(*(_fake(n.meta.get("val")) for n in operands))

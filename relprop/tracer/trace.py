@@ -19,8 +19,10 @@ from relprop.tracer.attention import find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
+from relprop.tracer.chance import by_chance
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.judge import UNSTEADY, difference, tolerance, unsteady
 from relprop.tracer.leaves import (
     ADDED,
     NOT_CHOSEN,
@@ -62,6 +64,7 @@ def trace_program(
             return cached[key]
         sample = inputs.select(0, 1)
         raw = _captured(model, sample)
+        chance = tuple(describe(n) for n in raw.graph.nodes if by_chance(n))
         canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
         program = assemble(raw, sample.names, token_inputs, model)
         if still := _without_tokens(program, raw.constants):
@@ -69,7 +72,7 @@ def trace_program(
             canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
             settled = assemble(raw, sample.names, tuple(program.leaves), model)
             program = replace(settled, constant_inputs=program.constant_inputs)
-        verify(program, model, sample, raw)
+        verify(program, model, sample, raw, chance)
     if not program.input_specialised:
         if len(cached) >= _KEPT:
             cached.pop(next(iter(cached)))
@@ -90,6 +93,11 @@ def _captured(model: nn.Module, sample: Inputs) -> Capture:
             UNSHADOWED.discard(model)
             raise
     return capture(model, sample)
+
+
+def forget(model: nn.Module) -> None:
+    """Capture the model anew when it is next traced."""
+    _cache.pop(model, None)
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
@@ -285,29 +293,41 @@ def _books(node: fx.Node) -> str:
     return named[0] if named else ""
 
 
-def verify(program: Program, model: nn.Module, inputs: Inputs, raw: Capture) -> None:
-    """The canonical graph's outputs against the model's own, on the captured sample; what half
-    precision computed with half precision's tolerance."""
+def verify(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    raw: Capture,
+    chance: tuple[str, ...] = (),
+) -> None:
+    """The canonical graph's outputs against the model's own, on the captured sample.
+    ``chance``: where the model draws numbers that the graph does not hold."""
     values = execute(program, model, inputs, keep=set(program.output_nodes))
-    coarsest = max(
-        (
-            torch.finfo(val(n).dtype).eps
-            for n in program.graph.nodes
-            if n.op == "call_function" and is_floating(n)
-        ),
-        default=0.0,
-    )
     for name, node, eager in zip(
         program.outputs.names, program.output_nodes, raw.eager, strict=True
     ):
         mine = values[node][0] if node.meta["batched"] else values[node]
         error, scale = difference(mine, eager)
-        tolerance = (
-            min(0.25, 64 * max(coarsest, torch.finfo(eager.dtype).eps) ** 0.75)
-            if eager.is_floating_point()
-            else 0.0
-        )
-        if not error <= tolerance * scale:
+        if not error <= tolerance(program, eager.dtype) * scale:
+            if chance:
+                raise CaptureError(
+                    message(
+                        "the model draws by chance in eval mode, and draws anew in every run",
+                        at=chance[0],
+                        then=[
+                            "switch it off: training=self.training for a dropout",
+                            "or draw from a shape alone (torch.rand, torch.rand_like): the numbers "
+                            "of the model's own run are kept",
+                        ],
+                    )
+                )
+            draws = [t for n, t in raw.constants.items() if n.startswith("drawn_")]
+            if unsteady(model, inputs, raw.eager, draws):
+                raise CaptureError(
+                    message(
+                        UNSTEADY, then=["make it a function of its inputs while it is explained"]
+                    )
+                )
             if (rounded := next((n for n in program.graph.nodes if _rounds(n)), None)) is not None:
                 raise CaptureError(
                     message(
@@ -347,20 +367,3 @@ def _rounds(node: fx.Node) -> bool:
         and node.op == "call_function"
         and any(is_floating(i) and i.meta["role"] == "activation" for i in tensor_inputs(node))
     )
-
-
-def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest magnitude; where both hold the same
-    infinity or both NaN they agree."""
-    if a.shape != b.shape:
-        return float("inf"), 0.0
-    if a.numel() == 0:
-        return 0.0, 0.0
-    x, y = (
-        a.double() if a.device.type != "mps" else a.float(),
-        b.to(a.device).double() if a.device.type != "mps" else b.float(),
-    )
-    agree = (x == y) | (x.isnan() & y.isnan())
-    gap = torch.where(agree, 0.0, x - y).abs().max().item()
-    finite = torch.where(y.isfinite(), y, 0.0).abs().max().item()
-    return (float("inf") if gap != gap else gap), finite

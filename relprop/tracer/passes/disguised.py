@@ -280,9 +280,7 @@ def _norm(part: Part) -> fx.Node | None:
 
             if near >= 0 and equal_functions(part, usual, [*given, small], 1e-9):
                 if centred:
-                    return emit(
-                        at, aten.layer_norm.default, part.source, [width], None, None, near
-                    )
+                    return emit(at, aten.layer_norm.default, part.source, [width], None, None, near)
                 return emit(at, aten.rms_norm.default, part.source, [width], None, near)
     return None
 
@@ -430,9 +428,7 @@ def _ways(sources: Sequence[fx.Node], region: Sequence[fx.Node]) -> dict[fx.Node
     return ways
 
 
-def _from(
-    sources: Sequence[fx.Node], region: Sequence[fx.Node], output: fx.Node
-) -> list[fx.Node]:
+def _from(sources: Sequence[fx.Node], region: Sequence[fx.Node], output: fx.Node) -> list[fx.Node]:
     """The nodes that are needed for ``output`` if ``sources`` are known."""
     needed, left = set(sources), [output]
     while left:
@@ -467,9 +463,7 @@ def _cuts(
     members = set(region)
     while seen:
         sources = seen.pop(0)
-        sources = [
-            _lowered(s, region, output, [o for o in sources if o is not s]) for s in sources
-        ]
+        sources = [_lowered(s, region, output, [o for o in sources if o is not s]) for s in sources]
         if len(sources) in (2, 3):
             yield sources
         if len(sources) >= 3:

@@ -58,8 +58,6 @@ def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
     return made if made is not None and shape_of(made) == shape else None
 
 
-
-
 def simpler_permute(node: fx.Node) -> fx.Node | None:
     x, dims = node.args[0], list(node.args[1])  # type: ignore[arg-type]
     if dims == sorted(dims):

@@ -1,0 +1,199 @@
+"""One call before its judge: the user's own model runs on the whole batch, and what a program
+computed for the same samples must be what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor, fx, nn
+
+from relprop.api.session import Session
+from relprop.errors import CaptureError, InputError, RelpropError, message, warn
+from relprop.tracer.binding import Inputs, refuse_unlike
+from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
+from relprop.tracer.program import Program
+from relprop.tracer.run import execute
+from relprop.tracer.trace import forget
+
+T = TypeVar("T")
+
+
+class _Stale(Exception):
+    """The program isn't the model: it is captured anew, once, and then refused for ``reason``."""
+
+    def __init__(self, reason: CaptureError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class _Shared(Exception):
+    """Inputs that were taken for one entry per sample belong to all samples."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+class Judge:
+    """The model's own outputs for some samples, to compare with."""
+
+    def __init__(self, model: nn.Module, verify: bool) -> None:
+        self.model, self.verify = model, verify
+        self._inputs: Inputs | None = None
+        self._outputs: list[Tensor] = []
+        self._said: dict[str, None] = {}
+
+    @property
+    def said(self) -> str:
+        """What came of all comparisons."""
+        return "; ".join(self._said)
+
+    def hear(self, inputs: Inputs) -> None:
+        """Run the model on these samples. Raises ``InputError`` if it fails on them."""
+        if self.verify:
+            self._inputs, self._outputs = inputs, model_outputs(self.model, inputs)
+
+    def compare(
+        self,
+        session: Session,
+        part: Inputs,
+        start: int,
+        values: Mapping[fx.Node, Any],
+        nodes: Collection[fx.Node],
+    ) -> None:
+        """Compare ``values`` of the output ``nodes``, those of the samples of ``part``, which
+        begins at ``start`` in what was heard."""
+        self._said[self._found(session, part, start, values, nodes)] = None
+
+    def _found(
+        self,
+        session: Session,
+        part: Inputs,
+        start: int,
+        values: Mapping[fx.Node, Any],
+        nodes: Collection[fx.Node],
+    ) -> str:
+        if self._inputs is None:
+            return "not compared with the model: verify=False"
+        program = session.program
+        every = range(part.batch)
+        found = (
+            [Gap(program.outputs.names[0], tuple(every), float("inf"))]
+            if program.draws
+            else gaps(program, values, self._outputs, nodes, start, part.batch, self._inputs.batch)
+        )
+        if found and program.dtype is not None:  # another precision may round, or pick, otherwise
+            program = replace(program, dtype=None)
+            values = execute(program, self.model, part, nodes)
+            if not program.draws:
+                found = gaps(
+                    program, values, self._outputs, nodes, start, part.batch, self._inputs.batch
+                )
+        if not found:
+            return "equal to the model's own output for the batch" + _about_shared(part)
+        for i in sorted({i for gap in found for i in gap.samples}):
+            self._alone(program, part, i, values, nodes)
+        if program.draws:
+            return "equal to the model's own output for each sample alone, for the same draws"
+        worst = max(found, key=lambda gap: gap.error)
+        if other := self.other_reading(start + worst.samples[0]):
+            raise _Shared(other)
+        if worst.error == float("inf"):
+            return (
+                "equal to the model's own output for each sample alone: for a batch, "
+                f"{worst.output!r} has no row per sample"
+            )
+        said = (
+            f"the model mixes the samples of a batch: its {worst.output!r} of sample "
+            f"{start + worst.samples[0]} is off by {worst.error:.1e} of the largest value from "
+            "what it returns for that sample alone, which is what is explained"
+        )
+        if not session.program.memo.setdefault("told of mixing", []):
+            session.program.memo["told of mixing"].append(True)
+            warn(said)
+        return said
+
+    def _alone(
+        self,
+        program: Program,
+        part: Inputs,
+        i: int,
+        values: Mapping[fx.Node, Any],
+        nodes: Collection[fx.Node],
+    ) -> None:
+        """Compare one sample with the model's output for it alone."""
+        one = part.select(i, i + 1)
+        draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
+        theirs = model_outputs(self.model, one, draws)
+        mine = {n: values[n][i : i + 1] if n.meta["batched"] else values[n] for n in nodes}
+        found = gaps(program, mine, theirs, nodes, 0, 1, 1)
+        if not found:
+            return
+        fact = (
+            f"the captured graph differs from the model: {found[0].output!r} of sample {i} by "
+            f"{found[0].error:.1e} of its largest value"
+        )
+        if unsteady(self.model, one, theirs, draws):
+            why, then = UNSTEADY, ["make it a function of its inputs while it is explained"]
+        elif i:
+            why = (
+                "the graph was captured on sample 0: the model takes values out of tensors in a "
+                "way that no tracer sees (a custom operator, memory read by address)"
+            )
+            then = ["explain the samples one by one", "compute with tensors instead"]
+        else:
+            why = "what was captured just now is not what the model does"
+            then = ["report this model: a captured graph must equal the model it came from"]
+        raise _Stale(CaptureError(message(f"{fact}; {why}", then=then)))
+
+    def other_reading(self, sample: int = 0) -> tuple[str, ...]:
+        """The inputs that belong to all samples though as many entries as samples are in them: with
+        them whole, the model returns for this sample alone what it returns for it in the batch."""
+        if self._inputs is None or self._inputs.batch == 1:
+            return ()
+        given = self._inputs
+        names = [n for n, b in zip(given.names[1:], given.batched[1:], strict=True) if b]
+        for some in [(n,) for n in names] + ([tuple(names)] if len(names) > 1 else []):
+            try:
+                alone = model_outputs(self.model, given.sharing(some).select(sample, sample + 1))
+            except RelpropError:  # the model fails on such inputs
+                continue
+            if len(alone) == len(self._outputs) and all(
+                is_row(a, whole, sample, given.batch)
+                for a, whole in zip(alone, self._outputs, strict=True)
+            ):
+                return some
+        return ()
+
+
+def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Inputs, Judge], T]) -> T:
+    """What ``call`` gives for the inputs and a judge, which may refuse it: then once more with the
+    model captured anew, or with inputs that belong to all samples."""
+    if not verify:
+        refuse_unlike(inputs)
+    judge, anew = Judge(model, verify), False
+    while True:
+        try:
+            return call(inputs, judge)
+        except _Shared as other:
+            inputs = inputs.sharing(other.names)
+        except _Stale as stale:
+            if anew:
+                raise stale.reason from None
+            forget(model)
+            anew = True
+        except InputError:
+            if not (names := judge.other_reading()):
+                raise
+            inputs = inputs.sharing(names)
+
+
+def _about_shared(inputs: Inputs) -> str:
+    shared = [
+        repr(n)
+        for n, t, b in zip(inputs.names, inputs.tensors, inputs.batched, strict=True)
+        if not b and t.dim() and t.shape[0] != 1
+    ]
+    return f"; {', '.join(shared)} belongs to all samples" if shared else ""

@@ -1,0 +1,167 @@
+"""The model is the judge: its own forward, run as its user would run it, against what a program
+computed for the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.capture import run_eager
+from relprop.tracer.chance import Replayed
+from relprop.tracer.editing import val
+from relprop.tracer.leftovers import taken_back
+from relprop.tracer.program import Program, is_floating
+from relprop.tracer.surroundings import as_python, undisturbed
+
+#: How far a program may be from its model, of an output's largest value: by the coarsest type that
+#: either computes in (its ε at most the first number).
+TOLERANCES = ((1e-15, 1e-9), (1e-6, 4e-4), (1e-2, 0.03))
+COARSER = 0.25
+
+
+def tolerance(program: Program, dtype: torch.dtype) -> float:
+    """How far an output of ``dtype`` may be from the model's, relative to its largest value; none
+    for whole numbers."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    if "coarsest" not in program.memo:
+        program.memo["coarsest"] = max(
+            (
+                torch.finfo(val(n).dtype).eps
+                for n in program.graph.nodes
+                if n.op == "call_function" and is_floating(n)
+            ),
+            default=0.0,
+        )
+    own = torch.finfo(program.dtype).eps if program.dtype is not None else 0.0
+    coarsest = max(program.memo["coarsest"], torch.finfo(dtype).eps, own)
+    return _allowed(coarsest)
+
+
+def _allowed(coarsest: float) -> float:
+    return next((allowed for eps, allowed in TOLERANCES if coarsest <= eps), COARSER)
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest magnitude; where both hold the same
+    infinity or both NaN they agree."""
+    if a.shape != b.shape:
+        return float("inf"), 0.0
+    if a.numel() == 0:
+        return 0.0, 0.0
+    apart, scale = _apart(a[None], b[None])
+    return float(apart[0]), scale
+
+
+def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
+    """The largest difference of each of several tensors, and the largest magnitude of all."""
+    if a.is_complex() or b.is_complex():
+        a, b = torch.view_as_real(a.cfloat()), torch.view_as_real(b.cfloat())
+    wide = torch.float32 if a.device.type == "mps" else torch.float64
+    x, y = a.to(wide), b.to(a.device, wide)
+    agree = (x == y) | (x.isnan() & y.isnan())
+    gap = torch.where(agree, 0.0, x - y).abs().flatten(1)
+    worst = gap.amax(1) if gap.shape[1] else gap.new_zeros(len(gap))
+    scale = torch.where(y.isfinite(), y, 0.0).abs().max().item() if y.numel() else 0.0
+    return torch.where(worst.isnan(), torch.inf, worst), scale
+
+
+def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()) -> list[Tensor]:
+    """The tensors that the model itself returns, in eval mode, without gradients; what running it
+    changes is taken back. ``draws``: the numbers that it draws from nothing but a shape."""
+
+    def call(*tensors: Tensor) -> list[Tensor]:
+        args, kwargs = inputs.rebuild(tensors)
+        return flatten_output(model(*args, **kwargs))[0]
+
+    with (
+        undisturbed(model),
+        torch.no_grad(),
+        as_python(model),
+        taken_back(model),
+        Replayed(draws) if draws else torch.no_grad(),
+    ):
+        return run_eager(call, inputs)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """An output that isn't the model's: of which samples, and the largest difference, relative to
+    the output's largest value (infinite where the shapes do not match)."""
+
+    output: str
+    samples: tuple[int, ...]
+    error: float
+
+
+def gaps(
+    program: Program,
+    values: Mapping[fx.Node, Any],
+    eager: Sequence[Tensor],
+    nodes: Collection[fx.Node],
+    start: int,
+    batch: int,
+    of: int,
+) -> list[Gap]:
+    """The outputs among ``nodes`` whose ``values``, those of ``batch`` samples from ``start`` on,
+    are not what the model returned for ``of`` samples (``eager``)."""
+    found = []
+    for name, node, theirs in zip(program.outputs.names, program.output_nodes, eager, strict=False):
+        if node not in nodes:
+            continue
+        mine = values[node].detach()
+        mine = mine if node.meta["batched"] else mine.expand(batch, *mine.shape)
+        rows = _rows(theirs, mine.shape[1:], of)
+        if rows is None:
+            found.append(Gap(name, tuple(range(batch)), float("inf")))
+            continue
+        error, scale = _apart(mine, rows[start : start + batch])
+        _, scale = _apart(rows, rows) if len(rows) > batch else (None, scale)
+        wrong = error > tolerance(program, theirs.dtype) * scale
+        if wrong.any():
+            relative = error.max().item() / scale if scale else float("inf")
+            found.append(Gap(name, tuple(wrong.nonzero()[:, 0].tolist()), relative))
+    return found
+
+
+def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
+    """What a model returned for a batch as one row per sample, each of the shape that it returns
+    for one sample; ``None``: that cannot be told."""
+    if sample and eager.shape == (batch * sample[0], *sample[1:]):
+        return eager.reshape(batch, *sample)
+    if eager.shape == (batch, *sample):
+        return eager
+    return eager.expand(batch, *sample) if eager.shape == sample else None
+
+
+def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
+    """Whether what a model returned for one sample alone is the sample's part of what it returned
+    for a batch."""
+    rows = _rows(eager, alone.shape, batch)
+    if rows is None:
+        return False
+    error, _ = _apart(alone[None], rows[sample : sample + 1])
+    allowed = _allowed(torch.finfo(eager.dtype).eps) if eager.is_floating_point() else 0.0
+    return bool(error[0] <= allowed * _apart(rows, rows)[1])
+
+
+def unsteady(
+    model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Sequence[Tensor]
+) -> bool:
+    """Whether the model, run again on the same inputs, returns something else than ``before``."""
+    again = model_outputs(model, inputs, draws)
+    return len(again) != len(before) or not all(
+        is_row(a, b[None], 0, 1) for a, b in zip(again, before, strict=True)
+    )
+
+
+#: What to say of a model that is.
+UNSTEADY = (
+    "the model returns something else when it is run again on the same inputs: it draws numbers "
+    "outside of PyTorch, or counts its calls"
+)
