@@ -44,6 +44,7 @@ class Judge:
         self._inputs: Inputs | None = None
         self._outputs: list[Tensor] = []
         self._said: dict[str, None] = {}
+        self.to_tell: list[str] = []
 
     @property
     def said(self) -> str:
@@ -52,8 +53,13 @@ class Judge:
 
     def hear(self, inputs: Inputs) -> None:
         """Run the model on these samples. Raises ``InputError`` if it fails on them."""
-        if self.verify:
+        if not self.verify:
+            return
+        try:
             self._inputs, self._outputs = inputs, model_outputs(self.model, inputs)
+        except InputError:
+            refuse_unlike(inputs)
+            raise
 
     def compare(
         self,
@@ -112,7 +118,7 @@ class Judge:
         )
         if not session.program.memo.setdefault("told of mixing", []):
             session.program.memo["told of mixing"].append(True)
-            warn(said)
+            self.to_tell.append(said)
         return said
 
     def _alone(
@@ -176,7 +182,10 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
     judge, anew = Judge(model, verify), False
     while True:
         try:
-            return call(inputs, judge)
+            done = call(inputs, judge)
+            for said in judge.to_tell:
+                warn(said)
+            return done
         except _Shared as other:
             inputs = inputs.sharing(other.names)
         except _Stale as stale:

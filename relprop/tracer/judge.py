@@ -55,7 +55,7 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     if a.numel() == 0:
         return 0.0, 0.0
     apart, scale = _apart(a[None], b[None])
-    return float(apart[0]), scale
+    return apart.max().item(), scale
 
 
 def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
@@ -65,7 +65,7 @@ def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
     wide = torch.float32 if a.device.type == "mps" else torch.float64
     x, y = a.to(wide), b.to(a.device, wide)
     agree = (x == y) | (x.isnan() & y.isnan())
-    gap = torch.where(agree, 0.0, x - y).abs().flatten(1)
+    gap = torch.where(agree, 0.0, x - y).abs().reshape(len(a), -1)
     worst = gap.amax(1) if gap.shape[1] else gap.new_zeros(len(gap))
     scale = torch.where(y.isfinite(), y, 0.0).abs().max().item() if y.numel() else 0.0
     return torch.where(worst.isnan(), torch.inf, worst), scale
