@@ -181,6 +181,8 @@ def output_from(
     """y_t of every sample as a function of the explained inputs."""
 
     def y(*tensors: Tensor) -> Tensor:
+        if any(t.requires_grad for t in tensors):
+            run.differentiates()
         given = dict(zip(leaves, _in_place(tensors, leaves), strict=True))
         values = execute(
             run.program,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relprop.api.judging import Judge, judged
+from relprop.api.judging import Judge, judged, other_gradients, slopes_of
 from relprop.api.opening import open_model
 from relprop.api.session import Session, check_devices, chosen_inputs, open_session
 from relprop.errors import CaptureError, RelpropError
@@ -41,7 +41,10 @@ class Report:
     """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op,
     the roll-up arrives. A generic op is a warning.
 
-    A model without token attention is not ``ok``, since the default method does not apply to it,
+    ``compared`` says what came of running the model itself; ``functions`` are its classes of
+    ``torch.autograd.Function`` with a backward of their own, in whose place the derivative of what
+    their forward does is used; ``gradient_error`` says that this is another gradient, which
+    ``explain`` refuses where it needs one. A model without token attention is not ``ok``, since the default method does not apply to it,
     but it can be explained at its input: see ``methods``.
     """
 
@@ -62,11 +65,15 @@ class Report:
     rollup_error: str = ""
     constant_inputs: tuple[str, ...] = ()
     compared: str = ""
+    functions: tuple[str, ...] = ()
+    gradient_error: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether the default method can be used as it is."""
-        return not (self.capture_error or self.unknown or self.rollup_error)
+        return not (
+            self.capture_error or self.unknown or self.rollup_error or self.gradient_error
+        )
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -78,7 +85,9 @@ class Report:
         return tuple(
             m.name
             for m in METHODS.values()
-            if m.level not in excluded and not (self.unknown and "relevance" in m.needs)
+            if m.level not in excluded
+            and not (self.unknown and "relevance" in m.needs)
+            and not (self.gradient_error and "gradient" in m.needs)
         )
 
     def __str__(self) -> str:
@@ -124,9 +133,11 @@ class Report:
             ("detach (gradient stops, relevance passes)", self.detached),
             ("baked decision", self.decisions),
             ("random numbers, drawn once", self.draws),
+            ("backward of its own (the derivative of its forward is used)", self.functions),
         ):
             lines += [f"  {title}: {entry}" for entry in entries]
-        return "\n".join(lines + ([f"  {self.rollup_error}"] if self.rollup_error else []))
+        errors = [e for e in (self.rollup_error, self.gradient_error) if e]
+        return "\n".join(lines + [f"  {e}" for e in errors])
 
 
 def check(
@@ -165,13 +176,19 @@ def check(
             values = execute(session.program, model, one, set(starts))
             judge.compare(session, one, 0, values, starts)
             starts = tuple(s for s in starts if s in session.flow.members)
+            found = slopes_of(session, one, starts)
             wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
                 session.program.leaves.values()
             )
             plan = make_plan(
                 session.program, model, session.rules, starts, wanted, on_unknown="collect"
             )
-            return replace(_report(session, plan, starts), compared=judge.said)
+            return replace(
+                _report(session, plan, starts),
+                compared=judge.said,
+                functions=found.functions,
+                gradient_error=other_gradients(found) if found.error else "",
+            )
 
         try:
             return judged(model, bound, True, call)

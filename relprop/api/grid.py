@@ -152,11 +152,11 @@ def _explained(
     targets: list[Any],
     requests: list[Request],
     refused: dict[int, RelpropError] | None,
-    compare: Callable[[Mapping[fx.Node, Any], tuple[fx.Node, ...]], None],
+    compare: Callable[[Mapping[fx.Node, Any], tuple[fx.Node, ...]], Callable[[], None]],
 ) -> list[list[Explanation | None]]:
     """One part of the batch: a draft per request, one forward pass, and one gradient per target at
     every node that any of them watches. ``compare``: refuses output values that are not the
-    model's."""
+    model's, and gives what refuses its gradients."""
     drafts: dict[int, Draft] = {}
     for i, (session, request) in enumerate(zip(sessions, requests, strict=True)):
         with _refusal(i, refused):
@@ -165,10 +165,14 @@ def _explained(
         return [[None] * len(requests) for _ in targets]
     numbered = dict(zip(drafts, run_drafts(list(drafts.values()), part), strict=True))
     runs = list(numbered.values())
-    compare(runs[0].forward.values, possible_starts(runs[0].program, targets))
+    differentiates = compare(runs[0].forward.values, possible_starts(runs[0].program, targets))
+    for run in runs:
+        run.differentiates = differentiates
     watched = tuple(
         dict.fromkeys(n for r in runs if "gradient" in r.request.needs for n in r.watch)
     )
+    if watched:
+        differentiates()
     rows = []
     for i, target in enumerate(targets):
         starts: dict[Any, Start] = {
@@ -203,7 +207,7 @@ def _refusal(number: int, refused: dict[int, RelpropError] | None) -> Iterator[N
 
 def explain_once(session: Session, inputs: Inputs, target: Any, request: Request) -> Explanation:
     """One request for one target."""
-    found = _explained([session], inputs, [target], [request], None, lambda *_: None)[0][0]
+    found = _explained([session], inputs, [target], [request], None, lambda *_: lambda: None)[0][0]
     assert found is not None
     return found
 

@@ -61,6 +61,7 @@ class Instrument:
         self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
         self._count = 0
         self._closed = False
+        self.differentiates: Callable[[], None] = lambda: None  # refuses gradients, if need be
         self._forget()
 
     def __enter__(self) -> Instrument:
@@ -98,6 +99,7 @@ class Instrument:
         on it."""
         done, start = self._forward()
         found = self._matching(pattern)
+        self.differentiates()
         with undisturbed(self.session.model):
             gradients = done.gradients(start.scalars, found.values(), again=True)
         return {name: _tidy(gradients[node]) for name, node in found.items()}
@@ -300,7 +302,8 @@ def instrument(
                 )
             starts = possible_starts(session.program, [target])
             probe = Instrument(session, bound, target)
-            judge.compare(session, bound, 0, probe._forward()[0].values, starts)
+            values = probe._forward()[0].values
+            probe.differentiates = judge.compare(session, bound, 0, values, starts)
             return probe
 
         return judged(model, bound, verify, call)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from relprop.api.session import Session
 from relprop.errors import CaptureError, InputError, RelpropError, message, warn
+from relprop.interpreter.slopes import Slopes, slopes
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
 from relprop.tracer.program import Program
@@ -43,13 +44,17 @@ class Judge:
         self.model, self.verify = model, verify
         self._inputs: Inputs | None = None
         self._outputs: list[Tensor] = []
-        self._said: dict[str, None] = {}
+        self._said: dict[str, str] = {}
         self.to_tell: list[str] = []
 
     @property
     def said(self) -> str:
         """What came of all comparisons."""
-        return "; ".join(self._said)
+        return "; ".join(self._said.values())
+
+    def _say(self, text: str) -> None:
+        """The same of several samples is said once, of the first."""
+        self._said.setdefault(text.split(":")[0], text)
 
     def hear(self, inputs: Inputs) -> None:
         """Run the model on these samples. Raises ``InputError`` if it fails on them."""
@@ -68,10 +73,26 @@ class Judge:
         start: int,
         values: Mapping[fx.Node, Any],
         nodes: Collection[fx.Node],
-    ) -> None:
+    ) -> Callable[[], None]:
         """Compare ``values`` of the output ``nodes``, those of the samples of ``part``, which
-        begins at ``start`` in what was heard."""
-        self._said[self._found(session, part, start, values, nodes)] = None
+        begins at ``start`` in what was heard. Gives a function that compares their gradients, once
+        per program."""
+        self._say(self._found(session, part, start, values, nodes))
+        return lambda: self._differentiate(session, part, tuple(nodes))
+
+    def _differentiate(self, session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> None:
+        """Refuse a program whose gradients are not those of autograd through the model."""
+        if not self.verify:
+            return
+        found = slopes_of(session, part, nodes)
+        if found.skipped:
+            self._say(f"gradients not compared: {found.skipped}")
+        elif not found.error:
+            followed = [c for c in found.cuts if c.startswith("no_grad")]
+            told = f", {'; '.join(followed)} differentiated, too" if followed else ""
+            self._say(f"gradients equal to autograd's{told}")
+        else:
+            raise CaptureError(other_gradients(found))
 
     def _found(
         self,
@@ -197,6 +218,39 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
             if not (names := judge.other_reading()):
                 raise
             inputs = inputs.sharing(names)
+
+
+def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
+    """How the program's gradients compare with the model's, worked out once per program."""
+    key = ("slopes", frozenset(nodes))
+    return session.kept(key, lambda: slopes(session.program, session.model, part, nodes))  # type: ignore[no-any-return]
+
+
+def other_gradients(found: Slopes) -> str:
+    """Why the model's own gradients are others than those of its recorded forward."""
+    fact = (
+        f"the gradient of the model's output at {found.worst!r} is not autograd's: off by "
+        f"{found.error:.1e} of its largest value"
+    )
+    if found.functions:
+        return message(
+            f"{fact}; the model has backward functions of its own "
+            f"({', '.join(found.functions)}), and the derivative of what was recorded of their "
+            "forward is another",
+            then=[
+                "verify=False explains with the derivative of the forward",
+                "write their forward with operations whose derivative is the wanted one",
+            ],
+        )
+    cuts = [c for c in found.cuts if not c.startswith("no_grad")]
+    if cuts:
+        return message(
+            f"{fact}; the model stops gradients by {'; '.join(cuts[:3])}",
+            then=["verify=False explains with the gradient of what was recorded"],
+        )
+    return message(
+        fact, then=["report this model: a graph's gradients must equal those of its model"]
+    )
 
 
 def _about_shared(inputs: Inputs) -> str:

@@ -3,7 +3,7 @@ relevance for one target after another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,8 @@ class Draft:
 
 @dataclass
 class Run:
-    """A forward pass with what every target needs from it."""
+    """A forward pass with what every target needs from it. ``differentiates``: to be called before
+    a gradient is taken; it refuses a program whose gradients are not the model's."""
 
     session: Session
     inputs: Inputs
@@ -86,6 +87,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: tuple[fx.Node, ...] = ()
+    differentiates: Callable[[], None] = lambda: None
 
     @property
     def program(self) -> Program:

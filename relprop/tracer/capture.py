@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -374,6 +375,14 @@ def place_of(node: fx.Node) -> Place:
                 )
             )
     return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
+
+
+def frame_source() -> str:
+    """``file.py:88: `code` `` of the line of the user's that runs now."""
+    frames = traceback.extract_stack()[:-1]
+    theirs = [f for f in frames if "/torch/" not in f.filename and "/relprop/" not in f.filename]
+    last = (theirs or frames)[-1]
+    return f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}: `{(last.line or '').strip()}`"
 
 
 def _source(trace: str) -> str:

@@ -153,10 +153,11 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 def _kept_values(tensor: Tensor) -> Callable[[], None]:
     version, before = tensor._version, tensor.detach().clone()
+    attached = tensor.requires_grad
 
     def put_back() -> None:
         if tensor._version != version:
             with torch.no_grad():
-                tensor.copy_(before)
+                (tensor if attached else tensor.detach_()).copy_(before)
 
     return put_back
