@@ -71,9 +71,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether the default method can be used as it is."""
-        return not (
-            self.capture_error or self.unknown or self.rollup_error or self.gradient_error
-        )
+        return not (self.capture_error or self.unknown or self.rollup_error or self.gradient_error)
 
     @property
     def methods(self) -> tuple[str, ...]:

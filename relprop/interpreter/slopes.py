@@ -131,7 +131,11 @@ class _Watch(TorchFunctionMode):
         self.leaves: dict[str, list[Tensor]] = {}
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the function, and look at what it gives."""
         if func is torch._C._set_grad_enabled and not args[0]:
@@ -158,9 +162,7 @@ class _Watch(TorchFunctionMode):
     def _below(self, out: Tensor, name: str) -> bool:
         """Whether ``out`` was made from a leaf of this name."""
         known = {id(leaf) for leaf in self.leaves.get(name, ())}
-        return bool(known) and any(
-            id(getattr(f, "variable", None)) in known for f in _history(out)
-        )
+        return bool(known) and any(id(getattr(f, "variable", None)) in known for f in _history(out))
 
 
 STOPS = {Tensor.detach: "detach", Tensor.data.__get__: ".data"}  # type: ignore[attr-defined]
@@ -218,7 +220,9 @@ def _theirs(
     )
     own.functions.pop("", None)
     if lost:
-        own.skipped = own.skipped or f"the embedding of {lost[0]!r} was not found in the model's run"
+        own.skipped = (
+            own.skipped or f"the embedding of {lost[0]!r} was not found in the model's run"
+        )
     if own.skipped:
         return own
     if not scalar.requires_grad:

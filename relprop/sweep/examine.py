@@ -25,10 +25,10 @@ from relprop.sweep.subject import Built, CannotBuild, Subject
 from relprop.sweep.subjects import build
 from relprop.sweep.targets import element
 from relprop.tracer.binding import bind, flatten_output
+from relprop.tracer.judge import difference
 from relprop.tracer.program import Program, place
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
-from relprop.tracer.judge import difference
 
 GRAPH, LEDGER, BATCH = (
     1e-4,

@@ -50,7 +50,7 @@ class Inputs:
         """Whether an input has no entry per sample, or as many entries as samples along a second
         axis, too: a mask between positions may look like it."""
         return any(
-            t.dim() > 0 and (not b and t.shape[0] != 1 or b and self.batch in t.shape[1:])
+            t.dim() > 0 and ((not b and t.shape[0] != 1) or (b and self.batch in t.shape[1:]))
             for t, b in zip(self.tensors[1:], self.batched[1:], strict=True)
         )
 

@@ -1,0 +1,399 @@
+"""The model is the judge: at every call its own forward is compared with what was explained, and
+what changed unseen, what Python reads and what belongs to all samples comes out right or is
+refused by its name."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+from relprop.errors import CaptureError, InputError, RelpropWarning
+from tests.common.models import FEATURES, TOKENS, build, closeness, sample
+
+FACTOR = 2.0
+
+
+class Written(nn.Module):
+    """A transformer inside what a user wrote around it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.function = build(), function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def alone(model, x):
+    """The model's own output of class 1 for each sample by itself."""
+    with torch.no_grad():
+        return torch.cat([model(x[i : i + 1])[:, 1] for i in range(len(x))])
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+def a_global():
+    def change(model):
+        global FACTOR
+        FACTOR = 5.0
+
+    return Written(lambda m, x: FACTOR * m.inner(x)), change
+
+
+def a_closure():
+    cell = [2.0]
+    return Written(lambda m, x: cell[0] * m.inner(x)), lambda m: cell.__setitem__(0, 7.0)
+
+
+def a_deep_setting():
+    deep = Holder(Holder(Holder(Holder(Holder(2.0)))))
+
+    def change(model):
+        deep.value.value.value.value.value = 9.0
+
+    return Written(lambda m, x: deep.value.value.value.value.value * m.inner(x)), change
+
+
+def a_method():
+    model = build()
+    return model, lambda m: setattr(m, "forward", lambda x: 2 * type(m).forward(m, x))
+
+
+def a_method_of_a_class():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    return Inner(), lambda m: setattr(Inner, "forward", lambda self, x: 3 * self.inner(x))
+
+
+def a_tensor_that_is_no_buffer():
+    model = Written(lambda m, x: m.inner(x) * m.scale)
+    model.scale = torch.arange(1.0, 5.0).double()
+    return model, lambda m: m.scale.data.mul_(2)
+
+
+def an_array():
+    model = Written(lambda m, x: m.inner(x) * torch.from_numpy(m.scale))
+    model.scale = np.ones(4)
+    return model, lambda m: m.scale.__imul__(3)
+
+
+def a_float():
+    model = Written(lambda m, x: m.inner(x) * m.scale)
+    model.scale = 1.5
+    return model, lambda m: setattr(m, "scale", 4.0)
+
+
+def weights_of_modules_in_a_list():
+    model = Written(lambda m, x: m.inner(x) + m.others[0](x))
+    model.others = [build()]
+    return model, lambda m: m.others[0].head.weight.data.mul_(2)
+
+
+CHANGES = [
+    a_global,
+    a_closure,
+    a_deep_setting,
+    a_method,
+    a_method_of_a_class,
+    a_tensor_that_is_no_buffer,
+    an_array,
+    a_float,
+    weights_of_modules_in_a_list,
+]
+
+
+@pytest.mark.parametrize("made", CHANGES, ids=lambda f: f.__name__)
+def test_what_changes_after_the_first_call_is_seen(made):
+    (model, change), x = made(), sample()
+    before = relprop.explain(model, x, 1)
+    change(model)
+    after = relprop.explain(model, x, 1)
+    assert closeness(after.output, alone(model, x)) <= 1e-12
+    assert closeness(after.output, before.output) > 1e-3
+    with relprop.instrument(model, x, 1) as probe:
+        value = next(iter(probe.value("*").values()))
+    assert torch.isfinite(value).all()
+    both = relprop.compare(model, x, ["rollout", "gae"], 1)
+    assert closeness(both["gae"].output, alone(model, x)) <= 1e-12
+
+
+def test_instrument_compares_too():
+    model, change = a_closure()
+    x = sample()
+    relprop.explain(model, x, 1)
+    change(model)
+    with relprop.instrument(model, x, 1) as probe:
+        value = list(probe.value("*").values())[-1]
+    with torch.no_grad():
+        assert closeness(value, model(x)) <= 1e-12
+
+
+def test_without_it_the_captured_graph_is_trusted():
+    model, change = a_closure()
+    x = sample()
+    before = relprop.explain(model, x, 1, verify=False)
+    change(model)
+    after = relprop.explain(model, x, 1, verify=False)
+    assert torch.equal(before.output, after.output)
+    assert after.facts["compared"] == "not compared with the model: verify=False"
+    told = relprop.explain(model, x, 1).facts["compared"]
+    assert told.startswith("equal to the model's own output for the batch; gradients equal")
+
+
+def through_tolist(m, x):
+    return m.inner(x) * torch.tensor([[1 + abs(v)] for v in x[:, 0, 0].tolist()]).double()
+
+
+def through_numpy(m, x):
+    return m.inner(x) * float(np.abs(x.detach().numpy()).max())
+
+
+def a_loop_over_lengths(m, x):
+    lengths = (x[:, 0, 0] > 0).long() + TOKENS - 1
+    means = [x[i, :n].sum() for i, n in enumerate(lengths.tolist())]
+    return m.inner(x) * torch.stack(means)[:, None]
+
+
+def through_item(m, x):
+    return m.inner(x) * x[:, 0].abs().max().item()
+
+
+def one_argument_where(m, x):
+    return m.inner(x) * x[torch.where(x > 0)].sum()
+
+
+def a_mask_as_index(m, x):
+    return m.inner(x) * x[x > 0].sum()
+
+
+def as_many_as_the_largest(m, x):
+    return m.inner(x) * F.one_hot((9 * x[:, 0, 0].abs()).long()).shape[1]
+
+
+def all_close(m, x):
+    return m.inner(x) * (2.0 if torch.allclose(x, x.abs(), atol=1.0) else 3.0)
+
+
+READS = [
+    through_tolist,
+    through_numpy,
+    a_loop_over_lengths,
+    through_item,
+    one_argument_where,
+    a_mask_as_index,
+    as_many_as_the_largest,
+    all_close,
+]
+
+
+@pytest.mark.filterwarnings("ignore:the model mixes the samples of a batch")
+@pytest.mark.parametrize("read", READS, ids=lambda f: f.__name__)
+def test_values_that_python_reads_hold_for_their_own_sample(read):
+    model, x = Written(read), sample()
+    program = relprop.trace(model, x)
+    assert program.input_specialised and "test_judging.py" in program.decisions[0]
+    for verify in (True, False):
+        assert (
+            closeness(relprop.explain(model, x, 1, verify=verify).output, alone(model, x)) <= 1e-12
+        )
+        other = 2 * x.flip(0) - 0.1
+        again = relprop.explain(model, other, 1, verify=verify)
+        assert closeness(again.output, alone(model, other)) <= 1e-12
+
+
+def test_what_no_input_decides_specialises_nothing():
+    model = Written(lambda m, x: m.inner(x + x.data) * sum(torch.arange(3).tolist()))
+    decisions = relprop.trace(model, sample()).decisions
+    assert decisions and all("outside the graph" in d for d in decisions)  # x.data alone
+
+
+def test_samples_that_mix_are_said_and_explained_alone():
+    model, x = (
+        Written(lambda m, x: m.inner(x - x.mean(0, keepdim=True))),
+        torch.randn(3, TOKENS, FEATURES).double(),
+    )
+    with pytest.warns(RelpropWarning, match="mixes the samples of a batch: its 'output' of sample"):
+        e = relprop.explain(model, x, 1)
+    assert closeness(e.output, alone(model, x)) <= 1e-12
+    assert "mixes the samples" in e.facts["compared"]
+    assert "equal" in relprop.explain(model, x[:1], 1).facts["compared"]
+
+
+def test_a_dropout_that_is_always_on_is_refused_by_its_name():
+    with pytest.raises(CaptureError, match=r"draws by chance in eval mode(.|\n)*self\.training"):
+        relprop.explain(Written(lambda m, x: m.inner(F.dropout(x, 0.5, True))), sample(), 1)
+
+
+def test_a_model_that_is_no_function_is_refused_by_its_name():
+    from random import random
+
+    with pytest.raises(CaptureError, match="something else when it is run again"):
+        relprop.explain(Written(lambda m, x: m.inner(x) * random()), sample(), 1)
+
+
+class Masked(nn.Module):
+    """Attention with an additive mask between positions."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.qkv, self.out = nn.Linear(FEATURES, 24).double(), nn.Linear(8, 4).double()
+        for p in self.parameters():
+            p.data = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(((q @ k.mT / 8**0.5 + mask).softmax(-1) @ v).mean(1))
+
+
+class Strict(Masked):
+    def forward(self, x, mask):
+        assert mask.shape == (x.shape[1], x.shape[1])
+        return super().forward(x, mask)
+
+
+@pytest.mark.parametrize("kind", [Masked, Strict])
+@pytest.mark.parametrize(("batch", "size"), [(1, None), (3, None), (5, None), (5, 2)])
+def test_a_mask_between_positions_belongs_to_all_samples(kind, batch, size):
+    model, x = kind(), torch.randn(batch, 5, FEATURES).double()
+    mask = torch.triu(torch.full((5, 5), -1e9).double(), 1)
+    e = relprop.explain(model, (x, mask), 1, batch_size=size)
+    with torch.no_grad():
+        assert closeness(e.output, model(x, mask)[:, 1]) <= 1e-12
+    assert "'input_1' belongs to all samples" in e.facts["compared"]
+    own = relprop.explain(model, (x[:1], mask), 1)
+    assert closeness(e.scores[:1], own.scores) <= 1e-9
+
+
+def test_a_mask_of_each_sample_stays_its_own():
+    x, mask = torch.randn(5, 5, FEATURES).double(), torch.randn(5, 5, 5).double()
+    e = relprop.explain(Masked(), (x, mask), 1)
+    with torch.no_grad():
+        assert closeness(e.output, Masked()(x, mask)[:, 1]) <= 1e-12
+    assert "belongs" not in e.facts["compared"]
+
+
+def test_without_it_a_mask_of_another_length_is_refused():
+    x, mask = torch.randn(2, 5, FEATURES).double(), torch.zeros(5, 5).double()
+    with pytest.raises(InputError, match="'input_1' has 5 samples"):
+        relprop.explain(Masked(), (x, mask), 1, verify=False)
+
+
+class Through(torch.autograd.Function):
+    """Rounding whose gradient is passed on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Doubled(torch.autograd.Function):
+    """A backward that is the derivative of the forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def test_a_backward_of_its_own_is_refused_by_its_name_where_a_gradient_is_needed():
+    model, x = Written(lambda m, x: m.inner(x + Through.apply(x))), sample()
+    for method, options in (
+        ("transformer_attribution", {}),
+        ("gradient_x_input", {}),
+        ("smoothgrad", {"n_samples": 2}),
+    ):
+        with pytest.raises(CaptureError, match=r"backward functions of its own \(.*Through\)"):
+            relprop.explain(model, x, 1, method=method, **options)
+    assert relprop.explain(model, x, 1, method="rollout").scores.isfinite().all()
+    assert relprop.explain(model, x, 1, verify=False).scores.isfinite().all()
+    with relprop.instrument(model, x, 1) as probe, pytest.raises(CaptureError, match="Through"):
+        probe.gradient("*")
+    report = relprop.check(model, x)
+    assert not report.ok and "Through" in report.functions[0] and "Through" in str(report)
+
+
+def test_a_backward_that_is_the_derivative_is_named_by_check_alone():
+    model, x = Written(lambda m, x: m.inner(Doubled.apply(x))), sample()
+    assert "gradients equal" in relprop.explain(model, x, 1).facts["compared"]
+    report = relprop.check(model, x)
+    assert report.ok and report.functions == (f"{__name__}.Doubled",)
+    assert relprop.check(build(), x).functions == ()
+
+
+def test_gradients_of_the_model_are_compared_at_embeddings_too():
+    from tests.common.models import Recipe
+
+    model, ids = build(Recipe(ids=True)), torch.randint(0, 11, (3, TOKENS))
+    assert "gradients equal" in relprop.explain(model, ids, 1).facts["compared"]
+
+
+def test_a_part_under_no_grad_is_followed_and_said():
+    def cut(m, x):
+        with torch.no_grad():
+            x = 2 * x
+        return m.inner(x)
+
+    said = relprop.explain(Written(cut), sample(), 1).facts["compared"]
+    assert "no_grad at test_judging.py" in said and "differentiated, too" in said
+
+
+def test_under_inference_mode_there_are_no_gradients_to_compare():
+    def inference(m, x):
+        with torch.inference_mode():
+            return m.inner(x)
+
+    said = relprop.explain(Written(inference), sample(), 1).facts["compared"]
+    assert "gradients not compared" in said and "inference_mode" in said
+
+
+def test_a_wrong_derivative_is_refused(monkeypatch):
+    """A graph with the right values and wrong gradients of a batch, as PyTorch's ``vmap`` rule of
+    ``select_scatter`` once gave."""
+    from relprop.interpreter.forward import Forward
+
+    right = Forward.gradients
+    monkeypatch.setattr(
+        Forward,
+        "gradients",
+        lambda self, scalars, nodes, *, again: {
+            n: g * len(g) for n, g in right(self, scalars, nodes, again=again).items()
+        },
+    )
+    with pytest.raises(CaptureError, match="is not autograd's: off by"):
+        relprop.explain(build(), sample(), 1)
+
+
+def test_buffers_that_a_model_writes_stay_free_of_gradients():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build()
+            self.register_buffer("last", torch.zeros(4, dtype=torch.float64))
+
+        def forward(self, x):
+            y = self.inner(x)
+            self.last.mul_(0.5).add_(y.sum(0))
+            return y
+
+    model = Keeps()
+    relprop.explain(model, sample(), 1)
+    assert not model.last.requires_grad and not model.last.any()
