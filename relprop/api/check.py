@@ -41,10 +41,12 @@ class Report:
     """What ``check`` found; ``print`` it. ``ok``: captured and equal to the model, no unknown op,
     the roll-up arrives. A generic op is a warning.
 
-    ``compared`` says what came of running the model itself; ``functions`` are its classes of
-    ``torch.autograd.Function`` with a backward of their own, in whose place the derivative of what
-    their forward does is used; ``gradient_error`` says that this is another gradient, which
-    ``explain`` refuses where it needs one. A model without token attention is not ``ok``, since the default method does not apply to it,
+    ``compared`` says what came of running the model itself. ``functions`` are its classes of
+    ``torch.autograd.Function`` with a backward of their own: the derivative of what their forward
+    does is used in its place. ``gradient_error`` says that this is another gradient, which
+    ``explain`` refuses where it needs one.
+
+    A model without token attention is not ``ok``, since the default method does not apply to it,
     but it can be explained at its input: see ``methods``.
     """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,9 +125,7 @@ def explain_grid(
                                 [cut(i, i + part.batch) for cut in split],
                                 [_of_part(r, i, part.batch, bound.batch) for r in requests],
                                 refused,
-                                lambda *found, i=i, part=part: judge.compare(
-                                    opened_sessions[0], part, i % heard, *found
-                                ),
+                                partial(judge.compare, opened_sessions[0], part, i % heard),
                             )
                         )
             return parts, judge.said

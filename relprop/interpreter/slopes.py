@@ -74,8 +74,8 @@ def slopes(
     cuts = tuple(dict.fromkeys(c for o in own for c in o.cuts))
     if skipped := next((o.skipped for o in own if o.skipped), ""):
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    error, worst = _largest(program, mine, [o.gradients for o in own])
-    return Slopes(error, worst, "", functions, cuts)
+    off, worst = _largest(program, mine, [o.gradients for o in own])
+    return Slopes(off, worst, "", functions, cuts)
 
 
 def _two(inputs: Inputs) -> Inputs:
