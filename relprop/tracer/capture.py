@@ -28,6 +28,7 @@ from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
 from relprop.tracer.reads import Noticed, reads
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
+from relprop.tracer.transforms import seen_through
 
 
 @dataclass
@@ -146,7 +147,8 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         assert outputs is not None
         take_back()
         try:
-            graph, constants = _export(flat, inputs)
+            with seen_through():
+                graph, constants = _export(flat, inputs)
             return Capture(
                 graph,
                 constants,
@@ -159,7 +161,8 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             try:
-                graph, constants, decisions = _concrete(flat, inputs, take_back)
+                with seen_through():
+                    graph, constants, decisions = _concrete(flat, inputs, take_back)
             except Exception as failed:
                 then = [
                     (
