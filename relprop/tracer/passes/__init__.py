@@ -53,6 +53,7 @@ def canonicalise(
     respell(graph, device)
     make_real(graph)
     simplify(graph, Constants(given, device))
+    join_same(graph)
     raise_products(graph, spreads=False)
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))

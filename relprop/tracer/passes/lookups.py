@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
+from relprop.tracer.passes.products import repeats
 
 
 def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
@@ -62,15 +63,24 @@ def _of_index(node: fx.Node) -> fx.Node | None:
 
 
 def _of_gather(node: fx.Node) -> fx.Node | None:
-    """Whole rows: the index is the same along the row."""
+    """Whole rows: the index is the same along the row, and along every other axis the table is."""
     table, dim, index = node.args[:3]
-    if not _is_table(table) or dim != 0 or kind(index) is not Kind.EXPAND:
+    if not is_tensor(table) or is_live(table) or not val(table).is_floating_point():
         return None
-    ids = index.args[0]  # type: ignore[union-attr]
-    whole = shape_of(index)[1] == shape_of(table)[1]
-    if not whole or rank(ids) != 2 or shape_of(ids)[1] != 1 or not _are_ids(ids):
+    if not _are_ids(index) or rank(table) < 2:
         return None
-    return emit(node, aten.embedding.default, table, reshaped(node, ids, [-1]))  # type: ignore[arg-type]
+    lengths, axis = shape_of(table), dim % rank(table)  # type: ignore[operator]
+    alike = [s == 1 or r == 0 for s, r in zip(lengths, repeats(table), strict=True)]  # type: ignore[arg-type]
+    row = [i for i in range(rank(table)) if i != axis and not alike[i]]
+    if len(row) != 1 or repeats(index)[row[0]] or shape_of(index)[row[0]] != lengths[row[0]]:  # type: ignore[arg-type]
+        return None
+    rows, ids = table, emit(node, aten.select.int, index, row[0], 0)
+    for i in reversed(range(len(lengths))):
+        rows = rows if i in (axis, row[0]) else emit(node, aten.select.int, rows, i, 0)
+    rows = rows if axis < row[0] else permuted(node, rows, [1, 0])  # type: ignore[arg-type]
+    made = emit(node, aten.embedding.default, rows, ids)
+    order = [*range(rank(ids))]
+    return permuted(node, made, [*order[: row[0]], rank(ids), *order[row[0] :]])
 
 
 def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:
