@@ -24,6 +24,8 @@ SHAPED_LIKE = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
 class Draws(TorchDispatchMode):
     """What is drawn while this is active, in order: the operator and the numbers."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.drawn: list[tuple[Any, Tensor]] = []

@@ -1,21 +1,27 @@
-"""``torch.vmap``, ``torch.func.grad`` and the like inside the user's model, captured as the
-operations they are made of.
+"""Functions of functions inside the user's model, captured as the operations they are made of:
+``torch.vmap``, ``torch.func.grad`` and the like, and ``flex_attention``.
 
 A front end records operations before such a transform has taken them apart, so that it meets
 wrapped tensors it does not know. Here every operation called inside a transform is recorded once
-the transform is through with it: of a batch, plain operations of whole tensors.
+the transform is through with it: of a batch, plain operations of whole tensors. Attention with
+scores and masks that the user's own functions change is written out, so that they are operations,
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch._export import utils
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nn.attention import flex_attention as flexible
+from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -26,6 +32,7 @@ def seen_through() -> Iterator[None]:
         _replaced(stack, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
             _replaced(stack, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
+        _replaced(stack, flexible, "flex_attention_hop", _attention)
         yield
 
 
@@ -55,3 +62,59 @@ def _recorded(
 
 def _none() -> None:
     """The transforms themselves are no part of the graph."""
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor],
+    block_mask: tuple[Any, ...],
+    scale: float,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``flex_attention`` written out: its result (batch, heads, queries, features), and of every
+    row of scores the logarithm of the sum and the largest, both over log 2."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (
+        t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) if groups > 1 else t
+        for t in (key, value)
+    )
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
+    places = [torch.arange(n, device=scores.device) for n in scores.shape]
+    with _ByPlaces():
+        if score_mod is not flexible._identity:
+            scores = _at_every_place(score_mod, 1)(scores, *places).to(wide)
+        if (allowed := block_mask[-1]) is not flexible.noop_mask:
+            seen = _at_every_place(allowed, 0)(*places)
+            scores = scores.masked_fill(~seen, -math.inf)
+    attention = torch._safe_softmax(scores, dim=-1)
+    size = torch.logsumexp(scores, dim=-1) / math.log(2)
+    result = attention.to(query.dtype) @ value.to(query.dtype)
+    return result, size, scores.amax(dim=-1) / math.log(2)
+
+
+class _ByPlaces(TorchFunctionMode):
+    """``table[head, query]`` picks by tensors that hold one number each, which PyTorch would read
+    as numbers of Python's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            table, places = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(isinstance(p, (int, Tensor)) for p in places):
+                at = [
+                    torch.full((), p, device=table.device) if isinstance(p, int) else p
+                    for p in places
+                ]
+                return torch.ops.aten.index(table, at)
+        return func(*args, **(kwargs or {}))
+
+
+def _at_every_place(function: Callable[..., Tensor], tensors: int) -> Callable[..., Tensor]:
+    """A function of numbers (``tensors`` of them, then sample, head, query and key) as one of whole
+    tensors and of the places along each of their axes."""
+    for axis in reversed(range(4)):
+        along = [0 if i == axis else None for i in range(4)]
+        function = torch.vmap(function, (*[0] * tensors, *along))
+    return function
