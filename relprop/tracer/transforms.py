@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo import _trace_wrapped_higher_order_op as indexing
 from torch._export import utils
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
@@ -33,6 +34,7 @@ def seen_through() -> Iterator[None]:
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
             _replaced(stack, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
         _replaced(stack, flexible, "flex_attention_hop", _attention)
+        _replaced(stack, indexing, "TransformGetItemToIndex", _ByPlaces)
         yield
 
 
