@@ -1,4 +1,5 @@
-"""Fused attention → matmul, scale, mask, softmax, matmul, so that A is a node."""
+"""Attention in one call → matmul, scale, mask, softmax, matmul, so that A is a node: heads alone,
+with the projections around them, or a whole layer."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import argument
+from relprop.errors import CaptureError, message
+from relprop.operations import argument, is_call
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -18,22 +20,67 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    swap,
     val,
 )
 
 
-def split_attention(node: fx.Node, device: torch.device) -> fx.Node:
-    """The products and the softmax that ``scaled_dot_product_attention`` stands for. Rows masked
-    throughout give zeros, as the fused operator does."""
+def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
+    """The products and the softmax that an attention in one call stands for; of several results
+    each in place of its user."""
+    if (dropped := argument(node, "dropout_p")) not in (None, 0):
+        raise _refused(node, f"drops parts of its map by chance (dropout_p={dropped})")
+    if is_call(node, aten._transformer_encoder_layer_fwd):
+        return _layer(node, device)
+    if is_call(node, aten._native_multi_head_attention):
+        results = _many_heads(node, device)
+    else:
+        results = _of_heads(node, device)
+    if not isinstance(val(node), (tuple, list)):
+        return results[0]
+    for user in list(node.users):
+        if user.args[1] >= len(results):  # type: ignore[operator]
+            raise _refused(node, f"gives more than attention: its result {user.args[1]} is read")
+        swap(user, results[user.args[1]])  # type: ignore[index]
+    node.graph.erase_node(node)
+    return None
+
+
+def _refused(node: fx.Node, why: str) -> CaptureError:
+    return CaptureError(
+        message(
+            f"{node.target} {why}",
+            at=str(node.meta["place"]),
+            then=["call torch.nn.functional.scaled_dot_product_attention in its place"],
+        )
+    )
+
+
+def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:
+    """``scaled_dot_product_attention`` and the operators that it chooses among: its result, and the
+    second one that each of them has."""
     q, k, v = node.args[:3]
-    mask, causal = argument(node, "attn_mask"), argument(node, "is_causal")
-    scale = argument(node, "scale") or 1 / math.sqrt(shape_of(q)[-1])
+    mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
+    mask = argument(node, "attn_bias") if mask is None else mask
     groups = (
         shape_of(q)[-3] // shape_of(k)[-3] if rank(q) > 2 and argument(node, "enable_gqa") else 1
     )
     if groups > 1:
         k, v = (_repeated(node, x, groups) for x in (k, v))
-    turned = permuted(node, k, [*range(rank(k) - 2), rank(k) - 1, rank(k) - 2])  # type: ignore[arg-type]
+    scores, attention = _map(node, q, k, mask, causal, argument(node, "scale"), device)
+    result = emit(node, aten.matmul.default, attention, v)
+    if is_call(node, aten._scaled_dot_product_attention_math):
+        return [result, attention]
+    return [result, emit(node, aten.logsumexp.default, scores, [rank(scores) - 1])]
+
+
+def _map(
+    node: fx.Node, q: Any, k: Any, mask: Any, causal: bool, scale: Any, device: torch.device
+) -> tuple[fx.Node, fx.Node]:
+    """The scores, masked, and their softmax. Rows masked throughout give zeros, as the fused
+    operator does."""
+    scale = scale or 1 / math.sqrt(shape_of(q)[-1])
+    turned = permuted(node, k, [*range(rank(k) - 2), rank(k) - 1, rank(k) - 2])
     scores = emit(node, aten.matmul.default, q, turned)
     scores = emit(node, aten.mul.Tensor, scores, float(scale))
     softmax: Any = aten.softmax.int
@@ -48,7 +95,76 @@ def split_attention(node: fx.Node, device: torch.device) -> fx.Node:
     elif mask is not None:
         scores = emit(node, aten.add.Tensor, scores, mask)
         softmax = aten._safe_softmax.default
-    return emit(node, aten.matmul.default, emit(node, softmax, scores, rank(scores) - 1), v)
+    return scores, emit(node, softmax, scores, rank(scores) - 1)
+
+
+def _many_heads(node: fx.Node, device: torch.device, x: fx.Node | None = None) -> list[fx.Node]:
+    """Projections, attention of every head, and the projection behind: its result, and the map
+    (the mean of the heads', if that is asked for). ``x``: what it is called on, if not its own
+    arguments."""
+    given = [argument(node, n) if x is None else x for n in ("query", "key", "value")]
+    heads = argument(node, "num_head") or argument(node, "num_heads")
+    weight, bias = argument(node, "qkv_weight"), argument(node, "qkv_bias")
+    width = shape_of(weight)[0] // 3
+    parts = []
+    for i, part in enumerate(given):
+        rows = [
+            emit(node, aten.slice.Tensor, t, 0, i * width, (i + 1) * width, 1)
+            for t in (weight, bias)
+        ]
+        made = emit(node, aten.linear.default, part, *rows)
+        made = reshaped(node, made, [*shape_of(part)[:2], heads, width // heads])
+        parts.append(permuted(node, made, [0, 2, 1, 3]))
+    q, k, v = parts
+    _, attention = _map(node, q, k, _shown(node), False, None, device)
+    made = permuted(node, emit(node, aten.matmul.default, attention, v), [0, 2, 1, 3])
+    made = reshaped(node, made, [*shape_of(given[0])[:2], width])
+    weights = (argument(node, n) for n in ("proj_weight", "proj_bias"))
+    result = emit(node, aten.linear.default, made, *weights)
+    if argument(node, "average_attn_weights"):
+        attention = emit(node, aten.mean.dim, attention, [1])
+    return [result, attention]
+
+
+def _shown(node: fx.Node) -> fx.Node | None:
+    """The mask that such a call is given, true where a key is hidden, as one that is true where it
+    is shown, for (batch, heads, queries, keys)."""
+    mask, what = argument(node, "mask"), argument(node, "mask_type")
+    if mask is None:
+        return None
+    if val(mask).dtype != torch.bool:
+        raise _refused(node, "has a mask that is not of booleans")
+    batch, *rest = shape_of(mask)
+    shape = {0: [1, 1, batch, *rest], 1: [batch, 1, 1, *rest], 2: [batch, *rest]}[what]
+    return emit(node, aten.logical_not.default, reshaped(node, mask, shape))
+
+
+def _layer(node: fx.Node, device: torch.device) -> fx.Node:
+    """``_transformer_encoder_layer_fwd``: attention and two linear layers, each with a norm."""
+    x = argument(node, "src")
+
+    def normed(x: fx.Node, number: int) -> fx.Node:
+        weights = (argument(node, f"norm_{n}_{number}") for n in ("weight", "bias"))
+        shape = [shape_of(x)[-1]]
+        return emit(node, aten.layer_norm.default, x, shape, *weights, argument(node, "eps"))
+
+    def linear(x: fx.Node, number: int) -> fx.Node:
+        weights = (argument(node, f"ffn_{n}_{number}") for n in ("weight", "bias"))
+        return emit(node, aten.linear.default, x, *weights)
+
+    def attended(x: fx.Node) -> fx.Node:
+        return _many_heads(node, device, x)[0]
+
+    def fed(x: fx.Node) -> fx.Node:
+        bent = aten.gelu.default if argument(node, "use_gelu") else aten.relu.default
+        return linear(emit(node, bent, linear(x, 1)), 2)
+
+    for number, function in ((1, attended), (2, fed)):
+        if argument(node, "norm_first"):
+            x = emit(node, aten.add.Tensor, x, function(normed(x, number)))
+        else:
+            x = normed(emit(node, aten.add.Tensor, x, function(x)), number)
+    return x  # type: ignore[no-any-return]
 
 
 def _repeated(node: fx.Node, x: Any, groups: int) -> fx.Node:
