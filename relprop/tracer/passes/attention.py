@@ -62,6 +62,9 @@ def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:
     q, k, v = node.args[:3]
     mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
     mask = argument(node, "attn_bias") if mask is None else mask
+    math_only = is_call(node, aten._scaled_dot_product_attention_math)
+    if math_only and is_tensor(mask) and val(mask).dtype == torch.bool:
+        mask = emit(node, aten.to.dtype, mask, val(q).dtype)  # it adds whatever it is given
     groups = (
         shape_of(q)[-3] // shape_of(k)[-3] if rank(q) > 2 and argument(node, "enable_gqa") else 1
     )
@@ -69,7 +72,7 @@ def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:
         k, v = (_repeated(node, x, groups) for x in (k, v))
     scores, attention = _map(node, q, k, mask, causal, argument(node, "scale"), device)
     result = emit(node, aten.matmul.default, attention, v)
-    if is_call(node, aten._scaled_dot_product_attention_math):
+    if math_only:
         return [result, attention]
     return [result, emit(node, aten.logsumexp.default, scores, [rank(scores) - 1])]
 
