@@ -13,6 +13,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
+    expanded,
     is_live,
     is_tensor,
     permuted,
@@ -24,22 +25,66 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.products import repeats
+from relprop.tracer.passes.simplify import simplify
 
 
 def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
-    """Every lookup in a table that depends on no input → ``embedding``."""
-    for node in list(graph.nodes):
-        if node._erased or not is_live(node):
-            continue
-        new = None
+    """Every lookup in a table that depends on no input → ``embedding``, of all its numbers at once
+    and as the model is given them."""
+
+    def lookup(node: fx.Node) -> fx.Node | None:
         if kind(node) is Kind.INDEX:
-            new = _of_index(node)
-        elif kind(node) is Kind.GATHER:
-            new = _of_gather(node)
-        elif is_call(node, aten.linear):
-            new = _of_one_hot(node, constants)
-        if new is not None:
-            swap(node, reshaped(node, new, shape_of(node)))
+            return _of_index(node)
+        if kind(node) is Kind.GATHER:
+            return _of_gather(node)
+        return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
+
+    for rewrite in (lookup, _joined, _as_given):
+        for node in list(graph.nodes):
+            if not node._erased and is_live(node) and (new := rewrite(node)) is not None:
+                swap(node, reshaped(node, new, shape_of(node)))
+        simplify(graph, constants)
+
+
+def _joined(node: fx.Node) -> fx.Node | None:
+    """Lookups in one table, joined → a lookup of the numbers, joined."""
+    if not is_call(node, aten.cat) or node.args[1] == rank(node) - 1:
+        return None
+    parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    found = [p.args[0] if kind(p) is Kind.RESHAPE else p for p in parts]
+    if any(kind(f) is not Kind.EMBEDDING for f in found) or len({f.args[0] for f in found}) > 1:
+        return None
+    if any(shape_of(p)[-1] != shape_of(node)[-1] for p in (*parts, *found)):
+        return None
+    table, ids = found[0].args[0], [f.args[1] for f in found]
+    again = ids[0].args[1] if is_call(ids[0], aten.remainder) else None  # type: ignore[union-attr]
+    if all(is_call(i, aten.remainder) and i.args[1] == again for i in ids):  # type: ignore[union-attr]
+        ids = [i.args[0] for i in ids]  # type: ignore[union-attr]
+    else:
+        again = None
+    pieces = [
+        reshaped(node, i, shape_of(p)[:-1])  # type: ignore[arg-type]
+        for i, p in zip(ids, parts, strict=True)
+    ]
+    numbers = emit(node, aten.cat.default, pieces, dim)
+    if again is not None:
+        numbers = emit(node, aten.remainder.Scalar, numbers, again)
+    return emit(node, aten.embedding.default, table, numbers)
+
+
+def _as_given(node: fx.Node) -> fx.Node | None:
+    """The lookup of numbers in another shape → the lookup of the numbers, in that shape."""
+    if kind(node) is not Kind.EMBEDDING:
+        return None
+    table, ids = node.args[:2]
+    again = ids.args[1] if is_call(ids, aten.remainder) else None  # type: ignore[union-attr]
+    inner = ids.args[0] if again is not None else ids  # type: ignore[union-attr]
+    if kind(inner) is not Kind.RESHAPE or isinstance(again, fx.Node):  # type: ignore[arg-type]
+        return None
+    numbers = inner.args[0]  # type: ignore[union-attr]
+    if again is not None:
+        numbers = emit(node, aten.remainder.Scalar, numbers, again)
+    return emit(node, aten.embedding.default, table, numbers)
 
 
 def _is_table(x: Any) -> bool:
@@ -74,13 +119,22 @@ def _of_gather(node: fx.Node) -> fx.Node | None:
     row = [i for i in range(rank(table)) if i != axis and not alike[i]]
     if len(row) != 1 or repeats(index)[row[0]] or shape_of(index)[row[0]] != lengths[row[0]]:  # type: ignore[arg-type]
         return None
-    rows, ids = table, emit(node, aten.select.int, index, row[0], 0)
+    rows, ids = table, _once(node, index, row[0])  # type: ignore[arg-type]
     for i in reversed(range(len(lengths))):
         rows = rows if i in (axis, row[0]) else emit(node, aten.select.int, rows, i, 0)
     rows = rows if axis < row[0] else permuted(node, rows, [1, 0])  # type: ignore[arg-type]
     made = emit(node, aten.embedding.default, rows, ids)
     order = [*range(rank(ids))]
     return permuted(node, made, [*order[: row[0]], rank(ids), *order[row[0] :]])
+
+
+def _once(node: fx.Node, x: fx.Node, axis: int) -> fx.Node:
+    """A tensor without an axis along which it is only repeated."""
+    shape = shape_of(x)
+    if kind(x) is Kind.EXPAND and rank(x.args[0]) == len(shape):
+        shape[axis] = 1
+        x = expanded(node, x.args[0], shape)  # type: ignore[arg-type]
+    return emit(node, aten.select.int, x, axis, 0)
 
 
 def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:

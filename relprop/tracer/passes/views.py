@@ -4,12 +4,14 @@ slice are all that is left of them."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from relprop.errors import CaptureError, message
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
     aten,
@@ -74,8 +76,44 @@ def as_select(node: fx.Node) -> fx.Node | None:
 
 def emit_scalar(node: fx.Node, index: fx.Node, x: Any, dim: int) -> fx.Node:
     """An index computed by the model as a tensor of one, counted from 0."""
-    one = emit(node, aten.reshape.default, index, [1])
+    one = emit(node, aten.reshape.default, _as_tensor(node, index), [1])
     return emit(node, aten.remainder.Scalar, one, shape_of(x)[dim])
+
+
+#: What Python does with whole numbers.
+ARITHMETIC = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.floordiv: aten.floor_divide.default,
+    operator.mod: aten.remainder.Tensor,
+    operator.neg: aten.neg.default,
+}
+
+
+def _as_tensor(node: fx.Node, number: Any) -> Any:
+    """A number that Python read from a tensor, and reckoned with, as that tensor."""
+    if not isinstance(number, fx.Node) or is_tensor(number):
+        return number
+    if kind(number) is Kind.READ:
+        return number.args[0]
+    if number.target not in ARITHMETIC:
+        return _refused(node, number)
+    operands = [_as_tensor(node, a) for a in number.args]
+    op = ARITHMETIC[number.target]  # type: ignore[index]
+    if not is_tensor(operands[0]):  # a number less a tensor
+        operands[0] = emit(node, aten.full_like.default, operands[1], operands[0])
+    return emit(node, op, *operands)
+
+
+def _refused(node: fx.Node, number: fx.Node) -> None:
+    raise CaptureError(
+        message(
+            f"a position is worked out by Python ({number.format_node()}) from values",
+            at=str(node.meta["place"]),
+            then=["pick it by a tensor: x[torch.arange(len(x)), index]"],
+        )
+    )
 
 
 def as_slice(node: fx.Node) -> fx.Node | None:
