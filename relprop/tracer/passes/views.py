@@ -50,7 +50,10 @@ def as_permute(node: fx.Node) -> fx.Node | None:
     dims = order_of(node)
     if is_call(node, aten.permute) and list(node.args[1]) == dims:  # type: ignore[arg-type]
         return None
-    return permuted(node, node.args[0], dims)  # type: ignore[arg-type]
+    x = node.args[0]
+    if is_call(node, aten.mH, aten.adjoint, aten.matrix_H) and val(x).is_complex():
+        x = emit(node, aten.conj_physical.default, x)
+    return permuted(node, x, dims)  # type: ignore[arg-type]
 
 
 def as_expand(node: fx.Node) -> fx.Node | None:
