@@ -263,6 +263,9 @@ def _angle(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
 def _contracted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """A matrix product: of real and imaginary parts side by side, once for either."""
     (a, b), (c, d) = (_parts(node, x, pairs) for x in node.args[:2])
+    if not is_tensor(b) and not is_tensor(d):
+        product = emit(node, aten.matmul.default, a, c)
+        return _stacked(node, product, emit(node, aten.zeros_like.default, product))
     if not is_tensor(b) or not is_tensor(d):
         pieces = ((a, c), (a, d)) if is_tensor(d) else ((a, c), (b, c))
         return _stacked(node, *(emit(node, aten.matmul.default, *piece) for piece in pieces))

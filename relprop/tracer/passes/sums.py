@@ -501,7 +501,9 @@ def _like(at: fx.Node, x: Any, part: fx.Node) -> fx.Node | None:
         whole, dim, start, _, step = x.args
         shape = shape_of(whole)
         if dim == len(shape) - 1 and shape[dim] % step == 0 and start < step:
-            rows = reshaped(at, whole, [*shape[:-1], shape[-1] // step, step])
+            pairs = [*shape[:-1], shape[-1] // step, step]
+            there = (u for u in whole.users if kind(u) is Kind.RESHAPE and shape_of(u) == pairs)
+            rows = next(there, None) or reshaped(at, whole, pairs)  # one for all pieces
             x = emit(at, aten.select.int, rows, dim + 1, start)
     return (
         reshaped(at, x, shape_of(part))
