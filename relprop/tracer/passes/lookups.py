@@ -1,4 +1,5 @@
-"""Rows of a table by their numbers, however they are fetched: ``W[ids]``, one-hot @ W → embedding."""
+"""Rows of a table by their numbers, however they are fetched: ``W[ids]``, one-hot @ W →
+embedding."""
 
 from __future__ import annotations
 
