@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from relprop.tracer.binding import bind
 from relprop.operations import name_of
+from relprop.tracer.binding import bind
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program

@@ -17,23 +17,21 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
-from relprop.tracer.passes.disguised import (
-    raise_disguised_attention,
-    raise_disguised_functions,
-)
+from relprop.tracer.passes.disguised import raise_disguised_functions
+from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.products import raise_products
+from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.sums import (
     join_biases,
-    join_rotations,
     join_split_inputs,
     join_sums,
     read_constants,

@@ -1,5 +1,5 @@
-"""Products of products: a quotient of a quotient is a product, and factors that are functions of one
-tensor stand together, so that a gate u·f(x)/g(x) is u times one function of x."""
+"""Products of products: a quotient of a quotient is a product, and factors that are functions of
+one tensor stand together, so that a gate u·f(x)/g(x) is u times one function of x."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Writes and sums by index, in few forms: what is picked changes place, what is brought to one place
-is added there."""
+"""Writes and sums by index, in few forms: what is picked changes place, what is brought to one
+place is added there."""
 
 from __future__ import annotations
 

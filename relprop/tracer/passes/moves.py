@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
 
 
 def simpler_reshape(node: fx.Node) -> fx.Node | None:
+    """Of a reshape; of one position, which is a selection; of rows that are treated one by one."""
     x, shape = node.args[0], shape_of(node)
     if shape_of(x) == shape:
         return x  # type: ignore[return-value]
@@ -59,6 +60,7 @@ def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
 
 
 def simpler_permute(node: fx.Node) -> fx.Node | None:
+    """Of an order that was changed before; of axes of length 1 alone."""
     x, dims = node.args[0], list(node.args[1])  # type: ignore[arg-type]
     if dims == sorted(dims):
         return x  # type: ignore[return-value]
@@ -69,6 +71,7 @@ def simpler_permute(node: fx.Node) -> fx.Node | None:
 
 
 def simpler_expand(node: fx.Node) -> fx.Node | None:
+    """Of nothing, or of what was expanded before."""
     x = node.args[0]
     if shape_of(x) == shape_of(node):
         return x  # type: ignore[return-value]
@@ -76,6 +79,7 @@ def simpler_expand(node: fx.Node) -> fx.Node | None:
 
 
 def simpler_select(node: fx.Node) -> fx.Node | None:
+    """Of the one position there is, of a run, or of tensors that were joined."""
     x, dim, index = node.args[:3]
     if not isinstance(index, int) or not isinstance(dim, int):
         return None
@@ -101,6 +105,7 @@ def _part_at(joined: fx.Node, index: int) -> tuple[fx.Node, int]:
 
 
 def simpler_slice(node: fx.Node) -> fx.Node | None:
+    """Of everything, of a run, of tensors that were joined, of axes that were merged."""
     if not is_call(node, aten.slice) or not all(isinstance(a, int) for a in node.args[1:]):
         return None
     x, dim, start, end, step = node.args
@@ -175,6 +180,7 @@ def _places(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
 
 
 def simpler_cat(node: fx.Node) -> fx.Node | None:
+    """Of one tensor, of joined ones, of the pieces of one."""
     parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
     if len(parts) == 1:
         return parts[0]

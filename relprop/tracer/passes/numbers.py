@@ -109,6 +109,7 @@ def simpler_product(node: fx.Node) -> fx.Node | None:
 
 
 def simpler_affine(node: fx.Node) -> fx.Node | None:
+    """Of a sign that is turned twice."""
     x = node.args[0]
     if is_call(node, aten.neg) and is_call(x, aten.neg):
         return x.args[0]  # type: ignore[union-attr, return-value]

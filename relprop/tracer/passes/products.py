@@ -173,8 +173,8 @@ def _unfolded(at: fx.Node, x: fx.Node, letters: str, out: str, sizes: dict[str, 
 
 
 def as_linear(at: fx.Node, p: Product) -> fx.Node | None:
-    """The product as a linear map of ``x`` with the weight ``w``: of every position alike, or, where
-    letters of the weight stay, a map for each group. ``None`` where it only scales."""
+    """The product as a linear map of ``x`` with the weight ``w``: of every position alike, or,
+    where letters of the weight stay, a map for each group. ``None`` where it only scales."""
     sizes, p = p.sizes(), p.trimmed(at)
     w, w_axes = _without_repeats(at, p.w, p.w_axes)
     w, w_axes = _summed(at, w, w_axes, set(p.x_axes) | set(p.out))
@@ -356,8 +356,8 @@ def _entries(value: Any) -> list[int]:
 
 
 def _makes_features(p: Product) -> bool:
-    """Whether an elementwise product spreads ``x`` along axes that only the weight has: a linear map
-    of one number."""
+    """Whether an elementwise product spreads ``x`` along axes that only the weight has: a linear
+    map of one number."""
     x, w = (
         dict(zip(axes, shape_of(n), strict=True)) for n, axes in ((p.x, p.x_axes), (p.w, p.w_axes))
     )

@@ -71,7 +71,7 @@ def _respell(node: fx.Node, device: torch.device) -> None:
 
 
 def _taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
-    """What PyTorch says the operator is made of, in place of ``node``; ``None`` where it does not."""
+    """What PyTorch says the operator is made of, in place of ``node``, if it does."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
