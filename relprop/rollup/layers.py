@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from relprop.operations import kind
+from relprop.operations import MOVES, kind
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
@@ -20,7 +20,8 @@ def layer_outputs(
     """For each site the output of its layer, where it has one that holds the tokens of its queries.
 
     It is the last node through which everything passes that a site gives to later sites and to the
-    target: of a block with an MLP the sum after the MLP, with norms after it the norm's output.
+    target: of a block with an MLP the sum after the MLP, with norms after it the norm's output;
+    what only changes place afterwards is the same layer's output still.
     After the last site nothing tells the layer from the head, so there it is the last such node of
     the same operation as the layer before.
     """
@@ -36,7 +37,8 @@ def layer_outputs(
         while node is not None and node is not site.contraction:
             chain.append(node)
             node = part.dominator(node)
-        kept = [n for n in chain if _count(program, n) == _most(program, chain) > 0]
+        most = _most(program, chain)
+        kept = [n for n in chain if _count(program, n) == most > 0 and kind(n) not in MOVES]
         if not kept:
             continue
         before = next(reversed(found.values()), None)
