@@ -17,6 +17,7 @@ from relprop.operations.asking import (
     kind,
     name_of,
     of,
+    out_of_place,
     packet,
 )
 from relprop.operations.kinds import ELEMENTWISE, FILLS, MOVES, STOPS, Kind
@@ -36,5 +37,6 @@ __all__ = [
     "kind",
     "name_of",
     "of",
+    "out_of_place",
     "packet",
 ]

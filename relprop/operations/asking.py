@@ -104,6 +104,12 @@ def is_inplace(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable and ends and bool(node.args)
 
 
+def out_of_place(node: fx.Node) -> Operator:
+    """The operator (without an overload) that gives a new tensor, of a call that writes into its
+    first argument; ``None`` if there is none."""
+    return getattr(torch.ops.aten, _name(node.target)[:-1], None)
+
+
 @cache
 def _parameters(target: Operator) -> dict[str, tuple[int, Any]]:
     """Position and default of every argument of an operator, by its name."""

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map
 
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    aten,
+    emit,
     is_float,
     shape_of,
     swap,
@@ -101,6 +103,8 @@ def raise_parts(nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[An
             except (RuntimeError, TypeError, ValueError, IndexError):
                 continue
             if new is not None:
+                if val(new).dtype != val(output).dtype:
+                    new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
                 done |= {n for n in part.nodes if n is not output}
                 swap(output, new)
                 break

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, argument, is_inplace, kind, name_of
+from relprop.operations import Kind, argument, is_inplace, kind, out_of_place
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -109,7 +109,7 @@ class _Versions:
 def _make_functional(node: fx.Node) -> None:
     """The operator that gives a new tensor in place of the one that writes into its first."""
     base = node.args[0]
-    packet = getattr(aten, name_of(node)[:-1], None)
+    packet = out_of_place(node)
     if packet is aten.copy:
         source = _typed(node, node.args[1], val(base).dtype)
         node.target, node.args = aten.expand.default, (source, shape_of(base))
