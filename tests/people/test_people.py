@@ -15,10 +15,15 @@ from tests.people.explaining import (
     verdict,
 )
 from tests.people.hand import BY_HAND, READS, by_hand
+from tests.people.left import LEFT
 from tests.people.pairs import AT_THE_INPUT, METHODS
 
 EVERY = [(name, method) for name, made in PAIRS.items() for method in METHODS]
-EXPLAINED = [(name, method) for name, method in EVERY if method not in PAIRS[name]().refused]
+EXPLAINED = [
+    (name, method)
+    for name, method in EVERY
+    if method not in PAIRS[name]().refused and method not in LEFT.get(name, {})
+]
 BOOKS = ("transformer_attribution", "lrp", "attnlrp")
 
 
@@ -33,6 +38,9 @@ def of(name, method, results=of_model):
 @pytest.mark.parametrize(("name", "method"), EVERY)
 def test_the_model_and_its_twin(name, method):
     found = verdict(name, method)
+    if method in LEFT.get(name, {}):
+        assert not found.right, f"right now: take {method} of {name} out of left.py"
+        return
     assert found.right, f"{found.word}: {found.detail}"
 
 

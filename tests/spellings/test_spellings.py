@@ -20,6 +20,7 @@ from tests.spellings.checks import (
     results,
     verdict,
 )
+from tests.spellings.left import LEFT
 from tests.spellings.model import Model
 from tests.spellings.spelling import Spelling, spellings
 
@@ -42,6 +43,9 @@ def _marked():
 @pytest.mark.parametrize("spelling", list(_marked()))
 def test_the_explanation_is_the_bases(spelling):
     wrong = verdict(spelling, compare_all(spelling))
+    if spelling.id in LEFT:
+        assert wrong, f"right now: take {spelling.id} out of left.py"
+        return
     assert not wrong, "\n".join(wrong)
 
 
