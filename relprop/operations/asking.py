@@ -63,7 +63,7 @@ def _by_torch(target: Operator, name: str) -> Operation:
         tags = [t for o in overloads for t in o.tags]
         is_view = any(o.is_view for o in overloads)
     else:
-        tags, is_view = getattr(target, "tags", ()), getattr(target, "is_view", False)
+        tags, is_view = list(getattr(target, "tags", ())), getattr(target, "is_view", False)
     if torch.Tag.pointwise in tags:
         return Operation(Kind.FUNCTION)
     if torch.Tag.nondeterministic_seeded in tags:

@@ -85,7 +85,8 @@ def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
 def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
     """The token axes along which each feature takes the position of its own: where its maximum is,
     or where an index computed per feature points."""
-    rank, over = len(source_axes), ()
+    rank = len(source_axes)
+    over: tuple[int, ...] = ()
     if kind(node) is Kind.GATHER:
         index = node.args[2]
         apart = index.meta["batched"] and kind(index) not in (Kind.EXPAND, Kind.REPEAT)  # type: ignore[union-attr, arg-type]
@@ -174,6 +175,7 @@ def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:
         what is Kind.REPEAT
         and argument(node, "dim") is None
         and argument(node, "output_size") is None
+        and not isinstance(node.args[1], fx.Node)
     ):
         repeats = list(node.args[1])[-rank:]  # type: ignore[arg-type]
         axes = [i for i, k in enumerate(repeats, rank - len(repeats)) if k > 1]

@@ -255,7 +255,9 @@ class Add:
         else:
             nonzero = torch.where(z == 0, 1.0, z)
             shares = [torch.where(z == 0, 0.0, u / nonzero) * relevance for u in terms]
-        alone = sum((~m).to(torch.int8) for m in masks) == 1
+        alone = (
+            torch.stack([(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]).sum(0) == 1
+        )
         return tuple(
             torch.where(m, 0.0, torch.where(alone, relevance, share))
             for m, share in zip(masks, shares, strict=True)

@@ -87,8 +87,8 @@ class _Lift:
             return (
                 None
                 if x is None
-                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])
-            )  # type: ignore[arg-type, list-item]
+                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])  # type: ignore[list-item]
+            )
         if all(is_call(n, aten.slice) and n.args[4] == 1 for n in nodes):
             return self._slices(nodes)
         return None
@@ -166,7 +166,7 @@ class _Lift:
         if what is Kind.RESHAPE:
             return reshaped(self.at, x, [self.count, *shape_of(first)])
         if what is Kind.PERMUTE:
-            return permuted(self.at, x, [0, *(d + 1 for d in rest[0])])
+            return permuted(self.at, x, [0, *(d + 1 for d in rest[0])])  # type: ignore[list-item]
         if what is Kind.EXPAND:
             missing = rank(first) - rank(first.args[0])
             x = reshaped(self.at, x, [self.count, *[1] * missing, *shape_of(first.args[0])])

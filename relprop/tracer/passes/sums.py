@@ -205,10 +205,11 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
 def _scale_of(way: list[fx.Node]) -> float:
     scale = 1.0
     for n in way:
+        number: Any = n.args[1] if len(n.args) > 1 else None
         if kind(n) is Kind.PRODUCT:
-            scale *= n.args[1]  # type: ignore[operator]
+            scale *= number
         elif kind(n) is Kind.QUOTIENT:
-            scale /= n.args[1]  # type: ignore[operator]
+            scale /= number
     return scale
 
 
