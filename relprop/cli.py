@@ -483,9 +483,8 @@ def main(arguments: list[str] | None = None) -> None:
     from relprop.errors import RelpropError, RelpropWarning
 
     if not sys.stderr.isatty():
-        os.environ.setdefault(
-            "HF_HUB_DISABLE_PROGRESS_BARS", "1"
-        )  # read by huggingface_hub and transformers when they are imported
+        # read by huggingface_hub and transformers when they are imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     deprecations = logging.getLogger("torch.utils._pytree")  # for the authors of libraries
     level = deprecations.level
     deprecations.setLevel(logging.ERROR)
