@@ -31,6 +31,7 @@ from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.sums import (
+    drop_constant_inputs,
     join_biases,
     join_split_inputs,
     join_sums,
@@ -67,6 +68,7 @@ def canonicalise(
     raise_lookups(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
+    drop_constant_inputs(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)
     join_rotations(graph)

@@ -95,7 +95,7 @@ def _is_read_by_others(part: Part) -> bool:
     kinds = {kind(n) for n in part.nodes}
     if shape_of(part.source) != shape_of(part.output):
         return kinds <= MOVES or (len(part.nodes) == 1 and kinds == {Kind.TOTAL})
-    guarded = {Kind.TEST, Kind.SOFTMAX} <= kinds
+    guarded = Kind.SOFTMAX in kinds and bool(kinds & {Kind.TEST, Kind.TOTAL, Kind.STATISTIC})
     return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
 
 

@@ -63,7 +63,8 @@ def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[P
     kinds = [kind(n) for n in region]
     masked = not set(kinds) & {Kind.MATMUL, Kind.SOFTMAX}
     compares = set(kinds) & {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}
-    weighs = kinds.count(Kind.SOFTMAX) != 1 and set(kinds) & {Kind.MATMUL, Kind.PRODUCT}
+    usual = kinds.count(Kind.SOFTMAX) == 1 and kinds.count(Kind.MATMUL) <= 2
+    weighs = not usual and set(kinds) & {Kind.MATMUL, Kind.PRODUCT}
     if not (compares and weighs) and not masked:
         return
     members = set(region)
@@ -150,7 +151,15 @@ def _lowered(source: fx.Node, region: Sequence[fx.Node], output: fx.Node, others
         for n in region
         if n is not output and not mixed.get(n) and ways.get(n, 0) * back.get(n, 0) == every > 0
     ]
-    return fit[-1] if fit else source
+    longer = next((i for i, n in enumerate(fit) if _gets_more(n)), len(fit))
+    return fit[longer - 1] if longer else source
+
+
+def _gets_more(node: fx.Node) -> bool:
+    """Whether constants are laid beside a tensor: a column of ones."""
+    if kind(node) is Kind.PAD:
+        return True
+    return kind(node) is Kind.JOIN and not all(is_live(i) for i in tensor_inputs(node))
 
 
 def _cuts(

@@ -172,8 +172,19 @@ def total_of_parts(node: fx.Node) -> fx.Node | None:
 
 
 def simpler_function(node: fx.Node) -> fx.Node | None:
-    """The exponential of a logarithm of a softmax."""
+    """The exponential of a logarithm, or of a multiple of one."""
     x = node.args[0]
+    if is_call(node, aten.exp) and is_call(x, aten.log):
+        return x.args[0]  # type: ignore[union-attr, return-value]
+    if is_call(node, aten.exp) and (found := _factor(x)) is not None:
+        inner, c = found
+        if is_call(inner, aten.log) or kind(inner) is Kind.LOG_SOFTMAX:
+            base = (
+                inner.args[0]
+                if is_call(inner, aten.log)
+                else emit(node, aten.softmax.int, *inner.args)
+            )
+            return emit(node, aten.pow.Tensor_Scalar, base, c)
     if is_call(node, aten.exp) and kind(x) is Kind.LOG_SOFTMAX:
         return emit(node, aten.softmax.int, *x.args)  # type: ignore[union-attr]
     if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:

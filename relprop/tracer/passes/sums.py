@@ -334,6 +334,31 @@ def join_split_inputs(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """A linear map of a tensor beside a column of numbers → of the tensor, with a bias."""
+    for node in list(graph.nodes):
+        x: Any = node.args[0] if node.args else None
+        if not is_call(node, aten.linear) or not is_live(node) or len(node.args) > 2:
+            continue
+        weight: Any = node.args[1]
+        if is_call(x, aten.constant_pad_nd) and len(x.args[1]) == 2 and x.args[1][0] == 0:
+            live, number, width = x.args[0], x.args[2] if len(x.args) > 2 else 0, x.args[1][1]
+        elif is_call(x, aten.cat) and x.args[1] == rank(x) - 1 and len(x.args[0]) == 2:
+            live, beside = x.args[0]
+            number, width = constants.number(beside), shape_of(beside)[-1]
+        else:
+            continue
+        if number is None or not is_live(live) or width < 1:
+            continue
+        size = shape_of(live)[-1]
+        own = emit(node, aten.slice.Tensor, weight, 1, 0, size, 1)
+        rest = emit(node, aten.slice.Tensor, weight, 1, size, size + width, 1)
+        bias = emit(node, aten.sum.dim_IntList, rest, [1])
+        bias = bias if number == 1 else emit(node, aten.mul.Tensor, bias, number)
+        swap(node, emit(node, aten.linear.default, live, own, bias))
+    graph.eliminate_dead_code()
+
+
 def _joined_linear(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node]] | None:
     runs: dict[fx.Node, list[tuple[int, int, fx.Node]]] = {}
     for part in parts:
