@@ -147,6 +147,14 @@ def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...])
     return None
 
 
+def _pad(node: fx.Node) -> fx.Node | None:
+    """Padding with a number, whichever operator does it."""
+    if argument(node, "mode") != "constant":
+        return None
+    value = argument(node, "value")
+    return emit(node, aten.constant_pad_nd.default, *node.args[:2], 0 if value is None else value)
+
+
 # ---- by kind
 
 
@@ -408,6 +416,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addcmul: _addc,
     aten.addcdiv: _addc,
     aten.lerp: _lerp,
+    aten.pad: _pad,
     aten.glu: _glu,
     aten.cosine_similarity: _cosine,
     aten.std: _deviation,
