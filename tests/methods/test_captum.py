@@ -414,6 +414,8 @@ OPERATIONS = {
     "max_pool2d": lambda x: F.max_pool2d(x.unsqueeze(1), (2, 3), 1),
     "norm": lambda x: x.norm(dim=-1),
     "where": lambda x: torch.where(torch.eye(4, 5) > 0, x * x, 2 * x),
+    "a choice by its own values": lambda x: torch.where(x > 0.1, x, 3 * x),
+    "bessel_j0": torch.special.bessel_j0,
     "moves": lambda x: torch.cat(
         [x.mT.reshape(len(x), -1), x.flip(1)[:, 1].cumsum(-1), x.mean(1)], 1
     ).tanh(),
@@ -528,12 +530,12 @@ NO_RULE = {
         r"aten.prod.dim_int: DeepLIFT has no rule for it",
     ),
     "a choice by values": (
-        lambda x: torch.where(x > 0.1, x, 3 * x),
+        lambda x: torch.where(x.flip(1) > 0.1, x, 3 * x),
         r"aten.where.self: which of its values it takes depends on the input, by gt",
     ),
     "an unknown kernel": (
-        lambda x: torch.special.bessel_j0(x),
-        r"bessel_j0.default: DeepLIFT has no rule for it",
+        lambda x: torch.linalg.matrix_exp(x[:, :, :4]),
+        r"linalg_matrix_exp.default: DeepLIFT has no rule for it",
     ),
 }
 

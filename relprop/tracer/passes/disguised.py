@@ -203,7 +203,7 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     (other,) = part.draw(1, 3.0)
     ways: list[tuple[Any, Any]] = [(aten.mean.dim, list(axes)), (aten.sum.dim_IntList, list(axes))]
     for op, dims in ways:
-        if all(same(part(t), op(t, dims).reshape(shape)) for t in (x, other)):
+        if equal_functions(part, lambda t: op(t, dims).reshape(shape), [x, other]):  # noqa: B023
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
                 return None
             return reshaped(at, emit(at, op, part.source, dims), shape)
@@ -211,7 +211,7 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
         rows = x.movedim(axes[0], 0).flatten(1)
         near = (rows - y.reshape(1, -1)).abs().amax(1)
         i = int(near.argmin())
-        if all(same(part(t), t.select(axes[0], i).reshape(shape)) for t in (x, other)):
+        if equal_functions(part, lambda t: t.select(axes[0], i).reshape(shape), [x, other]):
             return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
     return None
 

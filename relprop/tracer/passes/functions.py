@@ -96,9 +96,13 @@ def _line(function: Callable[..., Tensor]) -> tuple[float, float] | None:
     """a and b, where the function is a·x + b."""
     try:
         zero, one = function(torch.tensor([0.0, 1.0]).double()).tolist()
-        return (one - zero, zero) if same(function(_GRID), (one - zero) * _GRID + zero) else None
     except (RuntimeError, TypeError, ValueError):
         return None
+
+    def line(x: Tensor) -> Tensor:
+        return (one - zero) * x + zero
+
+    return (one - zero, zero) if equal_functions(function, line, [_GRID + 0.0123]) else None
 
 
 def _emit_line(at: fx.Node, x: fx.Node, slope: float, offset: float) -> fx.Node:

@@ -262,7 +262,10 @@ def trials(region: Region) -> list[Trial]:
     found = []
     for scale, shift in ((1.0, 0.3), (1e-3, 0.0), (30.0, -5.0)):
         x = scale * draw(region.probe_shape()) + shift * scale
-        found.append(Trial(x, tuple(draw(s) + 0.1 for s in region.parameter_shapes())))
+        drawn = (draw(s) + 0.1 for s in region.parameter_shapes())
+        masks = (val(p).dtype == torch.bool for p in region.parameters)
+        given = tuple(t > 0 if m else t for t, m in zip(drawn, masks, strict=True))
+        found.append(Trial(x, given))
     return found
 
 
