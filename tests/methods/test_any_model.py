@@ -501,6 +501,7 @@ def test_several_inputs_are_one_path(make):
     and only all of them together are complete."""
     model, inputs, target, leaves, y = make()
     leaves = tuple(leaf.detach() for leaf in leaves)
+    near = 1e-7 if make is towers else 1e-6  # T5 rounds the variance of a float64 norm to float32
     n_steps = 64 if make is towers else 9
     captum = {
         "input_gradient": lambda: Saliency(y).attribute(
@@ -518,7 +519,7 @@ def test_several_inputs_are_one_path(make):
         e = relprop.explain(model, inputs, target, method=method, keep="input", **options)
         assert list(e.streams) == list(inputs)
         for stream, theirs in zip(e.streams, expected(), strict=True):
-            assert closeness(e[stream].input, theirs.detach()) <= 1e-7
+            assert closeness(e[stream].input, theirs.detach()) <= near
     if make is towers:
         difference = (y(*leaves) - y(*map(torch.zeros_like, leaves))).detach()
         assert closeness(sum(e[n].scores.sum(1) for n in e.streams), difference) <= 1e-6
@@ -631,7 +632,7 @@ class Gate(nn.Module):
 
     def forward(self, x):
         x = self.a(x)
-        return self.b((x.softmax(-1) * x).mean(1))
+        return self.b((x.softmax(-1) * x).tanh().mean(1))
 
 
 def test_the_softmaxes_seen_are_named_with_their_reasons():

@@ -134,7 +134,7 @@ REFUSED = {
         "depends on 2 inputs: 'source', 'target'",
     ),
     "beside each other": (
-        lambda: Stack(Block(lambda b, x: x + b.attention(x) + b.second(x))).double().eval(),
+        lambda: Stack(Block(lambda b, x: x + b.attention(x) + b.second(x).tanh())).double().eval(),
         lambda: normal(1, TOKENS, 3),
         "beside each other",
     ),
