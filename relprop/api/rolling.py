@@ -51,12 +51,17 @@ class Rolling:
     def product(self, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens)."""
+        return self._walked(matrices, self.row_scales(matrices))
+
+    def _walked(
+        self, matrices: Mapping[fx.Node, Tensor], scales: Mapping[fx.Node, Tensor]
+    ) -> Pairs:
         both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
         found = propagate(
             self.plan,
             self._values(self.plan),
             self._field(1),
-            extras={**both, **self.row_scales(matrices)},
+            extras={**both, **scales},
             account=False,
         ).found
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
@@ -78,7 +83,7 @@ class Rolling:
                 )
                 for s in self.streams
             }
-        return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(maps).items()}
+        return {name: (a != 0) | (b != 0) for name, (a, b) in self._walked(maps, {}).items()}
 
     def row_scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
         """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the
