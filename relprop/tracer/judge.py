@@ -131,12 +131,23 @@ def gaps(
 
 def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
     """What a model returned for a batch as one row per sample, each of the shape that it returns
-    for one sample; ``None``: that cannot be told."""
-    if sample and eager.shape == (batch * sample[0], *sample[1:]):
-        return eager.reshape(batch, *sample)
+    for one sample; ``None``: that cannot be told. Of a similarity of all samples with all others
+    (images and texts), a sample's row is its similarity with itself."""
+    if eager.dim() == len(sample) > 0:
+        pairs = zip(eager.shape, sample, strict=True)
+        along = [d for d, (whole, one) in enumerate(pairs) if whole != one]
+        if all(eager.shape[d] == batch * sample[d] for d in {0, *along}):
+            return torch.stack([_part(eager, sample, {0, *along}, i) for i in range(batch)])
     if eager.shape == (batch, *sample):
         return eager
     return eager.expand(batch, *sample) if eager.shape == sample else None
+
+
+def _part(eager: Tensor, sample: torch.Size, along: Collection[int], i: int) -> Tensor:
+    """What lies at the i-th sample's place on each of the axes ``along``."""
+    for d in along:
+        eager = eager.narrow(d, i * sample[d], sample[d])
+    return eager
 
 
 def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
