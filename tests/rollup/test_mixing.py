@@ -50,10 +50,16 @@ def test_a_mixer_layer_between_attentions_keeps_its_skip():
     compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE[1])
 
 
-def test_a_learned_mixing_without_a_skip_is_spread_evenly():
-    """Every token of what ``inner`` and ``outer`` make comes from all tokens."""
-    e = explained(Sequence(Layer(), Mixer(skip=False), pool=lambda x: x[:, 1]), tokens())
-    compare(e, lambda a: ONE + a, MEAN)
+def test_a_learned_mixing_without_a_skip_hands_on_in_the_shares_of_its_weights():
+    """``inner`` and ``outer`` are linear maps over tokens, as ``matrix @ x`` is: |w_ok| / Σ_k |w_ok|
+    of each, the steps between them token by token."""
+    mixer = Mixer(skip=False)
+    e = explained(Sequence(Layer(), mixer, pool=lambda x: x[:, 1]), tokens())
+    inner, outer = (
+        w / w.sum(1, keepdim=True)
+        for w in (m.weight.detach().abs() for m in (mixer.inner, mixer.outer))
+    )
+    compare(e, lambda a: ONE + a, (outer @ inner)[1])
 
 
 class Constant(nn.Module):
