@@ -98,17 +98,15 @@ def _contraction(
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
     if key_axis and all(atom.kind == "feature" for atom in key_axis):
         return None, "its keys are channels, not tokens"
-    queries = axes[attention][rank - 1 if transposed else rank - 2]
-    for atom in (a for axis in axes[attention][:-2] for a in axis):
+    batches = axes[attention][:-2]
+    for atom in (a for axis in batches for a in axis):
         if (
             atom.kind == "unknown" and atom.group.root().of_leaf
         ):  # series that attend each for itself: positions of the input, too
             atom.group.root().kind = "token"
-    if (
-        not queries
-    ):  # each query has keys of its own (values sampled for it): queries are where the batches are
-        queries = tuple(atom for axis in axes[attention][:-2] for atom in axis)
-    for axis in (key_axis, axes[attention][over], queries):
+    queries = axes[attention][rank - 1 if transposed else rank - 2]
+    # each query has keys of its own (values sampled for it): queries are where the batches are
+    for axis in (key_axis, axes[attention][over], *((queries,) if queries else batches)):
         plain = [a for a in axis if a.kind != "feature"]
         for atom in plain:
             atom.group.root().kind = "token"
