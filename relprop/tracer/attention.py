@@ -107,7 +107,7 @@ def _contraction(
     queries = axes[attention][rank - 1 if transposed else rank - 2]
     # each query has keys of its own (values sampled for it): queries are where the batches are
     for axis in (key_axis, axes[attention][over], *((queries,) if queries else batches)):
-        plain = [a for a in axis if a.kind != "feature"]
+        plain = [a for a in axis if a.group.root().kind != "feature"]
         for atom in plain:
             atom.group.root().kind = "token"
         for atom in axis if plain else ():
