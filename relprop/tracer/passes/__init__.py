@@ -24,7 +24,7 @@ from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
-from relprop.tracer.passes.products import raise_products
+from relprop.tracer.passes.products import raise_products, scale_stored
 from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
@@ -63,6 +63,7 @@ def canonicalise(
     simplify(graph, Constants(given, device))
     raise_affine(graph)
     raise_products(graph, spreads=True)
+    scale_stored(graph)
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
