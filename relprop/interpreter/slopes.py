@@ -24,7 +24,8 @@ from relprop.tracer.surroundings import as_python, undisturbed
 
 #: Gradients round more than outputs do: how many times as far they may be from autograd's.
 ROUNDING = 25
-#: What of the largest gradient at any input is rounding at another, in units of its type's ε.
+#: What of the largest gradient at any input is rounding at another, in units of its type's ε; and
+#: what of an output is rounding, that a change of an input by its own size would make of it.
 NOISE = 1e3
 
 
@@ -62,7 +63,7 @@ def slopes(
         return Slopes(skipped="no floating output depends on an explained input")
     some = inputs.select(0, 1) if program.input_specialised else _two(inputs)
     try:
-        mine, at = _ours(program, model, some, nodes)
+        mine, at, size = _ours(program, model, some, nodes)
         own = [
             _theirs(program, model, some.select(i, i + 1), nodes, at, i) for i in range(some.batch)
         ]
@@ -74,7 +75,12 @@ def slopes(
     cuts = tuple(dict.fromkeys(c for o in own for c in o.cuts))
     if skipped := next((o.skipped for o in own if o.skipped), ""):
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    off, worst = _largest(program, mine, [o.gradients for o in own])
+    theirs = [o.gradients for o in own]
+    if (name := _overflows(mine, theirs)) is not None:
+        skipped = f"the gradient at {name!r} is not finite"
+        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
+    mine = {n: g for n, g in mine.items() if _is_felt(g, [t[n] for t in theirs], at[n], size)}
+    off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
     if off and (together := _together(program, model, some, nodes)) is not None:
         off, worst = min((off, worst), _largest(program, mine, together))
     return Slopes(off, worst, "", functions, cuts)
@@ -100,8 +106,9 @@ def _mixture(value: Tensor) -> Tensor:
 
 def _ours(
     program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The program's gradients at the leaves, and the leaves' values, batch first."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """The program's gradients at the leaves, the leaves' values, batch first, and the largest value
+    of any output."""
     leaves = dict(program.leaves)
     with undisturbed(model), torch.enable_grad():
         done = forward(program, model, inputs, set(nodes), dict.fromkeys(leaves.values()))
@@ -117,9 +124,11 @@ def _ours(
             ]
         )
         found = done.gradients(scalars, leaves.values(), again=False)
+        finite = [done.values[n].nan_to_num(0.0, 0.0, 0.0).abs().max() for n in nodes]
     return (
         {name: found[n] for name, n in leaves.items()},
         {name: done.watched[n].detach() for name, n in leaves.items()},
+        max(float(m) for m in finite),
     )
 
 
@@ -267,6 +276,28 @@ def _together(
         )
     each = dict(zip(program.leaves, found, strict=True))
     return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
+
+
+def _overflows(mine: Mapping[str, Tensor], theirs: list[dict[str, Tensor | None]]) -> str | None:
+    """The input at which autograd's own gradient is not finite, or one of a half-precision type
+    that ends near it."""
+    for name, g in mine.items():
+        own = [t[name] for t in theirs]
+        short = torch.finfo(g.dtype).max < 1e5 and not bool(g.isfinite().all())
+        if short or not all(t is None or bool(t.isfinite().all()) for t in own):
+            return name
+    return None
+
+
+def _is_felt(mine: Tensor, theirs: list[Tensor | None], at: Tensor, size: float) -> bool:
+    """Whether an output feels an input beyond rounding: the sum of its gradients, times the largest
+    value of the input, is more than an output's ``size`` rounds by (of y/y it is not)."""
+    allowed = min(NOISE * torch.finfo(mine.dtype).eps, 1e-3) * size
+    own = torch.stack(
+        [torch.zeros_like(at[0]) if t is None else t.reshape(at[0].shape) for t in theirs]
+    )
+    total = (mine.abs().reshape(at.shape) + own.abs()).flatten(1).sum(1, dtype=torch.float32)
+    return not bool((total * (float(at.abs().max()) or 1.0) <= allowed).all())
 
 
 def _called(function: Any) -> str:
