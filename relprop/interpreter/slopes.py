@@ -124,7 +124,7 @@ def _ours(
             ]
         )
         found = done.gradients(scalars, leaves.values(), again=False)
-        finite = [done.values[n].nan_to_num(0.0, 0.0, 0.0).abs().max() for n in nodes]
+        finite = [done.values[n].detach().nan_to_num(0.0, 0.0, 0.0).abs().max() for n in nodes]
     return (
         {name: found[n] for name, n in leaves.items()},
         {name: done.watched[n].detach() for name, n in leaves.items()},
