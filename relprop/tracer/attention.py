@@ -8,7 +8,7 @@ import math
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, kind
-from relprop.tracer.axes import Axes
+from relprop.tracer.axes import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import shape_of, val
 from relprop.tracer.labels import Labels, rows
@@ -25,9 +25,10 @@ def find_sites(
     end in no site, with the reason."""
     sites: dict[fx.Node, Site] = {}
     without: list[tuple[fx.Node, str]] = []
+    asked: set[Atom] = set()  # the axes of all sites' queries
     for node in graph.nodes:
         if kind(node) is Kind.SOFTMAX and node in axes:
-            found, reason = _descend(node, axes, constants)
+            found, reason = _descend(node, axes, constants, asked)
             for site in found:
                 sites.setdefault(site.contraction, site)
             if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
@@ -36,7 +37,10 @@ def find_sites(
 
 
 def _descend(
-    softmax: fx.Node, axes: dict[fx.Node, Axes], constants: Constants | None
+    softmax: fx.Node,
+    axes: dict[fx.Node, Axes],
+    constants: Constants | None,
+    asked: set[Atom],
 ) -> tuple[list[Site], str]:
     """Follow the softmax's rows forward to the contractions over them: by the axis they lie along,
     or, where moves shear or cut them, by labels."""
@@ -51,7 +55,7 @@ def _descend(
         if not sources or node is softmax:
             continue
         if kind(node) is Kind.MATMUL:
-            site, why = _contraction(node, keys, softmax, axes)
+            site, why = _contraction(node, keys, softmax, axes, asked)
             if site is not None:
                 found.append(site)
             reason = why or reason
@@ -85,7 +89,11 @@ def rows_after(
 
 
 def _contraction(
-    node: fx.Node, keys: dict[fx.Node, int | Tensor], softmax: fx.Node, axes: dict[fx.Node, Axes]
+    node: fx.Node,
+    keys: dict[fx.Node, int | Tensor],
+    softmax: fx.Node,
+    axes: dict[fx.Node, Axes],
+    asked: set[Atom],
 ) -> tuple[Site | None, str]:
     left, right = node.args[:2]
     if left in keys and right in keys:
@@ -96,6 +104,8 @@ def _contraction(
     if rank < 2 or val(values).dim() < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
+    for atom in asked & set(key_axis) & set(axes[attention][over]):
+        atom.position = True  # what learned queries (the rows of a linear map) found is asked again
     if key_axis and all(atom.kind == "feature" for atom in key_axis):
         return None, "its keys are channels, not tokens"
     batches = axes[attention][:-2]
@@ -112,6 +122,7 @@ def _contraction(
             atom.group.root().kind = "token"
         for atom in axis if plain else ():
             atom.position = True  # folded together with tokens
+    asked.update(queries)
     return Site(node, attention, values, softmax, transposed), ""
 
 
