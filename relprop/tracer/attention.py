@@ -25,10 +25,10 @@ def find_sites(
     end in no site, with the reason."""
     sites: dict[fx.Node, Site] = {}
     without: list[tuple[fx.Node, str]] = []
-    asked: set[Atom] = set()  # the axes of all sites' queries
+    mixed = _met_by_others(graph, axes)
     for node in graph.nodes:
         if kind(node) is Kind.SOFTMAX and node in axes:
-            found, reason = _descend(node, axes, constants, asked)
+            found, reason = _descend(node, axes, constants, mixed)
             for site in found:
                 sites.setdefault(site.contraction, site)
             if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
@@ -36,11 +36,22 @@ def find_sites(
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
+def _met_by_others(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:
+    """What products sum over as features: along the axis of one operand and not of the other."""
+    found: set[Atom] = set()
+    for node in graph.nodes:
+        operands = [axes.get(n) for n in node.args[:2]] if kind(node) is Kind.MATMUL else []
+        if len(operands) == 2 and all(a is not None and len(a) > 1 for a in operands):
+            left, right = operands
+            found |= set(left[-1]) ^ set(right[-2])  # type: ignore[index]
+    return found
+
+
 def _descend(
     softmax: fx.Node,
     axes: dict[fx.Node, Axes],
     constants: Constants | None,
-    asked: set[Atom],
+    mixed: set[Atom],
 ) -> tuple[list[Site], str]:
     """Follow the softmax's rows forward to the contractions over them: by the axis they lie along,
     or, where moves shear or cut them, by labels."""
@@ -55,7 +66,7 @@ def _descend(
         if not sources or node is softmax:
             continue
         if kind(node) is Kind.MATMUL:
-            site, why = _contraction(node, keys, softmax, axes, asked)
+            site, why = _contraction(node, keys, softmax, axes, mixed)
             if site is not None:
                 found.append(site)
             reason = why or reason
@@ -93,7 +104,7 @@ def _contraction(
     keys: dict[fx.Node, int | Tensor],
     softmax: fx.Node,
     axes: dict[fx.Node, Axes],
-    asked: set[Atom],
+    mixed: set[Atom],
 ) -> tuple[Site | None, str]:
     left, right = node.args[:2]
     if left in keys and right in keys:
@@ -104,8 +115,6 @@ def _contraction(
     if rank < 2 or val(values).dim() < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
-    for atom in asked & set(key_axis) & set(axes[attention][over]):
-        atom.position = True  # what learned queries (the rows of a linear map) found is asked again
     if key_axis and all(atom.kind == "feature" for atom in key_axis):
         return None, "its keys are channels, not tokens"
     batches = axes[attention][:-2]
@@ -122,7 +131,9 @@ def _contraction(
             atom.group.root().kind = "token"
         for atom in axis if plain else ():
             atom.position = True  # folded together with tokens
-    asked.update(queries)
+    for atom in queries:
+        if atom.kind == "feature" and atom not in mixed:
+            atom.position = True  # a linear map whose rows are learned queries
     return Site(node, attention, values, softmax, transposed), ""
 
 
