@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 import torch
 
-from tests.rollup.hand import SAMPLES, agree, compare, explained, eye, matrices, normal
-from tests.rollup.structures import TOKENS, WIDTH, Block, Stack
+from tests.rollup.hand import SAMPLES, agree, compare, explained, eye, normal
+from tests.rollup.structures import HEADS, TOKENS, WIDTH, Block, Stack
 from tests.rollup.test_structures import READ
 
 ONE = eye(TOKENS).double()
@@ -61,13 +61,19 @@ def test_there_are_as_many_trees_as_there_should_be():
     ids="+".join,
 )
 def test_the_order_of_three_terms_makes_no_difference(names):
-    """I + Σ M, with the identity from x, or once from the shortcut and the MLP together."""
+    """I + M, with the identity from x, or once from the shortcut and the MLP together. Two
+    attentions that read one x are one attention with the heads of both, however its norm is scaled
+    for each: M is the mean over all of them."""
     x = normal(SAMPLES, TOKENS, 3)
     for tree in trees(names):
         e = explained(Stack(Block(summed(tree))), x)
-        order = matrices(e)
-        assert len(order) == sum("attention" in n or "second" in n for n in names)
-        compare(e, lambda *m: ONE + sum(m), READ)
+        compare(e, lambda m: ONE + m, READ, heads=all_heads(e))
+        assert e.blocks[0].gradient[0].numel() == (1 + ("second" in names)) * HEADS * TOKENS**2
+
+
+def all_heads(e):
+    """The axes of each site's maps that are neither samples nor queries and keys."""
+    return [tuple(range(1, b.gradient.dim() - 2)) for b in e.blocks]
 
 
 def test_the_order_of_four_terms_makes_no_difference():
@@ -77,7 +83,7 @@ def test_the_order_of_four_terms_makes_no_difference():
     for tree in trees(["shortcut", "attention", "mlp", "second"])[::3]:
         block.join = summed(tree)
         e = explained(model, x)
-        compare(e, lambda m1, m2: ONE + m1 + m2, READ)
+        compare(e, lambda m: ONE + m, READ, heads=all_heads(e))
         found.append(e.scores)
     for other in found[1:]:
         agree(other, found[0])

@@ -8,6 +8,8 @@ for the others; then the row of C = Ā(1)···Ā(B) that the head reads. ∇A a
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import relprop
 from tests.rollup import structures as s
@@ -60,10 +62,6 @@ ONE_SITE = {
 }
 OTHER = {
     "two attentions summed": (
-        lambda b, x: x + b.attention(x) + b.second(x),
-        lambda i, m: i + m[0] + m[1],
-    ),
-    "two attentions summed first": (
         lambda b, x: x + (b.attention(x) + b.second(b.norm1(x))),
         lambda i, m: i + m[0] + m[1],
     ),
@@ -168,6 +166,46 @@ def test_two_blocks_of_every_structure(name):
     count = len(e.blocks) // 2
     c = check(e, lambda i, m: by_hand(i, m[count:]) @ by_hand(i, m[:count]), READ)
     agree(e.matrix, c)
+
+
+class Both(nn.Module):
+    """Two attentions of one input as one: their projections side by side, the heads of both."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.q, self.k, self.v = (
+            self.beside([getattr(p, name) for p in parts]) for name in ("q", "k", "v")
+        )
+        self.out = nn.Linear(2 * s.WIDTH, s.WIDTH)
+        self.out.weight = nn.Parameter(torch.cat([p.out.weight for p in parts], 1))
+        self.out.bias = nn.Parameter(parts[0].out.bias + parts[1].out.bias)
+
+    @staticmethod
+    def beside(layers):
+        made = nn.Linear(s.WIDTH, 2 * s.WIDTH)
+        for name in ("weight", "bias"):
+            setattr(made, name, nn.Parameter(torch.cat([getattr(m, name) for m in layers])))
+        return made
+
+    def forward(self, x):
+        q, k, v = (s.split(m(x), 2 * s.HEADS) for m in (self.q, self.k, self.v))
+        return self.out(s.merged(F.scaled_dot_product_attention(q, k, v)))
+
+
+@pytest.mark.parametrize("beside", [lambda b, x: 0, lambda b, x: b.mlp(x) + b.gate(x)])
+def test_two_attentions_of_one_input_are_one_with_the_heads_of_both(beside):
+    """Whatever else stands in the sum."""
+    apart = Stack(Block(lambda b, x: x + b.attention(x) + beside(b, x) + b.second(x))).double()
+    one = Block(lambda b, x: x + b.both(x) + beside(b, x))
+    whole = Stack(one)
+    whole.load_state_dict(apart.state_dict())
+    one.both = Both(apart.blocks[0].attention, apart.blocks[0].second)
+    x = inputs()
+    a, b = explained(whole, x), explained(apart, x)
+    assert len(a.blocks) == len(b.blocks) == 1
+    agree(a.matrix, check(a, lambda i, m: i + m[0], READ))
+    agree(b.matrix, a.matrix)
+    agree(b.scores, a.scores)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

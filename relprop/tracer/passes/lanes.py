@@ -9,6 +9,9 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
@@ -64,29 +67,41 @@ def merge_projections(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_top(node):
             continue
-        terms = terms_of(node)
-        parts = [
-            n for sign, n in terms if sign > 0 and is_call(n, aten.linear) and len(n.users) == 1
-        ]
-        if len(parts) < 2:
-            continue
-        xs = [p.args[0] for p in parts]
-        joined = emit(node, aten.cat.default, xs, rank(xs[0]) - 1)
-        merged = _merged(joined)
-        if merged is None:
-            graph.erase_node(joined)
-            continue
-        swap(
-            node,
-            added(
-                node,
-                [
-                    *((s, n) for s, n in terms if n not in parts),
-                    (1, joined_linear(node, merged, parts)),
-                ],
-            ),
-        )
+        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
+        for sign, n in terms:
+            if sign > 0 and is_call(n, aten.linear) and len(n.users) == 1:
+                groups[_made_by(n)].append(n)
+        joined = [made for parts in groups.values() if (made := _projected(node, parts))]
+        if joined:
+            gone = {n for _, parts in joined for n in parts}
+            rest = [(sign, n) for sign, n in terms if n not in gone]
+            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
     graph.eliminate_dead_code()
+
+
+def _made_by(node: fx.Node) -> tuple[Any, ...]:
+    """How what a layer reads is made, down to the first call that is worth merging: other lanes
+    than a sum's other terms (an MLP, a shortcut) are made otherwise."""
+    way: list[Any] = []
+    while not way or kind(node) not in WORTH:
+        node = node.args[0]  # type: ignore[assignment]
+        way.append((node.op, kind(node)))
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            break
+    return tuple(way)
+
+
+def _projected(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The sum of some layers as one layer of their lanes side by side, and the layers."""
+    if len(parts) < 2:
+        return None
+    xs = [p.args[0] for p in parts]
+    beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
+    merged = _merged(beside)
+    if merged is None:
+        at.graph.erase_node(beside)
+        return None
+    return joined_linear(at, merged, parts), parts
 
 
 def fold_rows(graph: fx.Graph) -> None:
