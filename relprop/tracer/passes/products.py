@@ -398,7 +398,7 @@ def scale_stored(graph: fx.Graph) -> None:
 
 
 def _is_of_whole_numbers(layer: Any) -> bool:
-    """Whether a node is a linear map whose floating matrix is another spelling of an integer one."""
+    """Whether a node is a linear map whose matrix is an integer one, cast."""
     if not is_call(layer, aten.linear) or is_live(layer.args[1]):
         return False
     weight: Any = layer.args[1]
