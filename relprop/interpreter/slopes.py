@@ -20,6 +20,7 @@ from relprop.tracer.judge import difference, tolerance
 from relprop.tracer.kernels import batch_norm
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.shadow import beside_others
 from relprop.tracer.surroundings import as_python, undisturbed
 
 #: Gradients round more than outputs do: how many times as far they may be from autograd's.
@@ -57,7 +58,7 @@ def slopes(
     program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
 ) -> Slopes:
     """Compare the gradients of a fixed random mixture of the output ``nodes``."""
-    program = replace(program, dtype=None)
+    program, model = replace(program, dtype=None), beside_others(model)
     nodes = [n for n in nodes if is_floating(n)]
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")

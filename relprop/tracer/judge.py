@@ -3,6 +3,7 @@ computed for the same samples."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.errors import InputError
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.capture import run_eager
 from relprop.tracer.chance import Replayed
 from relprop.tracer.editing import val
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.shadow import beside_others
 from relprop.tracer.surroundings import as_python, undisturbed
 
 #: How far a program may be from its model, of an output's largest value: by the coarsest type that
@@ -73,8 +76,16 @@ def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
 
 def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()) -> list[Tensor]:
     """The tensors that the model itself returns, in eval mode, without gradients; what running it
-    changes is taken back. ``draws``: the numbers that it draws from nothing but a shape."""
+    changes is taken back, or seen by nobody (other threads may call the model meanwhile).
+    ``draws``: the numbers that it draws from nothing but a shape."""
+    run = beside_others(model)
+    if run is not model:
+        with contextlib.suppress(InputError):  # a model that no shadow runs for
+            return _outputs(run, inputs, draws)
+    return _outputs(model, inputs, draws)
 
+
+def _outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]) -> list[Tensor]:
     def call(*tensors: Tensor) -> list[Tensor]:
         args, kwargs = inputs.rebuild(tensors)
         return flatten_output(model(*args, **kwargs))[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import threading
 import types
 import weakref
 from collections import deque
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.tracer.leftovers import CONTAINERS, PLAIN, WIDTH
+from relprop.tracer.surroundings import UNSHADOWED
 
 DEPTH = 6  # how far from a module; what lies deeper is shared
 
@@ -31,6 +33,13 @@ def shadow_of(model: nn.Module) -> nn.Module:
     leaves behind is not seen in ``model``."""
     shadow: nn.Module = _Shadow(model).of(model, DEPTH)
     return shadow
+
+
+def beside_others(model: nn.Module) -> nn.Module:
+    """What may run while other threads call ``model``: its shadow if there are any, else, or where
+    it has none, the model itself."""
+    alone = threading.active_count() == 1 or model in UNSHADOWED
+    return model if alone else shadow_of(model)
 
 
 class _Shadow:
