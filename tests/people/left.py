@@ -32,19 +32,9 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "the twin's zeroed values overflow",
     ),
     (
-        "perceiver",
-        "attcat attention_norm value_zeroing",
-        "the twin is refused: latents are no tokens of an input",
-    ),
-    (
         "vit_in_loops",
         "transformer_attribution lrp",
         "sums of heads and tokens in loops are not joined",
-    ),
-    (
-        "set_transformer_inducing",
-        "attcat value_zeroing",
-        "the twin is refused: inducing points are no tokens of an input",
     ),
     (
         "moe_dispatched",
@@ -70,11 +60,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "x_talking_heads",
         "attcat",
         "the twin's relevance overflows",
-    ),
-    (
-        "set_transformer",
-        "value_zeroing",
-        "the twin is refused: seeds are no tokens of an input",
     ),
     (
         "moe_listed",
