@@ -315,7 +315,7 @@ WITHOUT_ATTENTION = {
     ),
     "GRU": (lambda: recurrent(nn.GRU), {"input_0": 7}),
     "RNN": (lambda: recurrent(nn.RNN), {"input_0": 7}),
-    "choices": (lambda: (Choices(), torch.randint(0, VOCABULARY, (2, 3, 7))), {"input_0": 21}),
+    "choices": (lambda: (Choices(), torch.randint(0, VOCABULARY, (2, 3, 7))), {"input_0": (3, 7)}),
 }
 WITH_ATTENTION = {
     "BERT, padded": (bert, {"input_ids": 7}),

@@ -18,7 +18,7 @@ OUTSIDE = [p for p in sorted(PACKAGE.rglob("*.py")) if "operations" not in p.par
 #: Lines for what a graph of Python calls may hold.
 ELSEWHERE: set[str] = set()
 #: What PyTorch calls pointwise and is more than that, or less.
-MORE = {Kind.FACTORY, Kind.RANDOM, Kind.WRITE, Kind.COMPLEX, Kind.COUNT}
+MORE = {Kind.FACTORY, Kind.RANDOM, Kind.WRITE, Kind.COMPLEX, Kind.COUNT, Kind.READ}
 
 
 def overloads():

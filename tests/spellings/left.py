@@ -8,7 +8,6 @@ LEFT: dict[str, str] = {
     "choices-experts-all_stacked_and_gathered-experts": EXPERTS,
     "transforms-experts-experts_by_vmap-experts": EXPERTS,
     "masks-normalise-numbers_times_mask-causal": "numbers times a mask, divided by their sum",
-    "maps-weigh-normalize-renormalised": "squares over their sum, by a unit vector",
     "norms-norm-affine_by_a_grouped_convolution-plain": "a scale as a grouped convolution",
     "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
     "projections-project-conv_transpose1d-plain": "a linear map as a transposed convolution",
