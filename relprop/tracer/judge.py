@@ -148,17 +148,14 @@ def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
         pairs = zip(eager.shape, sample, strict=True)
         along = [d for d, (whole, one) in enumerate(pairs) if whole != one]
         if all(eager.shape[d] == batch * sample[d] for d in {0, *along}):
-            return torch.stack([_part(eager, sample, {0, *along}, i) for i in range(batch)])
+            rows = eager.unflatten(0, (batch, sample[0]))
+            for d in set(along) - {0}:
+                pairs = rows.unflatten(d + 1, (batch, sample[d]))
+                rows = pairs.diagonal(0, 0, d + 1).movedim(-1, 0)
+            return rows
     if eager.shape == (batch, *sample):
         return eager
     return eager.expand(batch, *sample) if eager.shape == sample else None
-
-
-def _part(eager: Tensor, sample: torch.Size, along: Collection[int], i: int) -> Tensor:
-    """What lies at the i-th sample's place on each of the axes ``along``."""
-    for d in along:
-        eager = eager.narrow(d, i * sample[d], sample[d])
-    return eager
 
 
 def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
