@@ -74,13 +74,15 @@ class Flow:
     def between(self, above: fx.Node | None, below: fx.Node) -> list[fx.Node]:
         """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below``
         (inclusive)."""
-        return [
-            n
-            for n in self.nodes
-            if n is not above
-            and self.reaches(n, below)
-            and (above is None or self.reaches(above, n))
-        ]
+        found, left = {below}, [below]
+        while left:
+            for node in self.inputs[left.pop()]:
+                on_way = above is None or self.reaches(above, node)
+                if on_way and node is not above and node not in found:
+                    found.add(node)
+                    left.append(node)
+        on_way = below is not above and (above is None or self.reaches(above, below))
+        return sorted(found, key=self.index.__getitem__) if on_way else []
 
     def reached_by(self, above: fx.Node, below: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
         """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes``

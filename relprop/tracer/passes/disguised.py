@@ -30,14 +30,8 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions import known_function
-from relprop.tracer.passes.parts import (
-    MOST_NODES,
-    Part,
-    Trial,
-    raise_parts,
-    slope_of,
-)
-from relprop.tracer.passes.region import INSIDE, equal_functions, flow_of, same
+from relprop.tracer.passes.parts import MOST_NODES, Part, Recogniser, raise_parts, slope_of
+from relprop.tracer.passes.region import INSIDE, flow_of, same
 
 LEVELS = 12  # how many bottlenecks above a node are tried
 #: What makes more of a tensor than a linear map of it.
@@ -52,7 +46,7 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     """Functions of one tensor: norms, softmax, activations, means."""
     flow = flow_of(graph)
 
-    def tried(output: fx.Node) -> Iterator[tuple[Part, Trial]]:
+    def tried(output: fx.Node) -> Iterator[tuple[Part, Recogniser]]:
         parts = list(_parts_of_one(flow, output, constants))
         yield from ((p, _norm) for p in reversed(parts) if _may_be_norm(p))
         yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
@@ -144,15 +138,15 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
             if c is None:
                 continue
             op = aten.log_softmax.int if logarithm else aten.softmax.int
-            if not logarithm and _guards(part) and not part(x.fill_(-torch.inf)).isnan().any():
-                op = aten._safe_softmax.default
+            if not logarithm and _guards(part):
+                nothing = part(torch.full_like(x, -torch.inf))
+                op = op if nothing.isnan().any() else aten._safe_softmax.default
             masked = bool(hidden.any())
 
             def canon(t: Tensor, c: float = c, hidden: Tensor = hidden, op: Any = op) -> Tensor:
                 return op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
 
-            given = [part.draw(0)[0], part.draw(1, 5.0)[0], part.draw(2, 1e-2)[0]]
-            if not equal_functions(part, canon, given, 1e-10):
+            if not part.agrees(canon):
                 continue
             scores = source if c == 1 else emit(at, aten.mul.Tensor, source, c)
             if masked:
@@ -165,31 +159,34 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
 def _norm(part: Part) -> fx.Node | None:
     """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
     at, (x,) = part.output, part.draw(0)
-    width, given = x.shape[-1], [x, part.draw(1, 5.0)[0], part.draw(2, 1e-2)[0]]
-    if width < 2 or part(x).shape != x.shape or same(part(2 * x), 2 * part(x), 1e-6):
+    width, y = x.shape[-1], part(x)
+    if width < 2 or y.shape != x.shape or same(part(2 * x), 2 * y, 1e-6):
         return None
     for centred in (True, False):
         c = x - x.mean(-1, keepdim=True) if centred else x
-        size = c.square().sum(-1, keepdim=True)
-        along = (part(x) * c).sum(-1, keepdim=True) / size
-        if not bool((along > 0).all()) or not same(along * c, part(x), 1e-8):
+        along = (y * c).sum(-1, keepdim=True) / c.square().sum(-1, keepdim=True)
+        if not bool((along > 0).all()) or not same(along * c, y, 1e-8):
             continue
-        small = 1e-4 * x
-        c = small - small.mean(-1, keepdim=True) if centred else small
-        mean = c.square().mean(-1, keepdim=True)
-        scale = (part(small) * c).sum(-1, keepdim=True) / (width * mean)
-        eps = float((scale**-2 - mean).median())
+        eps = _epsilon(part, 1e-4 * x, centred)
         for near in (0.0, float(f"{eps:.1e}"), float(f"{eps:.3e}"), eps):
 
             def usual(t: Tensor, eps: float = near, centred: bool = centred) -> Tensor:
                 c = t - t.mean(-1, keepdim=True) if centred else t
                 return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
 
-            if near >= 0 and equal_functions(part, usual, [*given, small], 1e-9):
+            if near >= 0 and part.agrees(usual, (1.0, 5.0, 1e-2, 1e-4), 1e-9):
                 if centred:
                     return emit(at, aten.layer_norm.default, part.source, [width], None, None, near)
                 return emit(at, aten.rms_norm.default, part.source, [width], None, near)
     return None
+
+
+def _epsilon(part: Part, small: Tensor, centred: bool) -> float:
+    """ε, of which small numbers tell most."""
+    c = small - small.mean(-1, keepdim=True) if centred else small
+    mean = c.square().mean(-1, keepdim=True)
+    scale = (part(small) * c).sum(-1, keepdim=True) / (small.shape[-1] * mean)
+    return float((scale**-2 - mean).median())
 
 
 def _guards(part: Part) -> bool:
@@ -200,18 +197,16 @@ def _guards(part: Part) -> bool:
 def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     """The mean or the sum along axes, or one position of an axis."""
     at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
-    (other,) = part.draw(1, 3.0)
-    ways: list[tuple[Any, Any]] = [(aten.mean.dim, list(axes)), (aten.sum.dim_IntList, list(axes))]
-    for op, dims in ways:
-        if equal_functions(part, lambda t: op(t, dims).reshape(shape), [x, other]):  # noqa: B023
+    for op in (aten.mean.dim, aten.sum.dim_IntList):
+        if part.agrees(lambda t: op(t, list(axes)).reshape(shape)):  # noqa: B023
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
                 return None
-            return reshaped(at, emit(at, op, part.source, dims), shape)
+            return reshaped(at, emit(at, op, part.source, list(axes)), shape)
     if len(axes) == 1:
         rows = x.movedim(axes[0], 0).flatten(1)
         near = (rows - y.reshape(1, -1)).abs().amax(1)
         i = int(near.argmin())
-        if equal_functions(part, lambda t: t.select(axes[0], i).reshape(shape), [x, other]):
+        if part.agrees(lambda t: t.select(axes[0], i).reshape(shape)):
             return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
     return None
 

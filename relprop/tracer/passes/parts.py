@@ -12,14 +12,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    aten,
-    emit,
-    is_float,
-    shape_of,
-    swap,
-    val,
-)
+from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
+from relprop.tracer.passes.region import equal_functions, same
 
 MOST_NODES = 400  # in one trial
 MOST_NUMBERS = 1 << 23  # in all tensors of one trial
@@ -59,6 +53,23 @@ class Part:
         shapes = [shape_of(s) for s in self.sources]
         return tuple(scale * _randn(shape, generator) for shape in shapes)
 
+    def agrees(
+        self,
+        other: Callable[..., Tensor],
+        scales: Sequence[float] = (1.0, 5.0, 1e-2),
+        tolerance: float = 1e-10,
+        far: float = 100.0,
+    ) -> bool:
+        """Whether another function has the same values and the same derivatives, at numbers of
+        several ``scales``; and ``far`` from 0, if there it gives numbers at all, the same values
+        (there a clamp shows)."""
+        given = [self.draw(seed, scale) for seed, scale in enumerate(scales)]
+        if not equal_functions(self, other, given, tolerance):
+            return False
+        away = self.draw(len(scales), far)
+        found = self(*away)
+        return not bool(found.isfinite().all()) or same(found, other(*away), tolerance)
+
     @property
     def is_small(self) -> bool:
         """Whether a trial costs little."""
@@ -88,18 +99,18 @@ def _plain(part: Any) -> Any:
     return part
 
 
-Trial = Callable[[Part], "fx.Node | None"]
+Recogniser = Callable[[Part], "fx.Node | None"]
 
 
 def raise_parts(nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[Any]]) -> None:
-    """For every output, from the last: what the first trial of a part that succeeds puts there."""
+    """For every output, from the last: what the first recogniser that succeeds puts there."""
     done: set[fx.Node] = set()
     for output in reversed(nodes):
         if output in done or not is_float(output) or not output.users:
             continue
-        for part, trial in tried(output):
+        for part, recognise in tried(output):
             try:
-                new = trial(part)
+                new = recognise(part)
             except (RuntimeError, TypeError, ValueError, IndexError):
                 continue
             if new is not None:

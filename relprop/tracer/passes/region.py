@@ -8,7 +8,7 @@ and not of how it is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,17 +280,22 @@ def same(a: Any, b: Any, tolerance: float = 1e-11) -> bool:
     return gap <= tolerance * finite if math.isfinite(gap) else False
 
 
-def equal_functions(one: Any, other: Any, given: list[Tensor], tolerance: float = 1e-11) -> bool:
-    """Whether two functions have the same values, and the same derivatives, at some tensors."""
+def equal_functions(
+    one: Any, other: Any, given: Sequence[Tensor | tuple[Tensor, ...]], tolerance: float = 1e-11
+) -> bool:
+    """Whether two functions have the same values, and the same derivatives, at some tensors (a
+    tuple: at several arguments)."""
     for x in given:
+        at = x if isinstance(x, tuple) else (x,)
         try:
-            a, pull_a = torch.func.vjp(one, x)
-            b, pull_b = torch.func.vjp(other, x)
+            a, pull_a = torch.func.vjp(one, *at)
+            b, pull_b = torch.func.vjp(other, *at)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         if not same(a, b, tolerance):
             return False
         weights = torch.linspace(0.5, 1.5, a.numel(), dtype=a.dtype).reshape(a.shape)
-        if not same(pull_a(weights)[0], pull_b(weights)[0], 1e-8):
+        pairs = zip(pull_a(weights), pull_b(weights), strict=True)
+        if not all(same(s, t, 1e-8) for s, t in pairs):
             return False
     return True

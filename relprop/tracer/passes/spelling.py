@@ -22,6 +22,8 @@ from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
+    is_float,
+    is_live,
     is_tensor,
     rank,
     reshaped,
@@ -392,6 +394,21 @@ def _native_norm(node: fx.Node) -> None:
             swap(user, emit(user, aten.batch_norm.default, x, *given, *rest))
 
 
+def _number(node: fx.Node) -> None:
+    """A number that Python reads from a tensor, where an operator would take the tensor as well."""
+    source = node.args[0]
+    if not is_float(source):
+        return
+    for user in list(node.users):
+        if not isinstance(user.target, torch._ops.OpOverload):
+            continue
+        tensors = [a.name for a in user.target._schema.arguments if "Tensor" in str(a.type)]
+        if any(argument(user, name) is node for name in tensors):
+            held = reshaped(user, source, [])
+            held = emit(user, aten.detach.default, held) if is_live(held) else held
+            user.replace_input_with(node, held)
+
+
 BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     **VIEWS,
     Kind.IDENTITY: _same,
@@ -413,6 +430,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.rsub: _rsub,
     **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), _fused_product),
     aten.addr: _addr,
+    aten.item: _number,
     aten.addcmul: _addc,
     aten.addcdiv: _addc,
     aten.lerp: _lerp,
