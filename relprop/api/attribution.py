@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.api.naming import names_of
-from relprop.api.run import Draft, Request, Run, described, facts_of, relevance_of
+from relprop.api.run import Draft, Request, Run, described, facts_of, reached_inputs, relevance_of
 from relprop.api.session import Session
 from relprop.errors import OptionError, RelpropError, TargetError, message
 from relprop.explanation import Explanation, TokenScores
@@ -36,7 +36,7 @@ def draft_attribution(session: Session, targets: list[Any], request: Request) ->
             f"method {request.method.name!r} has 'input' to keep"
         )
     starts = tuple(n for n in possible_starts(program, targets) if n in session.flow.members)
-    reached = _reached(session, starts)
+    reached = reached_inputs(session, starts)
     if unread := [name for name in session.chosen if name not in reached]:
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves = tuple(reached.values())
@@ -62,7 +62,7 @@ def attribute_start(
     rolled up, so ``row`` is ``scores`` and ``identity`` 0.
     """
     session, method = run.session, run.request.method
-    leaves = _reached(session, tuple(start.field) or run.program.output_nodes)
+    leaves = reached_inputs(session, tuple(start.field) or run.program.output_nodes)
     with torch.no_grad():
         walk, ledger = relevance_of(run, start)
     at = InputValues(
@@ -111,27 +111,12 @@ def attributed_scalar(
     """The target's label per sample, and y_t of every sample as a function of what is at ``leaf``.
     Raises ``TargetError`` if it does not depend on it."""
     start = run.start(target)
-    if leaf not in _reached(run.session, tuple(start.field) or run.program.output_nodes).values():
+    if (
+        leaf
+        not in reached_inputs(run.session, tuple(start.field) or run.program.output_nodes).values()
+    ):
         raise TargetError("the target does not depend on the input that is to move")
     return start.label, output_from(run, target, start, (leaf,))
-
-
-def _reached(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node]:
-    """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
-    Raises ``TargetError`` if there is none."""
-    flow, leaves = session.flow, session.program.leaves
-    found = {
-        n: leaf
-        for n, leaf in leaves.items()
-        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
-    }
-    if not found:
-        named = (
-            ", ".join(map(repr, leaves))
-            or "none: no input is floating, and none feeds an embedding"
-        )
-        raise TargetError(f"the target depends on no explained input (they are {named})")
-    return found
 
 
 def tidied(value: Tensor, leaf: fx.Node) -> Tensor:

@@ -19,6 +19,7 @@ from relprop.errors import (
     NoAttentionError,
     OptionError,
     RollUpError,
+    TargetError,
     message,
     warn,
 )
@@ -312,8 +313,37 @@ def _sites(session: Session, starts: tuple[fx.Node, ...]) -> tuple[Site, ...]:
         if s.contraction in flow.members
         and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
     )
+    if not sites:
+        reached_inputs(session, starts)
     _need_sites(session, sites)
     return sites
+
+
+def reached_inputs(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, fx.Node]:
+    """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
+    Raises ``TargetError`` if there is none."""
+    flow, program = session.flow, session.program
+    found = {
+        n: leaf
+        for n, leaf in program.leaves.items()
+        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
+    }
+    if found:
+        return found
+    named = ", ".join(map(repr, program.leaves)) or "there is none"
+    read = f"the model takes values of its inputs into Python ({', '.join(program.decisions[:3])})"
+    raise TargetError(
+        message(
+            f"the target depends on no explained input ({named})",
+            then=[
+                *(f"{n!r} is a constant: it {why}" for n, why in program.constant_inputs.items()),
+                *(
+                    [f"{read}, and what is computed of them there is a constant"]
+                    * program.input_specialised
+                ),
+            ],
+        )
+    )
 
 
 def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:

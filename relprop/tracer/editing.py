@@ -39,7 +39,8 @@ def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
     node.meta["place"] = like.meta["place"]
     node.meta["live"] = any(is_live(n) for n in node.all_input_nodes)
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
-    node.meta["val"] = op(*tree_map(val, args), **tree_map(val, on_meta))
+    made = op(*tree_map(val, args), **tree_map(val, on_meta))
+    node.meta["val"] = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
     return node
 
 

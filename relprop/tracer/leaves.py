@@ -36,7 +36,12 @@ def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, s
         if val(node).is_floating_point():
             leaves[name] = node
         elif (embedding := _embedding_of(node)) is not None:
-            leaves[name] = embedding
+            moved = [n for n in same_ids(node) if kind(n) in OUT_OF_ORDER and _leads(n, embedding)]
+            if moved:
+                op = f"{moved[0].target} at {moved[0].meta['place']}"
+                cannot[name] = f"is looked up out of order, in a way that is not followed ({op})"
+            else:
+                leaves[name] = embedding
         else:
             kinds = str(val(node).dtype).removeprefix("torch.")
             cannot[name] = f"holds {kinds} numbers that feed no embedding"
@@ -78,29 +83,46 @@ BESIDE = ELEMENTWISE | {Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Ki
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:
-    """The first embedding whose indices are ``ids``: moved, joined with others, clamped, shifted or
-    cast, but never compared or counted (positions are)."""
-    if val(ids).dtype is torch.bool:
-        return None
+    """The first embedding whose indices are ``ids``."""
+    seen = same_ids(ids)
+    found = (n for n in ids.graph.nodes if kind(n) is Kind.EMBEDDING and n.args[1] in seen)
+    return next(found, None)
+
+
+def same_ids(ids: fx.Node) -> set[fx.Node]:
+    """What is ``ids``: moved, joined with others, clamped, shifted or cast, but never compared or
+    counted (positions are)."""
     seen = {ids}
+    if val(ids).dtype is torch.bool:
+        return seen
     for node in ids.graph.nodes:
-        if kind(node) is Kind.EMBEDDING and node.args[1] in seen:
-            return node
-        whole = (
-            isinstance(val(node), Tensor)
-            and not val(node).is_floating_point()
-            and val(node).dtype is not torch.bool
-        )
         if (
             node.op == "call_function"
-            and whole
             and kind(node) in SAME_IDS
+            and isinstance(val(node), Tensor)
+            and not val(node).is_floating_point()
+            and val(node).dtype is not torch.bool
             and any(i in seen for i in tensor_inputs(node))
         ):
             seen.add(node)
-    return None
+    return seen
 
 
+def _leads(ids: fx.Node, embedding: fx.Node) -> bool:
+    """Whether these are the numbers, or made into the numbers, that are looked up."""
+    left, seen = [embedding.args[1]], set()
+    while left:
+        node = left.pop()
+        if node is ids:
+            return True
+        if isinstance(node, fx.Node) and node not in seen:
+            seen.add(node)
+            left += tensor_inputs(node)
+    return False
+
+
+#: What the passes leave of ids that change places.
+OUT_OF_ORDER = frozenset({Kind.SHIFT, Kind.GATHER, Kind.INDEX, Kind.SHUFFLE})
 #: What ids may pass and still be ids: comparisons and counts (of positions) make something else.
 SAME_IDS = (ELEMENTWISE - {Kind.TEST}) | MOVES | {Kind.PAD, Kind.FILL}
 

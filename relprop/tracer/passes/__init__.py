@@ -24,6 +24,7 @@ from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
+from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, scale_stored
 from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
@@ -67,6 +68,7 @@ def canonicalise(
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
+    look_up_as_given(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     drop_constant_inputs(graph, Constants(given, device))

@@ -91,7 +91,32 @@ spell(
     ),
     table_and_a_row_more=lambda ids, w: F.embedding(ids, F.pad(w, (0, 0, 0, 1))),
     written_by_index=lambda ids, w: _written(ids, w),
+    # Ids in another order, and their rows back in place.
+    reversed_twice=lambda ids, w: w[ids.flip(1)].flip(1),
+    reversed_and_clamped=lambda ids, w: F.embedding(ids.flip(-1).clamp(min=0), w).flip(1),
+    rolled=lambda ids, w: F.embedding(ids.roll(2, 1), w).roll(-2, 1),
+    in_another_order=lambda ids, w: _ordered(ids, w, torch.arange(ids.shape[1]) * 3),
+    halves_exchanged=lambda ids, w: torch.cat(
+        w[torch.cat([ids[:, 2:], ids[:, :2]], 1)].split([ids.shape[1] - 2, 2], 1)[::-1], 1
+    ),
+    ordered_by_argsort=lambda ids, w: w[ids.gather(1, ids.argsort(1))].take_along_dim(
+        ids.argsort(1).argsort(1)[..., None], 1
+    ),
+    ordered_by_topk=lambda ids, w: _by_topk(ids, w),
+    one_more_in_front=lambda ids, w: w[torch.cat([ids.new_ones(len(ids), 1), ids], 1)][:, 1:],
+    padded_behind=lambda ids, w: w[F.pad(ids, (0, 3))][:, :-3],
 )
+
+
+def _ordered(ids, w, steps):
+    order = steps % ids.shape[1] if ids.shape[1] % 3 else steps.flip(0) // 3
+    return w[ids[:, order]][:, order.argsort()]
+
+
+def _by_topk(ids, w):
+    found = ids.topk(ids.shape[1], 1)
+    places = found.indices.argsort(1)
+    return w[found.values].gather(1, places[..., None].expand(-1, -1, w.shape[1]))
 
 
 def _written(ids, w):
@@ -104,6 +129,7 @@ def _written(ids, w):
 spell(
     "embed",
     PADDED,
+    reversed_twice=lambda ids, w: w[ids.flip(1)].flip(1),
     index=lambda ids, w: w[ids],
     with_padding=lambda ids, w: F.embedding(ids, w, padding_idx=0),
     one_hot_matmul=lambda ids, w: _hot(ids, w) @ w,

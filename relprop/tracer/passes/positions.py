@@ -1,0 +1,206 @@
+"""Ids are looked up as they are given: what moves them before the lookup moves the rows behind it.
+
+An explanation of ids starts at their embedding, and its scores are those of the ids' positions. So
+the rows of ``W[ids.flip(1)]`` are those of ``W[ids]``, flipped; in ``W[cat([start, ids[:, :-1]])]``
+a row of ``start`` stands before those of the ids; and of ``W[ids.sort(1).values]`` each row is that
+of the id that the sorting puts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_float,
+    is_live,
+    is_tensor,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.leaves import same_ids
+from relprop.tracer.passes.parts import Part
+
+FIRST = 1 << 40  # the number that stands for the first position: no id is as large
+
+
+def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
+    """No lookup of ids that were moved."""
+    waiting = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
+    while waiting:
+        node = waiting.pop()
+        given = graph.find_nodes(op="placeholder")
+        if any(node.args[1] in same_ids(p) for p in given if not is_float(p)):
+            lookup = _Lookup(node, constants)
+            if (new := lookup.rewritten()) is not None:
+                swap(node, new)
+                waiting += lookup.made
+    graph.eliminate_dead_code()
+
+
+class _Lookup:
+    """A lookup ``node``; ``made``: those in its place."""
+
+    def __init__(self, node: fx.Node, constants: Constants) -> None:
+        self.node, self.constants = node, constants
+        self.made: list[fx.Node] = []
+        self.functions: list[fx.Node] = []
+        moved: fx.Node = node.args[1]  # type: ignore[assignment]
+        while _is_function(moved):
+            self.functions.insert(0, moved)
+            (moved,) = moved.all_input_nodes
+        self.moved = moved
+
+    def rows(self, ids: fx.Node) -> fx.Node:
+        """The rows of other ids, by the same functions of them."""
+        for f in self.functions:
+            args, kwargs = fx.node.map_arg((f.args, f.kwargs), lambda _, ids=ids: ids)
+            ids = emit(self.node, f.target, *args, **kwargs)
+        self.made.append(emit(self.node, aten.embedding.default, self.node.args[0], ids))
+        return self.made[-1]
+
+    def rewritten(self) -> fx.Node | None:
+        """The same rows, by a lookup of ids that are moved once less; ``None``: of ids as they
+        are."""
+        moved, what = self.moved, kind(self.moved)
+        if moved.op != "call_function" or not is_live(moved):
+            return None
+        x = moved.args[0]
+        if what is Kind.PERMUTE:
+            return permuted(self.node, self.rows(x), [*moved.args[1], rank(x)])  # type: ignore[arg-type, misc]
+        if what is Kind.GATHER and is_live(x) and is_live(moved.args[2]):
+            return self._gathered(x, *moved.args[1:3])  # type: ignore[arg-type]
+        if what is Kind.INDEX and is_live(x) and any(map(is_live, moved.args[1])):  # type: ignore[arg-type]
+            return emit(self.node, moved.target, self.rows(x), moved.args[1])  # type: ignore[arg-type]
+        nodes, sources = self._moves()
+        if len(sources) == 1 and nodes:
+            return self._along_an_axis(nodes, sources[0])
+        return self._joined() if len(sources) > 1 and what is Kind.JOIN else None
+
+    def _gathered(self, x: fx.Node, dim: int, index: fx.Node) -> fx.Node:
+        rows = self.rows(x)
+        wide = expanded(
+            self.node,
+            reshaped(self.node, index, [*shape_of(index), 1]),
+            [*shape_of(index), shape_of(rows)[-1]],
+        )
+        return emit(self.node, aten.gather.default, rows, dim % rank(x), wide)
+
+    def _joined(self) -> fx.Node | None:
+        if not all(is_tensor(p) for p in self.moved.args[0]):  # type: ignore[union-attr]
+            return None
+        parts = [self.rows(p) for p in self.moved.args[0]]  # type: ignore[union-attr]
+        axis = self.moved.args[1] % rank(self.moved)  # type: ignore[operator]
+        return emit(self.node, aten.cat.default, parts, axis)
+
+    def _moves(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The moves above the ids, in order, and the live tensors that are moved."""
+        moves: set[fx.Node] = set()
+        sources: dict[fx.Node, None] = {}
+        left = [self.moved]
+        while left:
+            node = left.pop()
+            if node in moves or not is_live(node):
+                continue
+            first = node.args[0] if node.args else None
+            others = [i for i in tensor_inputs(node) if i is not first]
+            constant = kind(node) is Kind.JOIN or not any(map(is_live, others))
+            if node.op == "call_function" and constant and kind(node) in MOVES | {Kind.PAD}:
+                moves.add(node)
+                left += tensor_inputs(node)
+            else:
+                sources[node] = None
+        return sorted(moves), list(sources)
+
+    def _along_an_axis(self, nodes: list[fx.Node], x: fx.Node) -> fx.Node | None:
+        """Positions of the second axis change place, or constants come between them."""
+        old, new = shape_of(x), shape_of(self.moved)
+        if len(old) < 2 or len(new) < 2 or old[0] != new[0]:
+            return None
+        found = self._places(nodes, x)
+        if found is None or found == list(range(FIRST, FIRST + old[1])):
+            return None if found is None else self._in_shape(self.rows(x))
+        kept = [FIRST + i in found for i in range(old[1])]
+        if not all(kept):
+            mask = torch.tensor(kept).to(val(x).dtype).reshape(-1, *[1] * (len(old) - 2))
+            x = emit(self.node, aten.mul.Tensor, x, emit(self.node, self._held(mask)))
+        rows, parts = None, []
+        for constant, run in _runs(found):
+            if constant:
+                shape = [old[0], len(run), *old[2:]]
+                ids = torch.tensor(run).reshape(-1, *[1] * (len(old) - 2)).expand(shape)
+                parts.append(self.rows(emit(self.node, self._held(ids.contiguous()))))
+            else:
+                rows = self.rows(x) if rows is None else rows
+                parts.append(self._part(rows, [i - FIRST for i in run]))
+        whole = parts[0] if len(parts) == 1 else emit(self.node, aten.cat.default, parts, 1)
+        return self._in_shape(whole)
+
+    def _in_shape(self, rows: fx.Node) -> fx.Node:
+        return reshaped(self.node, rows, [*shape_of(self.moved), shape_of(rows)[-1]])
+
+    def _part(self, rows: fx.Node, run: list[int]) -> fx.Node:
+        if run == list(range(run[0], run[0] + len(run))):
+            last = run[0] + len(run)
+            return emit(self.node, aten.slice.Tensor, rows, 1, run[0], last, 1)
+        places = emit(self.node, self._held(torch.tensor(run)))
+        return emit(self.node, aten.index.Tensor, rows, [None, places])
+
+    def _held(self, value: Tensor) -> Held:
+        return Held(value.to(self.constants.device))
+
+    def _places(self, nodes: list[fx.Node], x: fx.Node) -> list[int] | None:
+        """For each place of the second axis the position that stands there, from ``FIRST`` on, or
+        the constant; ``None`` where it is not the same for all places beside."""
+        shape = shape_of(x)
+        size = val(x).numel()
+        given = torch.arange(FIRST, FIRST + size).reshape(shape)
+        try:
+            moved = Part((x,), self.moved, tuple(nodes), self.constants)(given)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return None
+        if moved.is_floating_point() or list(moved.shape) != shape_of(self.moved):
+            return None
+        beside = size // (shape[0] * shape[1])
+        if not beside or moved.numel() % (shape[0] * beside):
+            return None
+        rows = moved.reshape(shape[0], -1, beside)
+        lead = torch.arange(shape[0]).reshape(-1, 1, 1) * shape[1] * beside
+        offset = lead + torch.arange(beside)
+        places = torch.where(rows >= FIRST, (rows - FIRST - offset) // beside + FIRST, rows)
+        first = places[:1, :, :1]
+        again = torch.where(first >= FIRST, (first - FIRST) * beside + FIRST + offset, first)
+        return first.flatten().tolist() if torch.equal(again, rows) else None
+
+
+def _runs(places: list[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Places beside each other that hold constants, or positions."""
+    for constant, run in groupby(places, key=lambda i: i < FIRST):
+        yield constant, list(run)
+
+
+def _is_function(node: fx.Node) -> bool:
+    """Whether ids are a function, id by id, of others."""
+    return (
+        node.op == "call_function"
+        and kind(node) in ELEMENTWISE
+        and len(node.all_input_nodes) == 1
+        and len(tensor_inputs(node)) == 1
+        and is_live(node)
+        and shape_of(node) == shape_of(node.all_input_nodes[0])
+        and not val(node.all_input_nodes[0]).is_floating_point()
+    )
