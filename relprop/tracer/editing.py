@@ -71,6 +71,13 @@ def swap(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
+def dims_of(node: fx.Node) -> list[int]:
+    """The axes that a reduction runs over, counted from the first; of none given, all."""
+    dims, wide = argument(node, "dim"), rank(node.args[0])
+    given = [dims] if isinstance(dims, int) else list(dims or range(wide))
+    return [d % wide for d in given]
+
+
 def is_live(node: Any) -> bool:
     """Whether a node depends on an input of the graph; parameters and constants do not."""
     if not isinstance(node, fx.Node):

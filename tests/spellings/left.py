@@ -12,6 +12,5 @@ LEFT: dict[str, str] = {
     "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
     "projections-project-conv_transpose1d-plain": "a linear map as a transposed convolution",
     "residuals-residual-token_by_token-plain": "sums token by token are not joined",
-    "rotations-rotate-halves_of_reordered-pairs": "pairs by halves of reordered features",
     "writes-begin-read_between_writes-start": "a class token that is read between two writes",
 }

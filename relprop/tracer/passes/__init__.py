@@ -24,6 +24,7 @@ from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, merge_lanes, merge_projections
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
+from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, scale_stored
 from relprop.tracer.passes.rotations import join_rotations
@@ -69,12 +70,13 @@ def canonicalise(
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
     look_up_as_given(graph, Constants(given, device))
+    sink_orders(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     drop_constant_inputs(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)
-    join_rotations(graph)
+    join_rotations(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_same(graph)
     merge_lanes(graph)

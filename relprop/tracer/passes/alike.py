@@ -8,14 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import argument, is_call
+from relprop.operations import is_call
 from relprop.operations.vocabulary import Written, WrittenNorm
-from relprop.tracer.editing import (
-    aten,
-    emit,
-    rank,
-    shape_of,
-)
+from relprop.tracer.editing import aten, emit, shape_of
 
 Lanes = tuple[fx.Node, ...]
 
@@ -45,12 +40,6 @@ def family(node: fx.Node) -> Any:
 def operand(nodes: Lanes, i: int) -> Lanes:
     """The i-th argument of every call."""
     return tuple(n.args[i] for n in nodes)  # type: ignore[misc]
-
-
-def dims_of(node: fx.Node) -> set[int]:
-    """The axes that a reduction runs over."""
-    dims, wide = argument(node, "dim"), rank(node.args[0])
-    return {d % wide for d in ([dims] if isinstance(dims, int) else dims or range(wide))}
 
 
 def kept_axis(node: fx.Node, dim: int) -> int | None:

@@ -13,6 +13,7 @@ from relprop.operations import ELEMENTWISE, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     expanded,
     is_live,
@@ -25,7 +26,6 @@ from relprop.tracer.passes.alike import (
     Apart,
     Lanes,
     alike,
-    dims_of,
     operand,
 )
 from relprop.tracer.passes.region import Recipe, Slot, Step

@@ -12,6 +12,7 @@ from relprop.operations import ELEMENTWISE, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     expanded,
     is_live,
@@ -24,7 +25,6 @@ from relprop.tracer.passes.alike import (
     Apart,
     Lanes,
     alike,
-    dims_of,
     kept_axis,
     one_run,
     operand,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -19,6 +20,7 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    val,
 )
 
 
@@ -163,20 +165,43 @@ def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
     if not isinstance(where, Tensor) or where.dtype == torch.bool or not len(where):
         return None
     places = [int(w) % shape_of(x)[dim] for w in where]
-    whole, known = _places(x, dim)  # type: ignore[arg-type]
+    whole, known = positions_joined(x, dim)  # type: ignore[arg-type]
     places = [known[p] for p in places]
     if places != list(range(places[0], places[0] + len(places))):
         return None
     return _run(node, (whole, places[0], places[-1] + 1), dim)
 
 
-def _places(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
+def positions_joined(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
     """The tensor whose pieces ``x`` joins along an axis, and the places that they had in it."""
     parts = list(x.args[0]) if is_call(x, aten.cat) and x.args[1] == dim else []  # type: ignore[arg-type]
     cuts = [p.args for p in parts if is_call(p, aten.slice) and p.args[1] == dim]
     if not parts or len(cuts) < len(parts) or len({c[0] for c in cuts}) > 1:
         return x, list(range(shape_of(x)[dim]))
     return cuts[0][0], [p for c in cuts for p in range(*c[2:5])]
+
+
+def simpler_matrix(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """A product with a constant matrix that has one number in each row → positions picked, and
+    multiplied with these."""
+    if is_call(node, aten.linear):
+        (x, matrix, *bias), axis = node.args, rank(node) - 1
+    else:
+        (matrix, x), bias, axis = node.args, [], rank(node) - 2
+    if not is_live(x) or is_live(matrix) or rank(matrix) != 2 or rank(x) < 2:
+        return None
+    known = constants.value(matrix)  # type: ignore[arg-type]
+    if not isinstance(known, Tensor) or not bool(((known != 0).sum(1) == 1).all()):
+        return None
+    places, scales = (known != 0).int().argmax(1), known[known != 0]
+    made = x
+    if not torch.equal(places, torch.arange(shape_of(x)[axis])):
+        held = emit(node, Held(places.to(constants.device)))
+        made = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
+    if not bool((scales == 1).all()):
+        scales = scales.reshape(-1, *[1] * (rank(node) - 1 - axis)).to(constants.device)
+        made = emit(node, aten.mul.Tensor, made, emit(node, Held(scales.to(val(node).dtype))))
+    return emit(node, aten.add.Tensor, made, *bias) if bias and bias[0] is not None else made  # type: ignore[return-value]
 
 
 def simpler_pad(node: fx.Node) -> fx.Node | None:
@@ -198,12 +223,6 @@ def simpler_cat(node: fx.Node) -> fx.Node | None:
         return emit(node, aten.cat.default, flat, dim)
     joined = _rejoined(node, parts, dim)  # type: ignore[arg-type]
     return joined if joined is not None else _gathered_axis(node, parts, dim)  # type: ignore[arg-type]
-
-
-def rejoined(node: fx.Node) -> fx.Node | None:
-    """What a ``cat`` of pieces of one tensor is: that tensor, a run of it, its axes in another
-    order; ``None`` if it is nothing simpler."""
-    return simpler_cat(node)
 
 
 def _run_of(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, packet
+from relprop.operations import Kind, is_call, kind, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     is_live,
     is_number,
@@ -130,13 +131,10 @@ def simpler_total(node: fx.Node) -> fx.Node | None:
     """The sum, the product or the largest along an axis that tensors were laid along for it → of
     those tensors, unless they may be one tensor's positions, each treated alike (``total_of_parts``
     is told when they are not); along axes of length 1 nothing is reduced."""
-    x, dims = node.args[0], argument(node, "dim")
-    op = _OF_TWO.get(packet(node))
+    x, op = node.args[0], _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not rank(x):
         return None
-    dims = [dims] if isinstance(dims, int) else list(dims or range(rank(x)))
-    dims = [d % rank(x) for d in dims]
-    if all(shape_of(x)[d] == 1 for d in dims):
+    if all(shape_of(x)[d] == 1 for d in dims_of(node)):
         return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
     if is_call(x, aten.cat) and len(x.args[0]) > 2 and _alike(x.args[0]):  # type: ignore[union-attr, arg-type]
         return None
@@ -155,14 +153,12 @@ def _alike(parts: Any) -> bool:
 
 def total_of_parts(node: fx.Node) -> fx.Node | None:
     """A reduction along an axis that tensors were laid along for it → of those tensors."""
-    x, dims = node.args[0], argument(node, "dim")
-    op = _OF_TWO.get(packet(node))
+    x, op = node.args[0], _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not is_call(x, aten.cat):
         return None
-    dims = [dims] if isinstance(dims, int) else list(dims or range(rank(x)))
-    if [d % rank(x) for d in dims] != [x.args[1]]:  # type: ignore[union-attr]
+    dims, parts = dims_of(node), list(x.args[0])  # type: ignore[union-attr, arg-type]
+    if dims != [x.args[1]]:  # type: ignore[union-attr]
         return None
-    dims, parts = [x.args[1]], list(x.args[0])  # type: ignore[union-attr, arg-type]
     if any(shape_of(p)[dims[0]] != 1 for p in parts) or len(parts) > 64:
         return None
     total = reshaped(node, parts[0], shape_of(node))

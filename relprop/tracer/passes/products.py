@@ -18,6 +18,7 @@ from relprop.operations import Kind, argument, is_call, kind, of
 from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     expanded,
     is_float,
@@ -315,14 +316,13 @@ def _of_product(node: Any, summed: list[int]) -> Product | None:
 
 def _of_total(node: fx.Node) -> Product | None:
     """A sum over axes of a product that nobody else reads, where both factors lie along them."""
-    product, dims = node.args[0], argument(node, "dim")
+    product = node.args[0]
     if not is_call(product, aten.mul) or len(product.users) != 1:  # type: ignore[union-attr]
         return None
     a, b = product.args[:2]  # type: ignore[union-attr]
     if a is b or val(node).dtype != val(product).dtype:
         return None
-    dims = [dims] if isinstance(dims, int) else dims or range(rank(product))
-    summed = [d % rank(product) for d in dims]
+    summed = dims_of(node)
     p = _of_product(product, summed)
     if p is None:
         return None

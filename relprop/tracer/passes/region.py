@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
-from relprop.tracer.editing import aten, is_live, rank, shape_of, tensor_inputs, val
+from relprop.tracer.editing import aten, dims_of, is_live, rank, shape_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
@@ -100,10 +100,8 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
 
 def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """A reduction's axes counted from the last one, so that more may stand in front."""
-    dims, wide = argument(node, "dim"), rank(node.args[0])
-    dims = [dims] if isinstance(dims, int) else list(dims or range(wide))
     place = next((i for i, a in enumerate(args) if i > 0 and a == argument(node, "dim")), None)
-    behind = [d % wide - wide for d in dims]
+    behind = [d - rank(node.args[0]) for d in dims_of(node)]
     given: Any = behind if not isinstance(argument(node, "dim"), int) else behind[0]
     if place is None:
         return args, {**kwargs, "dim": given}
@@ -220,9 +218,7 @@ def _region(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Region | 
     axes: set[int] = set()
     for node in nodes:
         if kind(node) in REDUCTIONS:
-            dims = argument(node, "dim")
-            dims = [dims] if isinstance(dims, int) else list(dims or range(rank(source)))
-            axes |= {d % rank(source) for d in dims}
+            axes |= set(dims_of(node))
     recipe = recipe_of(nodes, [source, *entering])
     return Region(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)
 

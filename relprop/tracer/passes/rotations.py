@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import MOVES, Kind, is_call, kind
+from relprop.operations.vocabulary import Held, grouped_linear
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
     is_float,
     is_live,
+    rank,
     reshaped,
     shape_of,
     swap,
+    tensor_inputs,
+    val,
 )
-from relprop.tracer.passes.moves import rejoined
+from relprop.tracer.passes.parts import Part
+from relprop.tracer.passes.region import same
 from relprop.tracer.passes.sums import is_sum, terms_of
 
 
-def join_rotations(graph: fx.Graph) -> None:
+def join_rotations(graph: fx.Graph, constants: Constants) -> None:
     """Pairs turned one by one, (a·c − b·s, a·s + b·c) side by side → x·C + J(x)·S of the tensor x
     that holds them: the same sum for every way of writing a rotation."""
+    for node in list(graph.nodes):
+        if is_call(node, grouped_linear) and (new := _by_matrices(node, constants)) is not None:
+            swap(node, new)
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
@@ -33,21 +42,76 @@ def join_rotations(graph: fx.Graph) -> None:
         if not 2 <= len(parts) <= 4 or any(p is None for p in parts):
             continue
         for order in itertools.product((0, 1), repeat=len(parts)):
-            straight = [p[1][o] for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
-            whole = _whole(node, [(p[0], t) for p, t in zip(parts, straight, strict=True)])  # type: ignore[index]
-            if whole is not None:
-                other = [(p[0], p[1][1 - o]) for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
-                swap(
-                    node,
-                    _rotation(
-                        node,
-                        whole,
-                        [(p[0], t) for p, t in zip(parts, straight, strict=True)],
-                        other,
-                    ),
-                )  # type: ignore[index]
+            straight, other = (
+                [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
+                for side in (0, 1)
+            )
+            if (whole := _whole(node, straight, constants)) is not None:
+                swap(node, _rotation(node, whole, straight, other))
                 break
     graph.eliminate_dead_code()
+
+
+def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Features times matrices that turn pairs of them, one matrix for each position → x·C + J(x)·S,
+    J the other feature of each pair."""
+    x, matrix = node.args[:2]
+    size = shape_of(matrix)[-1]
+    if len(node.args) > 2 or size < 2 or shape_of(matrix)[-2] != size:
+        return None
+    other = _pairs(_tried(matrix, constants))  # type: ignore[arg-type]
+    if other is None:
+        return None
+
+    def held(numbers: Tensor) -> fx.Node:
+        return emit(node, Held(numbers.to(constants.device)))
+
+    own, ahead = held(torch.arange(size)), [None] * (rank(matrix) - 2)
+    cos, sin = (
+        emit(node, aten.unsqueeze.default, emit(node, aten.index.Tensor, matrix, at), -2)
+        for at in ([*ahead, own, own], [*ahead, own, held(other)])
+    )
+    alone = other == torch.arange(size)
+    if bool(alone.any()):
+        sin = emit(node, aten.mul.Tensor, sin, held((~alone).to(val(matrix).dtype)))
+    turned = emit(node, aten.index.Tensor, x, [*[None] * (rank(x) - 1), held(other)])
+    products = (emit(node, aten.mul.Tensor, *p) for p in ((x, cos), (turned, sin)))
+    return emit(node, aten.add.Tensor, *products)
+
+
+def _pairs(matrices: Tensor | None) -> Tensor | None:
+    """The other feature of each feature's pair, where (..., d, d) matrices are ((c, −s), (s, c))
+    for pairs of features and 1 for the rest."""
+    if matrices is None or not bool(matrices.isfinite().all()):
+        return None
+    m = matrices.reshape(-1, *matrices.shape[-2:])
+    own = torch.arange(m.shape[-1])
+    apart = (m != 0).any(0) & ~torch.eye(len(own), dtype=torch.bool)
+    other = torch.where(apart.any(1), apart.int().argmax(1), own)
+    if bool((apart.sum(1) > 1).any()) or not torch.equal(other[other], own) or not apart.any():
+        return None
+    cos, sin = m[:, own, own], m[:, own, other]
+    turns = same(cos, cos[:, other]) and same(sin[:, other != own], -sin[:, other][:, other != own])
+    return other if turns else None
+
+
+def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
+    """The matrices for other numbers in the model's tensors that they are made of; ``None`` if they
+    are these."""
+    above, left = {matrix: None}, [matrix]
+    while left:
+        for i in tensor_inputs(left.pop()):
+            if i not in above and constants.value(i) is None:
+                above[i] = None
+                left.append(i)
+    held = tuple(n for n in above if n.op == "get_attr")
+    part = Part(held, matrix, tuple(n for n in sorted(above) if n not in held), constants)
+    if is_live(matrix) or matrix in held or not part.is_small:
+        return None
+    try:
+        return part(*part.draw(0))
+    except (RuntimeError, TypeError):
+        return None
 
 
 _Scaled = tuple[int, Any, Any]  # sign, what is scaled, what it is scaled with
@@ -76,36 +140,57 @@ def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
     return None
 
 
-def _whole(node: fx.Node, straight: list[tuple[fx.Node, _Scaled]]) -> fx.Node | None:
-    """The tensor whose pieces the straight terms are, in their order along the axis that they are
-    joined along."""
-    pieces = []
-    for part, (sign, x, _) in straight:
-        if sign < 0:
-            return None
-        pieces.append(_like(node, x, part))
-    if any(p is None for p in pieces):
+def _whole(
+    node: fx.Node, straight: list[tuple[fx.Node, _Scaled]], constants: Constants
+) -> fx.Node | None:
+    """The tensor all of whose numbers the straight terms are, as these are joined."""
+    if any(sign < 0 or val(x).numel() != val(p).numel() for p, (sign, x, _) in straight):
         return None
-    found = rejoined(emit(node, aten.cat.default, pieces, node.args[1]))
-    return found if found is not None and not is_call(found, aten.cat) else None
-
-
-def _like(at: fx.Node, x: Any, part: fx.Node) -> fx.Node | None:
-    """A term of a part as it lies in the part: with its axis of length 1. Every k-th feature is one
-    position of an axis of k."""
-    if is_call(x, aten.slice) and x.args[4] > 1:
-        whole, dim, start, _, step = x.args
-        shape = shape_of(whole)
-        if dim == len(shape) - 1 and shape[dim] % step == 0 and start < step:
-            pairs = [*shape[:-1], shape[-1] // step, step]
-            there = (u for u in whole.users if kind(u) is Kind.RESHAPE and shape_of(u) == pairs)
-            rows = next(there, None) or reshaped(at, whole, pairs)  # one for all pieces
-            x = emit(at, aten.select.int, rows, dim + 1, start)
-    return (
-        reshaped(at, x, shape_of(part))
-        if math.prod(shape_of(x)) == math.prod(shape_of(part))
-        else None
+    terms = [x for _, (_, x, _) in straight]
+    source = next((n for n in _moved_from(terms[0]) if _holds(n, terms, constants)), None)
+    if source is None:
+        return None
+    pieces = [reshaped(node, x, shape_of(part)) for part, (_, x, _) in straight]
+    joined = torch.cat(
+        [
+            _places(source, x, constants).reshape(shape_of(p))
+            for p, x in zip(pieces, terms, strict=True)
+        ],
+        node.args[1],  # type: ignore[arg-type]
     )
+    if bool((joined.flatten() == torch.arange(joined.numel())).all()):
+        return reshaped(node, source, shape_of(node))
+    return emit(node, aten.cat.default, pieces, node.args[1])
+
+
+def _moved_from(x: fx.Node) -> list[fx.Node]:
+    """A tensor, and those of which it shows numbers in other places, the nearest first."""
+    found = [x]
+    while kind(found[-1]) in MOVES:
+        live = [n for n in tensor_inputs(found[-1]) if is_live(n)]
+        if len(live) != 1 or live[0] is not found[-1].args[0]:
+            break
+        found.append(live[0])
+    return found
+
+
+def _holds(source: fx.Node, terms: list[fx.Node], constants: Constants) -> bool:
+    """Whether the terms show each number of a tensor once."""
+    size = val(source).numel()
+    if any(source not in _moved_from(x) for x in terms):
+        return False
+    if size != sum(val(x).numel() for x in terms):
+        return False
+    places = torch.cat([_places(source, x, constants).flatten() for x in terms])
+    return bool((places.sort().values == torch.arange(size)).all())
+
+
+def _places(source: fx.Node, x: fx.Node, constants: Constants) -> Tensor:
+    """Where in ``source`` each number of ``x`` lies."""
+    above = _moved_from(x)
+    moves = above[: above.index(source)][::-1]
+    places = torch.arange(val(source).numel()).reshape(shape_of(source))
+    return Part((source,), x, tuple(moves), constants)(places) if moves else places
 
 
 def _factor_like(at: fx.Node, factor: fx.Node, x: Any, part: fx.Node) -> fx.Node:
@@ -120,7 +205,7 @@ def _rotation(node: fx.Node, whole: fx.Node, straight: Any, other: Any) -> fx.No
     )
     turned = []
     for part, (sign, x, _) in other:
-        piece = _like(node, x, part)
+        piece = reshaped(node, x, shape_of(part))
         turned.append(piece if sign > 0 else emit(node, aten.neg.default, piece))
     second = emit(
         node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in other], dim

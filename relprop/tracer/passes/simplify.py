@@ -16,6 +16,7 @@ from relprop.tracer.passes.moves import (
     simpler_cat,
     simpler_expand,
     simpler_index,
+    simpler_matrix,
     simpler_pad,
     simpler_permute,
     simpler_reshape,
@@ -51,12 +52,15 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index):
         return simpler_index(node, constants)
+    if is_call(node, aten.linear, aten.matmul):
+        new = simpler_matrix(node, constants)
+        return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     rule = RULES.get(kind(node))
     if rule is not None and (new := rule(node)) is not None:
         return new
     if kind(node) in ELEMENTWISE:
         return as_numbers(node, constants) or _broadcast(node)
-    return _broadcast(node) if is_call(node, aten.matmul) else None
+    return None
 
 
 # ---- softmax

@@ -224,7 +224,7 @@ def the_class_token_apart(parts, q, k, v, allowed):
 # Keys.
 
 
-@spells("attend", PLAIN, apart=OTHER_MAP)
+@spells("attend", PLAIN)
 def keys_in_another_order(parts, q, k, v, allowed):
     order = torch.tensor([3, 0, 4, 1, 2])
     return attend_plainly(q, k[:, :, order], v[:, :, order])

@@ -112,12 +112,18 @@ spell(
     key_by_key=lambda a, v: sum(a[..., k, None] * v[:, :, k, None] for k in range(a.shape[-1])),
 )
 
-# Another order of the keys, and one key more that no query weighs.
+spell(
+    "contract",
+    PLAIN,
+    keys_reversed=lambda a, v: a.flip(-1) @ v.flip(2),
+    keys_rolled=lambda a, v: a.roll(1, -1) @ v.roll(1, 2),
+)
+
+# One key more that no query weighs.
 spell(
     "contract",
     PLAIN,
     apart=OTHER_MAP,
-    keys_reversed=lambda a, v: a.flip(-1) @ v.flip(2),
     one_value_more=lambda a, v: F.pad(a, (0, 1)) @ F.pad(v, (0, 0, 0, 1), value=3.0),
 )
 

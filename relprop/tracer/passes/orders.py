@@ -1,0 +1,269 @@
+"""Positions in the order in which they are given: what puts them in another order sinks to where it
+is undone, or makes no difference.
+
+Tokens in another order give the same tokens in another order: of a linear map, of a norm, of what
+is done to each number, of attention, if constants (masks, positions) are put in that order, too. A
+sum over all of them, or one of them picked, is the same as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, dims_of, emit, is_live, is_tensor, rank, shape_of, swap
+from relprop.tracer.passes.alike import kept_axis
+from relprop.tracer.passes.moves import positions_joined
+
+Order = tuple[int, ...]  # at each place, which one of before stands there
+Orders = dict[int, Order]  # by axis
+
+
+Known = dict[fx.Node, tuple[fx.Node, Orders]]  # a call that does nothing else, and what of
+
+
+def sink_orders(graph: fx.Graph, constants: Constants) -> None:
+    """Every change of an order as far down as it goes."""
+    known: Known = {}
+    made: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and is_live(node) and is_tensor(node):
+            known[node] = _change(node, constants)
+            if (new := _Sinking(node, constants, known, made).rewritten()) is not None:
+                swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _change(node: fx.Node, constants: Constants) -> tuple[fx.Node, Orders]:
+    """What is put in another order, if a call of the user's does just that, and the order."""
+    x, found = (node.args[0] if node.args else None), dict[int, list[int]]()
+    if is_call(node, aten.cat):
+        x, places = positions_joined(node, node.args[1])  # type: ignore[arg-type]
+        found = {} if x is node else {node.args[1]: places}  # type: ignore[dict-item]
+    elif is_call(node, aten.flip):
+        found = {d % rank(x): list(range(shape_of(x)[d]))[::-1] for d in node.args[1]}  # type: ignore[union-attr, index, misc, operator]
+    elif is_call(node, aten.roll) and argument(node, "dims"):
+        for d, by in zip(argument(node, "dims"), argument(node, "shifts"), strict=True):
+            size = shape_of(x)[d]
+            found[d % rank(x)] = [(i - by) % size for i in range(size)]
+    elif is_call(node, aten.index):
+        picked = [(d, index) for d, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
+        where = constants.value(picked[0][1]) if len(picked) == 1 else None
+        if isinstance(where, Tensor) and where.dim() == 1 and where.dtype != torch.bool:
+            size = shape_of(x)[picked[0][0]]
+            found = {picked[0][0]: [int(w) % size for w in where]}
+    whole = is_tensor(x) and shape_of(x) == shape_of(node)
+    whole = whole and all(sorted(o) == list(range(len(o))) for o in found.values())
+    return (x, {d: tuple(o) for d, o in found.items()}) if whole else (node, {})  # type: ignore[return-value]
+
+
+class _Sinking:
+    """One call, some of whose operands are in another order. ``known``: what the calls above do to
+    an order; ``made``: those of them that were emitted on the way."""
+
+    def __init__(
+        self, node: fx.Node, constants: Constants, known: Known, made: set[fx.Node]
+    ) -> None:
+        self.node, self.constants, self.known, self.made = node, constants, known, made
+        self.bases: dict[fx.Node, fx.Node] = {}
+        self.orders: dict[fx.Node, Orders] = {}
+        self.features: dict[fx.Node, set[int]] = {}  # axes of features: they are left as they are
+
+    def rewritten(self) -> fx.Node | None:
+        """The call on operands as they were, then what their order makes of its result; ``None``:
+        nothing sinks."""
+        if self.known[self.node][1]:
+            return self._parts_exchanged()
+        for x in self.node.all_input_nodes:
+            self.bases[x], self.orders[x] = self._peeled(x)
+        if not any(self.orders.values()):
+            return None
+        if is_call(self.node, aten.select, aten.slice) and (new := self._picked()) is not None:
+            return new
+        if is_call(self.node, aten.cat) and (new := self._joined()) is not None:
+            return new
+        labels, sunk, changed = list(_labels(self.node)), Orders(), False
+        for label in dict.fromkeys(of for _, _, of in labels):
+            at = [(x, axis) for x, axis, of in labels if of == label]
+            if label >= 0 and any(axis in self.features[x] for x, axis in at):
+                continue
+            if (order := self._common(at)) is not None:
+                changed = True
+                if label >= 0:
+                    sunk[label] = order
+        return self._emitted(self.node.args, sunk) if changed else None
+
+    def _peeled(self, x: fx.Node) -> tuple[fx.Node, Orders]:
+        """What lies below changes of an order, and all of them together."""
+        found: Orders = {}
+        features = self.features[x] = set()
+        while (here := self.known.get(x, (x, {})))[1]:
+            features |= {a for a in here[1] if x not in self.made and a == rank(x) - 1}
+            x, orders = here
+            for axis, order in orders.items():
+                found[axis] = _after(order, found[axis]) if axis in found else order
+        return x, {a: o for a, o in found.items() if o != tuple(range(len(o)))}
+
+    def _common(self, at: list[tuple[fx.Node, int]]) -> Order | None:
+        """The order in which all operands are along the axes of one label, which is taken from
+        them; ``None`` if they are in none, or in several."""
+        found = {self.orders[x].get(axis) for x, axis in at if is_live(x)}
+        order = found.pop() if len(found) == 1 else None
+        if order is None:
+            return None
+        for x, axis in dict.fromkeys(at):
+            if is_live(x):
+                del self.orders[x][axis]
+            else:
+                self.orders[x][axis] = _inverse(order)
+        return order
+
+    def _parts_exchanged(self) -> fx.Node | None:
+        """Whole parts of what was joined, in another order → joined in that order."""
+        joined, orders = self._peeled(self.node)
+        dim = joined.args[1] if is_call(joined, aten.cat) else None
+        if dim not in orders:
+            return None
+        parts: Any = joined.args[0]
+        at = [(part, i) for part in range(len(parts)) for i in range(shape_of(parts[part])[dim])]  # type: ignore[index]
+        placed = [at[i] for i in orders[dim]]  # type: ignore[index]
+        sequence = [part for part, _ in groupby(part for part, _ in placed)]
+        if len(sequence) != len(parts) or sequence == sorted(sequence):
+            return None
+        place = {
+            at: i for i, at in enumerate(sorted(placed, key=lambda p: (sequence.index(p[0]), p[1])))
+        }
+        orders[dim] = tuple(place[p] for p in placed)  # type: ignore[index]
+        made = emit(self.node, aten.cat.default, [parts[i] for i in sequence], dim)
+        return self._in_order(made, orders)
+
+    def _picked(self) -> fx.Node | None:
+        """One position, or a run of them, of an axis in another order."""
+        x, dim, *at = self.node.args
+        order = self.orders[x].get(dim)  # type: ignore[index, arg-type]
+        if order is None or not all(isinstance(i, int) for i in at):
+            return None
+        if is_call(self.node, aten.select):
+            del self.orders[x][dim]  # type: ignore[index, arg-type]
+            kept = {a - (a > dim): o for a, o in self.orders[x].items()}  # type: ignore[operator, index]
+            self.orders[x] = {}  # type: ignore[index]
+            return self._emitted((x, dim, order[at[0]]), kept)  # type: ignore[index]
+        run = order[slice(*at)]  # type: ignore[misc]
+        first = min(run, default=0)
+        if sorted(run) != list(range(first, first + len(run))):
+            return None
+        kept, self.orders[x] = self.orders[x], {}  # type: ignore[index]
+        kept[dim] = tuple(i - first for i in run)  # type: ignore[index]
+        return self._emitted((x, dim, first, first + len(run), 1), kept)
+
+    def _joined(self) -> fx.Node | None:
+        """An order of a part is one of the whole."""
+        parts, dim = self.node.args
+        if not any(dim in self.orders[p] for p in parts):  # type: ignore[union-attr]
+            return None
+        if any(dim in self.features[p] for p in parts):  # type: ignore[union-attr]
+            return None
+        whole: list[int] = []
+        for p in parts:  # type: ignore[union-attr]
+            size = shape_of(p)[dim]  # type: ignore[index]
+            whole += [len(whole) + i for i in self.orders[p].get(dim, range(size))]  # type: ignore[index, arg-type]
+        for p in set(parts):  # type: ignore[arg-type]
+            self.orders[p].pop(dim, None)  # type: ignore[index, arg-type]
+        return self._emitted(self.node.args, {dim: tuple(whole)})  # type: ignore[dict-item]
+
+    def _emitted(self, args: Any, sunk: Orders) -> fx.Node:
+        given = {x: self._in_order(self.bases[x], self.orders[x]) for x in self.bases}
+        args, kwargs = fx.node.map_arg((args, self.node.kwargs), given.__getitem__)
+        made = emit(self.node, self.node.target, *args, **kwargs)
+        self.known[made] = _change(made, self.constants)
+        return self._in_order(made, sunk)
+
+    def _in_order(self, x: fx.Node, orders: Orders) -> fx.Node:
+        for axis, order in sorted(orders.items()):
+            if order != tuple(range(len(order))):
+                places = emit(self.node, Held(torch.tensor(order).to(self.constants.device)))
+                moved = emit(self.node, aten.index.Tensor, x, [*[None] * axis, places])
+                self.known[moved] = (x, {axis: order})
+                self.made.add(moved)
+                x = moved
+        return x
+
+
+def _after(first: Order, then: Order) -> Order:
+    """Both, one after the other."""
+    return tuple(first[i] for i in then)
+
+
+def _inverse(order: Order) -> Order:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+    """An operand, an axis of it along which a call treats all positions alike, and the axis of the
+    result that it becomes; below 0 if it is summed."""
+    what, x = kind(node), node.args[0] if node.args else None
+    if what in ELEMENTWISE and not is_call(node, aten.prelu):
+        yield from _aligned(node, node.all_input_nodes, rank(node))
+    elif what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX):
+        yield from _aligned(node, [x], rank(node))
+    elif is_call(node, aten.linear):
+        yield from _aligned(node, [x], rank(node) - 1, rank(x))
+    elif is_call(node, aten.layer_norm, aten.rms_norm):
+        yield from _aligned(node, [x], rank(node) - len(argument(node, "normalized_shape")))
+    elif is_call(node, aten.cat):
+        other = set(range(rank(node))) - {node.args[1]}
+        yield from (t for t in _aligned(node, node.all_input_nodes, rank(node)) if t[2] in other)
+    elif is_call(node, aten.matmul):
+        yield from _of_product(node)
+    elif what is Kind.PERMUTE:
+        yield from ((x, d, i) for i, d in enumerate(node.args[1]))  # type: ignore[misc, union-attr, arg-type]
+    elif what is Kind.EXPAND:
+        yield from _aligned(node, [x], rank(node))
+    elif what is Kind.RESHAPE:
+        kept = ((kept_axis(node, i), i) for i in range(rank(node)) if shape_of(node)[i] > 1)
+        yield from ((x, d, i) for d, i in kept if d is not None)  # type: ignore[misc]
+    elif what in (Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC) and not is_call(node, aten.norm):
+        yield from _of_reduction(node)
+    elif is_call(node, aten.select, aten.slice):
+        dim = argument(node, "dim")
+        gone = is_call(node, aten.select)
+        others = (d for d in range(rank(x)) if d != dim)
+        yield from ((x, d, d - (gone and d > dim)) for d in others)  # type: ignore[misc]
+
+
+def _aligned(
+    node: fx.Node, operands: Sequence[Any], below: int, wide: int = 0
+) -> Iterator[tuple[fx.Node, int, int]]:
+    """Axes as broadcasting aligns them, of the result's those ``below`` one."""
+    for x in operands:
+        ahead = (wide or rank(node)) - rank(x)
+        for axis, size in enumerate(shape_of(x)):
+            at = axis + ahead
+            if 0 <= at < below and size > 1 and shape_of(node)[at] == size:
+                yield x, axis, at
+
+
+def _of_product(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+    a, b = node.args[:2]
+    if a is b or min(rank(a), rank(b)) < 2:
+        return
+    last = rank(node) - 1
+    for x, own, out in ((a, -2, last - 1), (b, -1, last)):
+        yield from _aligned(node, [x], last - 1)
+        yield x, rank(x) + own, out  # type: ignore[misc]
+    yield a, rank(a) - 1, -1  # type: ignore[misc]
+    yield b, rank(b) - 2, -1  # type: ignore[misc]
+
+
+def _of_reduction(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+    x, gone, keeps = node.args[0], dims_of(node), bool(argument(node, "keepdim"))
+    for d in range(rank(x)):
+        out = d if keeps else d - sum(g < d for g in gone)
+        yield x, d, -1 - d if d in gone else out  # type: ignore[misc]
