@@ -4,15 +4,13 @@ wrong, so that what is mended must be taken out."""
 METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
     (
         "patch_tst_normalised",
-        "transformer_attribution rollout raw_attention attention_times_grad gae attcat "
-        "attention_norm value_zeroing lrp attnlrp gradient_x_input",
-        "channels are taken for tokens where they are samples of their own (one series each)",
+        "value_zeroing",
+        "the twin's axis of series is one of windows to value_zeroing, which refuses it",
     ),
     (
         "patch_tst",
-        "transformer_attribution rollout raw_attention attention_times_grad gae attcat "
-        "attention_norm value_zeroing lrp attnlrp gradient_x_input",
-        "channels are taken for tokens where they are samples of their own (one series each)",
+        "value_zeroing",
+        "the twin's axis of series is one of windows to value_zeroing, which refuses it",
     ),
     (
         "cache_token_by_token",

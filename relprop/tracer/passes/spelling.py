@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
 from relprop.operations import Kind, argument, is_call, kind, packet
+from relprop.operations.vocabulary import Held
 from relprop.tracer.capture import without_values
 from relprop.tracer.editing import (
     Rewrite,
@@ -62,6 +63,8 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = rewrite(node)
     elif what is Kind.ATTENTION:
         new = split_attention(node, device)
+    elif is_call(node, aten.pad):
+        new = _pad(node, device)
     elif what is Kind.FACTORY:
         new = _made(node, device)
     elif what is Kind.UNKNOWN:
@@ -149,12 +152,27 @@ def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...])
     return None
 
 
-def _pad(node: fx.Node) -> fx.Node | None:
-    """Padding with a number, whichever operator does it."""
-    if argument(node, "mode") != "constant":
-        return None
+def _pad(node: fx.Node, device: torch.device) -> fx.Node | None:
+    """Padding with a number, whichever operator does it; with the tensor's own values → positions
+    picked."""
+    mode = argument(node, "mode")
+    if mode not in (None, "constant"):
+        return _padded_by_itself(node, mode, device)
     value = argument(node, "value")
     return emit(node, aten.constant_pad_nd.default, *node.args[:2], 0 if value is None else value)
+
+
+def _padded_by_itself(node: fx.Node, mode: str, device: torch.device) -> fx.Node:
+    x: Any = node.args[0]
+    amounts = list(node.args[1])  # type: ignore[arg-type]
+    for i, around in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        axis = rank(x) - 1 - i
+        if any(around):
+            own = torch.arange(shape_of(x)[axis], dtype=torch.float64)
+            places = torch.nn.functional.pad(own[None, None], around, mode)[0, 0].long()
+            held = emit(node, Held(places.to(device)))
+            x = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
+    return x  # type: ignore[no-any-return]
 
 
 # ---- by kind
@@ -434,7 +452,6 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addcmul: _addc,
     aten.addcdiv: _addc,
     aten.lerp: _lerp,
-    aten.pad: _pad,
     aten.glu: _glu,
     aten.cosine_similarity: _cosine,
     aten.std: _deviation,
