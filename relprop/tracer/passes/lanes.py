@@ -10,6 +10,7 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -28,7 +29,7 @@ from relprop.tracer.passes.alike import (
     Apart,
     Lanes,
 )
-from relprop.tracer.passes.lifted import lifted
+from relprop.tracer.passes.lifted import Known, lifted
 from relprop.tracer.passes.longer import longer
 from relprop.tracer.passes.products import letters_of, product_of
 from relprop.tracer.passes.sums import added, is_top, joined_linear, terms_of
@@ -39,23 +40,25 @@ WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, 
 
 def merge_lanes(graph: fx.Graph) -> None:
     """Merge the lanes at every ``cat`` whose parts do more than move."""
+    known: Known = {}
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        new = _merged(node)
+        new = _merged(node, known)
         if new is not None:
             swap(node, new)
     graph.eliminate_dead_code()
 
 
-def _merged(node: fx.Node) -> fx.Node | None:
+def _merged(node: fx.Node, known: Known) -> fx.Node | None:
+    """The lanes at a ``cat`` as one; ``known``: those that are one already."""
     parts, dim = tuple(node.args[0]), node.args[1]  # type: ignore[arg-type]
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not _worth(parts):  # type: ignore[arg-type]
         return None
-    for attempt in (longer, lifted):
+    for attempt in (longer, partial(lifted, known=known)):
         mark = node.prev
         try:
-            return attempt(node, parts, dim)  # type: ignore[arg-type]
+            return attempt(node, parts, dim)  # type: ignore[arg-type, call-arg]
         except Apart:
             _undo(node, mark)
     return None
@@ -97,7 +100,7 @@ def _projected(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node
         return None
     xs = [p.args[0] for p in parts]
     beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
-    merged = _merged(beside)
+    merged = _merged(beside, {})
     if merged is None:
         at.graph.erase_node(beside)
         return None

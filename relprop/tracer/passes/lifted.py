@@ -31,14 +31,19 @@ from relprop.tracer.passes.alike import (
 from relprop.tracer.passes.region import Recipe, Slot, Step
 from relprop.tracer.passes.same import Numbers
 
+Known = dict[Lanes, "fx.Node | None"]  # lanes on a first axis of their own
 
-def lifted(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
-    """The lanes on a first axis of their own, laid down along ``dim``."""
+
+def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
+    """The lanes on a first axis of their own, laid down along ``dim``. ``known``: those that were
+    laid so before, to which these are added."""
     if len({tuple(shape_of(p)) for p in parts}) > 1:
         raise Apart
-    lifted = _Lift(at, len(parts)).lane(parts)
+    lift = _Lift(at, len(parts), known)
+    lifted = lift.lane(parts)
     if lifted is None:
         raise Apart
+    known |= lift.made
     order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
     shape = shape_of(parts[0])
     shape[dim] *= len(parts)
@@ -48,9 +53,9 @@ def lifted(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
 class _Lift:
     """One computation with a first axis of ``count`` lanes."""
 
-    def __init__(self, at: fx.Node, count: int) -> None:
+    def __init__(self, at: fx.Node, count: int, known: Known) -> None:
         self.at, self.count, self.numbers = at, count, Numbers()
-        self.made: dict[Lanes, fx.Node | None] = {}
+        self.made = dict(known)
 
     def lane(self, nodes: Lanes) -> fx.Node | None:
         """The lanes' tensors on a first axis; ``None``: they are all the same tensor, which has no

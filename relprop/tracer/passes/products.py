@@ -266,6 +266,9 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     if is_call(node, aten.mul) and not (spreads and _makes_features(p)):
         return None
     made = as_linear(node, p)
+    if made is None and kind(node) is Kind.CONVOLUTION:  # a factor for each channel
+        factors = reshaped(node, p.w, [shape_of(node)[1], *[1] * of(node).axes])
+        made = emit(node, aten.mul.Tensor, node.args[0], factors)
     if made is None:
         return None
     if kind(node) is Kind.CONVOLUTION and (bias := argument(node, "bias")) is not None:
@@ -335,20 +338,40 @@ def _of_total(node: fx.Node) -> Product | None:
 
 
 def _of_convolution(node: fx.Node) -> Product | None:
-    """A convolution whose kernel is one position, or all of them at once."""
+    """A convolution whose windows do not overlap: along each axis one position, all of them, or
+    patches beside each other."""
     x, w, axes = node.args[0], node.args[1], of(node).axes
-    stride, padding, groups = (argument(node, n) for n in ("stride", "padding", "groups"))
-    if isinstance(padding, str) or any(_entries(padding)) or groups != 1 or of(node).transposed:
+    stride, padding, dilation, groups = (
+        argument(node, n) for n in ("stride", "padding", "dilation", "groups")
+    )
+    more = argument(node, "output_padding") if of(node).transposed else 0
+    if isinstance(padding, str) or any(_entries(padding)) or any(_entries(more)):
         return None
-    if rank(x) != axes + 2:
+    if rank(x) != axes + 2 or any(d != 1 for d in _entries(dilation)):
         return None
-    kernel, space = shape_of(w)[2:], shape_of(x)[2:]
-    letters, spare = string.ascii_letters[:axes], string.ascii_letters[axes : 2 * axes]
-    if all(k == 1 for k in kernel) and all(s == 1 for s in _entries(stride)):
-        return Product(x, "XY" + letters, w, "ZY" + spare, "XZ" + letters)  # type: ignore[arg-type]
-    if kernel == space:
-        return Product(x, "XY" + letters, w, "ZY" + letters, "XZ")  # type: ignore[arg-type]
-    return None
+    kernel, space = shape_of(w)[2:], shape_of(x)[2:]  # type: ignore[arg-type]
+    steps = _entries(stride) * (axes // len(_entries(stride)))
+    if of(node).transposed and any(k != 1 or s != 1 for k, s in zip(kernel, steps, strict=True)):
+        return None
+    batch, channels = shape_of(x)[:2]
+    rows = "YZ" if of(node).transposed else "ZY"
+    shape, x_axes = [batch, groups, channels // groups], "XGY"
+    w_axes, out = "G" + rows, "XGZ"
+    for i, (k, s, size) in enumerate(zip(kernel, steps, space, strict=True)):
+        place, inside = string.ascii_letters[i], string.ascii_letters[axes + i]
+        w_axes += inside
+        if k == size > 1 or (k == s > 1 and size % k == 0):
+            shape += [size // k, k]
+            x_axes += place + inside
+        elif k == s == 1:
+            shape.append(size)
+            x_axes += place
+        else:
+            return None
+        out += place
+    x = reshaped(node, x, shape)  # type: ignore[arg-type]
+    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, *shape_of(w)[1:]])  # type: ignore[arg-type]
+    return Product(x, x_axes, w, w_axes, out)
 
 
 def _entries(value: Any) -> list[int]:
