@@ -30,11 +30,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "the twin's zeroed values overflow",
     ),
     (
-        "vit_in_loops",
-        "transformer_attribution lrp",
-        "sums of heads and tokens in loops are not joined",
-    ),
-    (
         "moe_dispatched",
         "transformer_attribution lrp",
         "experts by a one-hot dispatch normalise over other tensors",
@@ -48,11 +43,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "mega",
         "transformer_attribution lrp",
         "the moving average is a sum of positions here and a product there",
-    ),
-    (
-        "einsum_gpt2_with_results",
-        "transformer_attribution lrp",
-        "each head's own result is a term of a sum of two axes",
     ),
     (
         "x_talking_heads",

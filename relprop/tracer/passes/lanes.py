@@ -13,11 +13,14 @@ from collections import defaultdict
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     is_live,
     rank,
@@ -31,7 +34,7 @@ from relprop.tracer.passes.alike import (
 )
 from relprop.tracer.passes.lifted import Known, lifted
 from relprop.tracer.passes.longer import longer
-from relprop.tracer.passes.products import letters_of, product_of
+from relprop.tracer.passes.products import Product, as_linear, letters_of, product_of
 from relprop.tracer.passes.sums import added, is_top, joined_linear, terms_of
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
@@ -80,6 +83,40 @@ def merge_projections(graph: fx.Graph) -> None:
             rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
     graph.eliminate_dead_code()
+
+
+def join_groups(graph: fx.Graph) -> None:
+    """Σ_g W_g x_g, the results of a linear map for each group summed over the groups → W x of the
+    groups side by side (each head's own result)."""
+    for node in list(graph.nodes):
+        if is_call(node, aten.sum) and is_live(node) and (new := _of_groups(node)) is not None:
+            swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _of_groups(node: fx.Node) -> fx.Node | None:
+    way: list[fx.Node] = []
+    layer: Any = node.args[0]
+    while kind(layer) in (Kind.RESHAPE, Kind.PERMUTE) and len(layer.users) == 1:
+        way.insert(0, layer)
+        layer = layer.args[0]
+    summed = [d for d in dims_of(node) if shape_of(node.args[0])[d] > 1]
+    if not is_call(layer, grouped_linear) or len(layer.users) != 1 or len(summed) != 1:
+        return None
+    if rank(layer) != 3 or is_live(layer.args[1]) or len(layer.args) > 2 or argument(node, "dtype"):
+        return None
+    groups, rows, width = shape_of(layer)
+    places = torch.arange(groups * rows * width).reshape(groups, rows, width)
+    for move in way:
+        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+    places = places.movedim(summed[0], 0)
+    own = torch.arange(rows * width).reshape(places.shape[1:])
+    steps = torch.arange(groups).reshape(-1, *[1] * own.dim()) * rows * width
+    if len(places) != groups or not torch.equal(places, own + steps):
+        return None
+    x, weight = layer.args
+    made = as_linear(node, Product(x, "gnk", weight, "gmk", "nm"))
+    return None if made is None else reshaped(node, made, shape_of(node))
 
 
 def _made_by(node: fx.Node) -> tuple[Any, ...]:

@@ -136,23 +136,29 @@ def _takes_bias(node: fx.Node) -> bool:
     return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(node.args[0])
 
 
-def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node], Tensor] | None:
-    """The layer that ``bias`` could be the bias of, the way to it, and the bias as it lies there,
-    without values."""
+def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The layer that ``bias`` could be the bias of, and the way to it."""
     found = _layer_of(term)
     if found is None or val(bias).dtype != val(term).dtype:
         return None
     layer, way = found
+    others = [i for i in range(rank(layer)) if i not in _bias_axes(layer)]
     lies = torch.empty_strided(shape_of(bias), val(bias).stride(), device="meta")
     try:
         lies = lies.expand(shape_of(term))
+    except RuntimeError:
+        return None
+    try:
         for node in way:
             lies = _undone(node, lies)
-    except RuntimeError:  # it does not lie along the layer's axes
-        return None
-    axes = _bias_axes(layer)
-    fits = all(i in axes or s == 1 or lies.stride(i) == 0 for i, s in enumerate(lies.shape))
-    return (layer, way, lies) if fits else None
+        fits = all(lies.shape[i] == 1 or lies.stride(i) == 0 for i in others)
+    except RuntimeError:  # no view of it lies along the layer's axes: its numbers tell
+        numbers = torch.arange(val(bias).numel(), dtype=torch.int32).reshape(shape_of(bias))
+        numbers = numbers.expand(shape_of(term))
+        for node in way:
+            numbers = _undone(node, numbers)
+        fits = all(bool((numbers == numbers.narrow(i, 0, 1)).all()) for i in others)
+    return (layer, way) if fits else None
 
 
 def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
@@ -168,9 +174,11 @@ def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
 
 
 def _undone(node: fx.Node, lies: Any) -> Any:
-    """A tensor of a move's result as it lies in the move's operand: views only."""
+    """A tensor of a move's result as it lies in the move's operand; one without values: as a
+    view."""
     if kind(node) is Kind.RESHAPE:
-        return lies.view(shape_of(node.args[0]))
+        shape = shape_of(node.args[0])
+        return lies.view(shape) if lies.is_meta else lies.reshape(shape)
     if kind(node) is Kind.PERMUTE:
         order = list(node.args[1])  # type: ignore[arg-type]
         return lies.permute([order.index(i) for i in range(len(order))])
@@ -182,7 +190,7 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
     (sign, term), (minus, bias) = terms[t], terms[b]
     found = _bias_for(term, bias)
     assert found is not None
-    layer, way, _ = found
+    layer, way = found
     if any(_is_scaled(n) for n in way) and kind(layer) is Kind.NORM:
         return None
     value = bias if sign == minus else emit(node, aten.neg.default, bias)
