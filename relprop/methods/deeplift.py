@@ -81,7 +81,10 @@ def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
     what, operands = kind(node), [i for i in tensor_inputs(node) if i in moving]
     choices = [i for i in operands if not _is_data(i)]
     if choices:
-        by = name_of(choices[0]) or choices[0]
+        chosen = choices[0]
+        while kind(chosen) in MOVES and tensor_inputs(chosen)[0] in moving:
+            chosen = tensor_inputs(chosen)[0]
+        by = name_of(chosen) or chosen
         raise _undefined(node, f"which of its values it takes depends on the input, by {by}")
     first = len(operands) == 1 and bool(node.args) and node.args[0] is operands[0]
     if what in JOINTLY or (what in FIRST and first):

@@ -282,6 +282,8 @@ class Pruned(EncoderDecoder):
             else memory.flip(1)
             if self.order == "back"
             else torch.cat([memory, x], 1)
+            if self.order == "both"
+            else memory
         )
         for layer in self.decoder:
             x = layer(x, memory)
@@ -314,7 +316,6 @@ class Latents(nn.Module):
 
 REFUSED = {
     "half of the tokens": (lambda: Pruned("half"), both, "merged, moved or only some"),
-    "another order": (lambda: Pruned("back"), both, "merged, moved or only some"),
     "both inputs": (lambda: Pruned("both"), both, "'source' and 'target', not those of one input"),
     "learned queries": (
         Latents,
@@ -329,6 +330,15 @@ def test_what_is_not_the_tokens_of_one_input_is_refused(name):
     model, inputs, said = REFUSED[name]
     with pytest.raises(OptionError, match=said):
         gae(model(), inputs())
+
+
+def test_tokens_that_are_read_in_another_order_are_the_same_tokens():
+    found = {}
+    for order in ("back", "as they are"):
+        torch.manual_seed(0)
+        found[order] = gae(Pruned(order), both())
+    for name in ("source", "target"):
+        agree(found["back"][name].scores, found["as they are"][name].scores)
 
 
 def test_row_normalisation_is_their_own_where_inputs_meet():

@@ -83,13 +83,14 @@ class _Sinking:
             return self._parts_exchanged()
         for x in self.node.all_input_nodes:
             self.bases[x], self.orders[x] = self._peeled(x)
-        if not any(self.orders.values()):
+        undone = any(base is not x and not self.orders[x] for x, base in self.bases.items())
+        if not undone and not any(self.orders.values()):
             return None
         if is_call(self.node, aten.select, aten.slice) and (new := self._picked()) is not None:
             return new
         if is_call(self.node, aten.cat) and (new := self._joined()) is not None:
             return new
-        labels, sunk, changed = list(_labels(self.node)), Orders(), False
+        labels, sunk, changed = list(_labels(self.node)), Orders(), undone
         for label in dict.fromkeys(of for _, _, of in labels):
             at = [(x, axis) for x, axis, of in labels if of == label]
             if label >= 0 and any(axis in self.features[x] for x, axis in at):
