@@ -147,37 +147,39 @@ class _Sinking:
 
     def _picked(self) -> fx.Node | None:
         """One position, or a run of them, of an axis in another order."""
-        x, dim, *at = self.node.args
-        order = self.orders[x].get(dim)  # type: ignore[index, arg-type]
+        args: Any = self.node.args
+        x, dim, *at = args
+        order = self.orders[x].get(dim)
         if order is None or not all(isinstance(i, int) for i in at):
             return None
         if is_call(self.node, aten.select):
-            del self.orders[x][dim]  # type: ignore[index, arg-type]
-            kept = {a - (a > dim): o for a, o in self.orders[x].items()}  # type: ignore[operator, index]
-            self.orders[x] = {}  # type: ignore[index]
-            return self._emitted((x, dim, order[at[0]]), kept)  # type: ignore[index]
-        run = order[slice(*at)]  # type: ignore[misc]
+            del self.orders[x][dim]
+            kept = {a - (a > dim): o for a, o in self.orders[x].items()}
+            self.orders[x] = {}
+            return self._emitted((x, dim, order[at[0]]), kept)
+        run = order[slice(*at)]
         first = min(run, default=0)
         if sorted(run) != list(range(first, first + len(run))):
             return None
-        kept, self.orders[x] = self.orders[x], {}  # type: ignore[index]
-        kept[dim] = tuple(i - first for i in run)  # type: ignore[index]
+        kept, self.orders[x] = self.orders[x], {}
+        kept[dim] = tuple(i - first for i in run)
         return self._emitted((x, dim, first, first + len(run), 1), kept)
 
     def _joined(self) -> fx.Node | None:
         """An order of a part is one of the whole."""
-        parts, dim = self.node.args
-        if not any(dim in self.orders[p] for p in parts):  # type: ignore[union-attr]
+        args: Any = self.node.args
+        parts, dim = args
+        if not any(dim in self.orders[p] for p in parts):
             return None
-        if any(dim in self.features[p] for p in parts):  # type: ignore[union-attr]
+        if any(dim in self.features[p] for p in parts):
             return None
         whole: list[int] = []
-        for p in parts:  # type: ignore[union-attr]
-            size = shape_of(p)[dim]  # type: ignore[index]
-            whole += [len(whole) + i for i in self.orders[p].get(dim, range(size))]  # type: ignore[index, arg-type]
-        for p in set(parts):  # type: ignore[arg-type]
-            self.orders[p].pop(dim, None)  # type: ignore[index, arg-type]
-        return self._emitted(self.node.args, {dim: tuple(whole)})  # type: ignore[dict-item]
+        for p in parts:
+            size = shape_of(p)[dim]
+            whole += [len(whole) + i for i in self.orders[p].get(dim, range(size))]
+        for p in set(parts):
+            self.orders[p].pop(dim, None)
+        return self._emitted(args, {dim: tuple(whole)})
 
     def _emitted(self, args: Any, sunk: Orders) -> fx.Node:
         given = {x: self._in_order(self.bases[x], self.orders[x]) for x in self.bases}
