@@ -1,0 +1,259 @@
+"""Ids, tokens and windows in another order, or cut one by one: the scores are those of the
+positions as they are given, whatever order the model sees them in."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import relprop
+from relprop.errors import TargetError
+
+LENGTH, WIDTH, SAMPLES = 6, 8, 2
+ORDER = torch.tensor([3, 1, 0, 5, 2, 4])
+METHODS = ("transformer_attribution", "rollout", "attcat", "lrp", "gradient_x_input")
+
+
+class Model(nn.Module):
+    """Two attentions over ``first(what)``, and the tokens' mean of ``last(tokens)``."""
+
+    def __init__(self, embed, first, last):
+        super().__init__()
+        self.embed, self.first, self.last = embed, first, last
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(2)
+        )
+        self.place = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, what):
+        x = self.last(self.embed(self.first(what)), what)
+        for query, key, value, out in self.layers:
+            weights = (query(x) @ key(x).mT / WIDTH**0.5).softmax(-1)
+            x = x + out(weights @ value(x))
+        return self.head(x[:, 0])
+
+
+def scores(method, embed, first, last, what):
+    torch.manual_seed(0)
+    model = Model(embed(), first, last).double().eval()
+    return relprop.explain(model, what, 1, method=method).scores
+
+
+def ids():
+    return torch.randint(0, 20, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def table():
+    return nn.Embedding(20, WIDTH)
+
+
+def rows(x, places):
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
+#: What is done to the ids, and what is done to their rows, which makes it good.
+MOVED = {
+    "reversed": (lambda i: i.flip(1), lambda x, i: x.flip(1)),
+    "rolled": (lambda i: i.roll(2, 1), lambda x, i: x.roll(-2, 1)),
+    "a permutation": (lambda i: i[:, ORDER], lambda x, i: x[:, ORDER.argsort()]),
+    "halves exchanged": (
+        lambda i: torch.cat([i[:, 3:], i[:, :3]], 1),
+        lambda x, i: torch.cat([x[:, 3:], x[:, :3]], 1),
+    ),
+    "pairs reversed": (
+        lambda i: i.reshape(-1, 3, 2).flip(2).reshape(-1, LENGTH),
+        lambda x, i: x.reshape(-1, 3, 2, WIDTH).flip(2).reshape(-1, LENGTH, WIDTH),
+    ),
+    "time first": (lambda i: i.T, lambda x, i: x.transpose(0, 1)),
+    "reversed and clamped": (lambda i: i.flip(1).clamp(min=0), lambda x, i: x.flip(1)),
+    "sorted": (
+        lambda i: i.sort(1).values,
+        lambda x, i: rows(x, i.sort(1).indices.argsort(1)),
+    ),
+    "by another order of values": (
+        lambda i: i.gather(1, (i * 7 % 20).argsort(1)),
+        lambda x, i: rows(x, (i * 7 % 20).argsort(1).argsort(1)),
+    ),
+    "a start token that is dropped": (
+        lambda i: torch.cat([i.new_ones(len(i), 1), i], 1),
+        lambda x, i: x[:, 1:],
+    ),
+    "padded": (lambda i: F.pad(i, (2, 1)), lambda x, i: x[:, 2:-1]),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", MOVED)
+def test_ids_are_explained_where_they_are_given(name, method):
+    plain = scores(method, table, lambda i: i, lambda x, i: x, ids())
+    found = scores(method, table, *MOVED[name], ids())
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_shifted_ids_score_at_their_own_places():
+    """A start token stands before the ids, and the last of them is never looked up."""
+    found = scores(
+        "gradient_x_input",
+        table,
+        lambda i: torch.cat([i.new_zeros(len(i), 1), i[:, :-1]], 1),
+        lambda x, i: x,
+        ids(),
+    )
+    assert found.shape == (SAMPLES, LENGTH)
+    assert not found[:, -1].any()
+    assert (found[:, :-1] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (lambda i: torch.where(i.flip(1) < 3, 0, i.flip(1)), "is looked up out of order"),
+        (lambda i: torch.from_numpy(i.numpy().copy()), "takes values of its inputs into Python"),
+    ],
+    ids=["out of order", "by numpy"],
+)
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution"])
+def test_ids_that_are_not_followed_are_refused_with_the_reason(first, why, method):
+    with pytest.raises(TargetError, match=why):
+        scores(method, table, first, lambda x, i: x, ids())
+
+
+#: What puts tokens in another order, and back.
+ORDERS = {
+    "reversed": (lambda x: x.flip(1), lambda x: x.flip(1)),
+    "rolled": (lambda x: x.roll(2, 1), lambda x: x.roll(-2, 1)),
+    "a permutation": (lambda x: x[:, ORDER], lambda x: x[:, ORDER.argsort()]),
+    "a matrix": (
+        lambda x: torch.eye(LENGTH, dtype=x.dtype)[ORDER] @ x,
+        lambda x: torch.eye(LENGTH, dtype=x.dtype)[ORDER.argsort()] @ x,
+    ),
+    "cut and joined": (
+        lambda x: torch.cat([x[:, 2:], x[:, :2].flip(1)], 1),
+        lambda x: torch.cat([x[:, 4:].flip(1), x[:, :4]], 1),
+    ),
+}
+
+
+class Between(nn.Module):
+    """Blocks with a mask and places, between an order and the way back."""
+
+    def __init__(self, there, back):
+        super().__init__()
+        self.there, self.back = there, back
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+        self.register_buffer("places", torch.randn(LENGTH, WIDTH))
+        self.register_buffer("allowed", torch.ones(LENGTH, LENGTH).tril().bool())
+
+    def forward(self, x):
+        places = self.there(self.places[None])
+        allowed = self.there(self.there(self.allowed[None].to(x.dtype)).mT).mT > 0.5
+        x = self.there(x) + places
+        for query, key, value, out in self.layers:
+            y = self.norm(x)
+            found = (query(y) @ key(y).mT / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
+            x = x + out(found.softmax(-1) @ value(y))
+        return self.head(self.back(x)[:, -1])
+
+
+@pytest.mark.parametrize("method", [*METHODS, "attention_norm", "value_zeroing", "gradcam"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_tokens_in_another_order_score_where_they_are_given(name, method):
+    x = torch.randn(
+        SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    found = []
+    for there, back in (ORDERS[name], (lambda x: x, lambda x: x)):
+        torch.manual_seed(0)
+        model = Between(there, back).double().eval()
+        found.append(relprop.explain(model, x, 1, method=method).scores)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+#: Windows of four, two apart, of a sequence of 14.
+WINDOWS = {
+    "stacked": lambda x: torch.stack([x[:, i : i + 4] for i in range(0, 11, 2)], 1),
+    "stacked behind": lambda x: torch.stack([x[:, i : i + 4] for i in range(0, 11, 2)], -1).mT,
+    "offsets stacked": lambda x: torch.stack([x[:, j : j + 11 : 2] for j in range(4)], -1),
+    "by indices": lambda x: x[:, torch.arange(0, 11, 2)[:, None] + torch.arange(4)],
+    "joined": lambda x: torch.cat([x[:, None, i : i + 4] for i in range(0, 11, 2)], 1),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_cut_one_by_one_are_windows(name, method):
+    x = torch.randn(SAMPLES, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def embed():
+        return nn.Linear(4, WIDTH)
+
+    plain = scores(method, embed, lambda x: x.unfold(1, 4, 2), lambda y, x: y, x)
+    found = scores(method, embed, WINDOWS[name], lambda y, x: y, x)
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+#: A tensor that is padded with its own values, and the positions that stand there then.
+PADS = {
+    "reflect": [2, 1, 0, 1, 2, 3, 4, 5, 6, 7, 6],
+    "replicate": [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 7],
+    "circular": [6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0],
+}
+
+
+@pytest.mark.parametrize("method", ["lrp", "rollout", "transformer_attribution"])
+@pytest.mark.parametrize("mode", PADS)
+def test_padding_with_own_values_is_positions_picked(mode, method):
+    x = torch.randn(SAMPLES, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+    def embed():
+        return nn.Linear(6, WIDTH)
+
+    places = torch.tensor(PADS[mode])
+    plain = scores(method, embed, lambda x: x[:, places].unfold(1, 6, 1), lambda y, x: y, x)
+    found = scores(
+        method,
+        embed,
+        lambda x: F.pad(x[:, None], (2, 1), mode)[:, 0].unfold(1, 6, 1),
+        lambda y, x: y,
+        x,
+    )
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+#: Numbers that Python reads, as terms and factors.
+READ = {
+    "a term": (lambda y, b: y + b[0].item(), lambda y, b: y + b[0]),
+    "a factor": (lambda y, b: y * b.tolist()[1], lambda y, b: y * b[1]),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", READ)
+def test_a_number_that_python_reads_is_the_tensor_it_stands_in(name, method):
+    x = torch.randn(
+        SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
+    numbers, found = torch.tensor([0.3, 1.7], dtype=torch.float64), []
+    for change in READ[name]:
+
+        def embed(change=change):
+            return Changed(change, numbers)
+
+        found.append(scores(method, embed, lambda x: x, lambda y, x: y, x))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+class Changed(nn.Linear):
+    """A linear map, then a function of its result and of some numbers."""
+
+    def __init__(self, change, numbers):
+        super().__init__(WIDTH, WIDTH)
+        self.change = change
+        self.register_buffer("numbers", numbers)
+
+    def forward(self, x):
+        return self.change(super().forward(x), self.numbers)
