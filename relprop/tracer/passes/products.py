@@ -338,16 +338,13 @@ def _of_total(node: fx.Node) -> Product | None:
 
 
 def _of_convolution(node: fx.Node) -> Product | None:
-    """A convolution whose windows do not overlap: along each axis one position, all of them, or
-    patches beside each other."""
+    """A convolution whose kernel is, along each axis, one position or all of them."""
     x, w, axes = node.args[0], node.args[1], of(node).axes
-    stride, padding, dilation, groups = (
-        argument(node, n) for n in ("stride", "padding", "dilation", "groups")
-    )
+    stride, padding, groups = (argument(node, n) for n in ("stride", "padding", "groups"))
     more = argument(node, "output_padding") if of(node).transposed else 0
     if isinstance(padding, str) or any(_entries(padding)) or any(_entries(more)):
         return None
-    if rank(x) != axes + 2 or any(d != 1 for d in _entries(dilation)):
+    if rank(x) != axes + 2:
         return None
     kernel, space = shape_of(w)[2:], shape_of(x)[2:]  # type: ignore[arg-type]
     steps = _entries(stride) * (axes // len(_entries(stride)))
@@ -360,15 +357,14 @@ def _of_convolution(node: fx.Node) -> Product | None:
     for i, (k, s, size) in enumerate(zip(kernel, steps, space, strict=True)):
         place, inside = string.ascii_letters[i], string.ascii_letters[axes + i]
         w_axes += inside
-        if k == size > 1 or (k == s > 1 and size % k == 0):
-            shape += [size // k, k]
-            x_axes += place + inside
-        elif k == s == 1:
-            shape.append(size)
+        shape.append(size)
+        if k == s == 1:
             x_axes += place
+            out += place
+        elif k == size:
+            x_axes += inside
         else:
             return None
-        out += place
     x = reshaped(node, x, shape)  # type: ignore[arg-type]
     w = reshaped(node, w, [groups, shape_of(w)[0] // groups, *shape_of(w)[1:]])  # type: ignore[arg-type]
     return Product(x, x_axes, w, w_axes, out)
