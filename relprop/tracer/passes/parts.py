@@ -17,6 +17,7 @@ from relprop.tracer.passes.region import equal_functions, same
 
 MOST_NODES = 400  # in one trial
 MOST_NUMBERS = 1 << 23  # in all tensors of one trial
+MORE_DRAWS = 12  # a choice between two that is the same in all draws is one in 2^16
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,17 @@ class Part:
         far: float = 100.0,
     ) -> bool:
         """Whether another function has the same values and the same derivatives, at numbers of
-        several ``scales``; and ``far`` from 0, if there it gives numbers at all, the same values
-        (there a clamp shows)."""
+        several ``scales``; and, if there it gives numbers at all, the same values ``far`` from 0
+        (there a clamp shows) and at many more draws (there the choice of the largest shows)."""
         given = [self.draw(seed, scale) for seed, scale in enumerate(scales)]
         if not equal_functions(self, other, given, tolerance):
             return False
-        away = self.draw(len(scales), far)
-        found = self(*away)
-        return not bool(found.isfinite().all()) or same(found, other(*away), tolerance)
+        for seed, scale in enumerate((far, *[1.0] * MORE_DRAWS), len(scales)):
+            numbers = self.draw(seed, scale)
+            found = self(*numbers)
+            if bool(found.isfinite().all()) and not same(found, other(*numbers), tolerance):
+                return False
+        return True
 
     @property
     def is_small(self) -> bool:
