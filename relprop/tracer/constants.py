@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import emit, tensor_inputs, val
+from relprop.tracer.editing import emit, operands_first, tensor_inputs, val
 from relprop.tracer.run import template
 
 MOST = 1 << 22  # elements of a constant that is looked at
@@ -28,8 +28,8 @@ class Constants:
 
     def value(self, node: fx.Node) -> Any:
         """The value of a node, or ``None`` where it depends on an input, a parameter or chance."""
-        if node not in self._known:
-            self._known[node] = self._work_out(node)
+        for n in operands_first(node, self._known.__contains__):
+            self._known[n] = self._work_out(n)
         return self._known[node]
 
     def _work_out(self, node: fx.Node) -> Any:
@@ -38,7 +38,7 @@ class Constants:
             return None if held is None else held.cpu()
         if node.op != "call_function" or val(node) is None or kind(node) is Kind.RANDOM:
             return None
-        inputs = [self.value(i) for i in tensor_inputs(node)]
+        inputs = [self._known[i] for i in tensor_inputs(node)]
         if any(i is None for i in inputs):
             return None
         _, rebuild = template(node)

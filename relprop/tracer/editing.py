@@ -3,7 +3,7 @@ node, ask what it depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,10 +82,22 @@ def is_live(node: Any) -> bool:
     """Whether a node depends on an input of the graph; parameters and constants do not."""
     if not isinstance(node, fx.Node):
         return False
-    if "live" not in node.meta:
-        above = node.all_input_nodes
-        node.meta["live"] = node.op == "placeholder" or any(is_live(n) for n in above)
+    for n in operands_first(node, lambda n: "live" in n.meta):
+        n.meta["live"] = n.op == "placeholder" or any(i.meta["live"] for i in n.all_input_nodes)
     return bool(node.meta["live"])
+
+
+def operands_first(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
+    """What is not known yet of a node and of all above it, however long the way: whoever asks
+    makes each known before the next."""
+    left = [node]
+    while left:
+        if is_known(left[-1]):
+            left.pop()
+        elif above := [n for n in left[-1].all_input_nodes if not is_known(n)]:
+            left += above
+        else:
+            yield left[-1]
 
 
 def tensor_inputs(node: fx.Node) -> tuple[fx.Node, ...]:

@@ -2,6 +2,7 @@
 inputs, and the pass did what it says."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 
 from relprop.operations import name_of
 from relprop.tracer.binding import bind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import is_live
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program
@@ -326,6 +329,35 @@ def test_a_mask_that_comes_as_an_input():
     model = Model(body)
     equals(model, sample(), mask)
     equals(model, sample(), ~mask)
+
+
+@pytest.mark.parametrize("amounts", [(0, 0, 1, -1), (0, 0, -1, 1), (-2, 2, -1, 1)])
+def test_what_is_padded_at_one_end_and_cut_at_the_other_has_moved(amounts):
+    program = equals(Model(lambda m, x: m.linear(F.pad(x, amounts)) + x), sample())
+    has(program, constant_pad_nd=1)
+
+
+def test_padding_with_nothing_is_dropped():
+    has(equals(Model(lambda m, x: m.linear(F.pad(x, (0, 0)))), sample()), constant_pad_nd=0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@pytest.mark.parametrize("choice", [torch.amax, torch.amin, lambda t, axis: t.median(axis)[0]])
+def test_the_choice_among_a_few_numbers_is_no_place(choice, count):
+    """Wherever numbers that it is tried with happen to have it."""
+    body = lambda m, x: choice(m.linear(x).mean(1)[:, None, None, :count], -1)  # noqa: E731
+    has(equals(Model(body), sample()), select=0)
+
+
+def test_ways_of_any_length_are_followed():
+    graph, long = torch.fx.Graph(), 3 * sys.getrecursionlimit()
+    live, held = graph.placeholder("x"), graph.call_function(torch.ops.aten.ones.default, ([1],))
+    held.meta["val"] = torch.ones(1, device="meta")
+    for _ in range(long):
+        live, held = (graph.call_function(torch.ops.aten.neg.default, (n,)) for n in (live, held))
+        held.meta["val"] = torch.ones(1, device="meta")
+    assert is_live(live) and not is_live(held)
+    assert Constants().number(held) == (-1) ** long
 
 
 def test_gradient_mode_switches_are_inlined():
