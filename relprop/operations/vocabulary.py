@@ -112,4 +112,5 @@ def _at_least_float32(function: Callable[..., Tensor], x: Tensor, *others: Tenso
     wide = torch.promote_types(x.dtype, torch.float32)
     if wide == x.dtype:
         return function(x, *others)
-    return function(x.to(wide), *(t.to(wide) for t in others)).to(x.dtype)
+    widened = (t.to(wide) if t.is_floating_point() else t for t in others)
+    return function(x.to(wide), *widened).to(x.dtype)

@@ -360,6 +360,27 @@ def test_ways_of_any_length_are_followed():
     assert Constants().number(held) == (-1) ** long
 
 
+CASTS = {
+    "to truth values": lambda y: y.masked_fill(y.relu().bool(), 2.0),
+    "of truth values": lambda y: y * ((y > 0).to(y) + (y < 1).to(y)),
+    "to whole numbers": lambda y: y * (5 * y).long(),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_inside_a_function_written_out_say_what_they_do(name):
+    program = equals(Model(lambda m, x: CASTS[name](m.linear(x))), sample())
+    has(program, written_function=1)
+
+
+def test_truth_values_that_a_function_reads_stay_truth_values_in_half_precision():
+    def body(m, x):
+        even = torch.arange(WIDTH) % 2 == 0
+        return torch.where(even, (y := m.linear(x)) * y.sin(), y)
+
+    has(traced(Model(body).bfloat16(), sample().bfloat16()), written_function=1)
+
+
 def test_gradient_mode_switches_are_inlined():
     def body(m, x):
         with torch.no_grad():

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
-from relprop.tracer.editing import aten, dims_of, is_live, rank, shape_of, tensor_inputs, val
+from relprop.tracer.editing import (
+    aten,
+    dims_of,
+    is_float,
+    is_live,
+    rank,
+    shape_of,
+    tensor_inputs,
+    val,
+)
 from relprop.tracer.order import Flow
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
@@ -45,7 +54,7 @@ class Step:
 @dataclass(frozen=True)
 class Recipe:
     """What a region computes, without its graph: values 0 to ``inputs`` − 1 are given, each step
-    adds one. Shapes that are written out follow those of the operands, and types do not count."""
+    adds one. Shapes that are written out follow those of the operands, and so do floating types."""
 
     inputs: int
     steps: tuple[Step, ...]
@@ -84,7 +93,9 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
     steps = []
     for node in nodes:
         args, kwargs = _plain(fx.node.map_arg((node.args, node.kwargs), lambda n: slots[n]))
-        if kind(node) in (Kind.CAST, Kind.EXPAND):
+        if kind(node) is Kind.CAST:
+            steps.append(_cast(node, args[0]))
+        elif kind(node) is Kind.EXPAND:
             steps.append(Step(None, args, {}))
         elif kind(node) is Kind.RESHAPE:
             shapes = tuple(shape_of(node.args[0])), tuple(shape_of(node))
@@ -96,6 +107,18 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
             steps.append(Step(node.target, args, kwargs))
         slots[node] = Slot(len(inputs) + len(steps) - 1)
     return Recipe(len(inputs), tuple(steps))
+
+
+def _cast(node: fx.Node, given: Any) -> Step:
+    """From one floating type to another nothing is done. What becomes truth values or whole numbers
+    does; what they become is of the first input's type."""
+    if not is_float(node):
+        return Step(aten.to.dtype, (given, val(node).dtype), {})
+    return (
+        Step(None, (given,), {})
+        if is_float(node.args[0])
+        else Step(aten.type_as.default, (given, Slot(0)), {})
+    )
 
 
 def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -182,10 +205,10 @@ def region_of(flow: Flow, output: fx.Node, source: fx.Node | None = None) -> Reg
     """The region that ends in ``output``, an elementwise call of several tensors; it begins where
     these meet, or in ``source``."""
     inputs = flow.inputs[output]
-    if kind(output) not in ELEMENTWISE or len(inputs) < 2 or not _is_float(output):
+    if kind(output) not in ELEMENTWISE or len(inputs) < 2 or not is_float(output):
         return None
     source = flow.common_dominator(inputs) if source is None else source
-    if source is None or not _is_float(source) or shape_of(source) != shape_of(output):
+    if source is None or not is_float(source) or shape_of(source) != shape_of(output):
         return None
     nodes = _between(flow, source, output)
     if nodes is None:
@@ -221,10 +244,6 @@ def _region(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Region | 
             axes |= set(dims_of(node))
     recipe = recipe_of(nodes, [source, *entering])
     return Region(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)
-
-
-def _is_float(node: fx.Node) -> bool:
-    return isinstance(val(node), Tensor) and bool(val(node).is_floating_point())
 
 
 def _fits(node: fx.Node, source: fx.Node) -> bool:
