@@ -257,9 +257,10 @@ def _next_positions(
 ) -> list[int] | None:
     """Where a language model predicts the next token of each sample, if the output is its rows of
     token scores."""
-    size, rows = shape(node)[1:], _class_output(context.program)
+    size, rows = own_rows(name, node), _class_output(context.program)
     if (
-        len(size) != 2
+        not has_batch_axis(node)
+        or len(size) != 2
         or rows is None
         or rows[1] is not node
         or not context.adapter.is_causal(context.model)

@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 
 import relprop
+from relprop.adapters import Adapter
 from relprop.errors import TargetError
 from relprop.targets import output, query, region, similarity, span, token
 from tests.common.models import build, closeness, sample
@@ -777,3 +778,22 @@ def test_an_output_that_folds_axes_into_the_batch():
         TargetError, match="target 2 is out of range: axis 0 of output 'output' has 2 elements"
     ):
         relprop.explain(folded, x, (2, 0))
+
+
+def test_positions_are_not_looked_for_among_axes_folded_into_the_batch(monkeypatch):
+    monkeypatch.setattr(Adapter, "is_causal", lambda self, model: True)
+    model = Changed(lambda y: y[:, None, None].expand(-1, 2, 3, -1).flatten(0, 1))
+    with pytest.raises(TargetError, match="needs a class head"):
+        relprop.explain(model, sample())
+    assert relprop.explain(model, sample(), (1, 2, 0)).target == ((1, 2, 0),) * 3
+
+
+class Changed(torch.nn.Module):
+    """A model whose output is ``change`` of another's."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.inner, self.change = build(), change
+
+    def forward(self, x):
+        return self.change(self.inner(x))
