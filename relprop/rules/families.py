@@ -240,9 +240,11 @@ class Add:
     def eq6(self, relevance: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """R·u/Σ for each term u. The ratio comes first: it is at most 2/eps, so nothing overflows.
 
-        A term that is a mask takes no part; the only one that is none takes everything.
+        A term that is a mask takes no part; the only one that is none takes everything. Whole
+        numbers and truth values are terms like any other.
         """
-        limit = torch.finfo(terms[0].dtype).max / 4
+        terms = tuple(u.to(relevance.dtype) for u in terms)
+        limit = torch.finfo(relevance.dtype).max / 4
         masks = [u < -limit for u in terms]
         terms = tuple(torch.where(m, 0.0, u) for m, u in zip(masks, terms, strict=True))
         z = sum(terms[1:], terms[0])

@@ -47,6 +47,14 @@ def test_lemma_1_i_eq_6_on_an_add_conserves(name, rule, data):
     assert split.lost[CANCEL] == 0
 
 
+def test_eq_6_takes_truth_values_and_whole_numbers_as_terms():
+    relevance, x = torch.tensor([4.0, 4.0]), torch.tensor([3.0, -3.0])
+    for constant in (torch.tensor([True, False]), torch.tensor([1, 2])):
+        theirs, ours = unnormalised(relevance, make_call(aten.add.Tensor, constant, x)).shares
+        torch.testing.assert_close(theirs, relevance * constant / (constant + x))
+        torch.testing.assert_close(theirs + ours, relevance)
+
+
 @st.composite
 def products(draw):
     rows, inner, columns = (draw(st.integers(1, 3)) for _ in range(3))
