@@ -309,7 +309,12 @@ def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
     size = val(node).shape[dim]
     several = len({p for p in node.args[0] if p in known}) > 1  # type: ignore[union-attr]
     like = joined or (None if several else ())
-    new = _fresh(size, "feature") if _stacks(node, dim) else _fresh(size, like=like)
+    if not _stacks(node, dim):
+        new = _fresh(size, like=like)
+    elif turns := _taken_in_turn(node, known):
+        new = _fresh(size, like=turns)
+    else:
+        new = _fresh(size, "feature")
     return tuple(new if i == dim else axis for i, axis in enumerate(parts[0]))
 
 
@@ -319,6 +324,27 @@ def _stacks(node: fx.Node, dim: int) -> bool:
         kind(p) is Kind.RESHAPE and val(p).shape[dim] == 1 and val(p.args[0]).dim() < val(p).dim()
         for p in node.args[0]  # type: ignore[union-attr]
     )
+
+
+def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:
+    """What the axes are made of from whose positions, one after another, tensors that are stacked
+    were worked out: a recurrence that is written as a loop."""
+    ends = [p.args[0] for p in node.args[0]]  # type: ignore[union-attr]
+    picked: list[set[tuple[fx.Node, int]]] = []
+    for place, end in enumerate(ends):
+        seen, left, found = set(ends), [end], set()
+        while left:
+            n = left.pop()
+            if kind(n) is Kind.SELECT and argument(n, "index") == place:
+                found.add((n.args[0], argument(n, "dim")))
+            elif kind(n) is not Kind.SELECT:
+                above = [i for i in tensor_inputs(n) if i in known and i not in seen]
+                seen |= set(above)
+                left += above
+        picked.append(found)
+    axes = (known[x][dim] for x, dim in set.intersection(*picked) if x in known)
+    whole = (axis for axis in axes if math.prod(a.size for a in axis) == len(ends))
+    return tuple(atom for axis in whole for atom in axis)
 
 
 def _linear(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:

@@ -135,6 +135,20 @@ def channel_attention(m, x):
     return m.head(m.attend(x) + mixed.transpose(-1, -2).transpose(1, 2).flatten(2))
 
 
+def recurrence(m, x):
+    """A gated state for each token, in a loop, written into a buffer."""
+    gate, state, states = m.q(x).sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+    for i in range(x.shape[1]):
+        state = gate[:, i] * state + x[:, i]
+        states[:, i] = state
+    return states
+
+
+def test_the_states_of_a_loop_over_tokens_are_tokens():
+    p = program(lambda m, x: m.head(m.attend(recurrence(m, x))))
+    assert len(p.sites) == 1 and not p.no_sites
+
+
 NO_SITES = {
     "a softmax at the output": (
         lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1),
