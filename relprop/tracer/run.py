@@ -196,9 +196,8 @@ def call_node(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
     args, kwargs = rebuild(*(values[n] for n in operands))
     try:
         made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
-        return (
-            made if operands or not isinstance(made, Tensor) else _cast(made, dtype)
-        )  # what is created here has the default type
+        # what is created here, or made of whole numbers, has the default type
+        return _cast(made, dtype) if isinstance(made, Tensor) else made
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
