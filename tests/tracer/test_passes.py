@@ -4,6 +4,9 @@ inputs, and the pass did what it says."""
 import math
 import sys
 
+
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -358,6 +361,38 @@ def test_ways_of_any_length_are_followed():
         held.meta["val"] = torch.ones(1, device="meta")
     assert is_live(live) and not is_live(held)
     assert Constants().number(held) == (-1) ** long
+
+
+def test_what_is_made_of_whole_numbers_has_the_type_that_the_program_runs_in():
+    def body(m, x):
+        places = (torch.arange(TOKENS) / 2)[:, None]
+        return m.linear(x) * F.linear(places, m.bias[:, None])
+
+    model, x = Model(body), sample().float()
+    program = replace(traced(model, x), dtype=torch.float64)
+    node = program.output_nodes[0]
+    found = execute(program, model, bind((x,)), {node})[node][:, 0]
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), model(x))
+
+
+SPREADS = {
+    "std": lambda y: y.std(-1, unbiased=False, keepdim=True),
+    "std_mean": lambda y: torch.std_mean(y, -1, correction=1, keepdim=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_a_deviation_has_a_slope_where_all_values_are_equal(name):
+    def body(m, x):
+        y = m.linear(x) * (torch.arange(TOKENS) > 0)[:, None]
+        return (y - SPREADS[name](y)).relu()
+
+    model, x = Model(body).double(), sample()
+    program = equals(model, x)
+    node, given = program.output_nodes[0], x.requires_grad_()
+    made = execute(program, model, bind((given,)), {node}, attached=True)[node]
+    assert torch.autograd.grad(made.sum(), given)[0].isfinite().all()
 
 
 CASTS = {

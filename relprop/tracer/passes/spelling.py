@@ -356,25 +356,24 @@ def _cosine(node: fx.Node) -> fx.Node | None:
 # ---- statistics
 
 
-def _variance(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
-    """The variance that a call which also gives the mean, or takes its root, would give."""
+def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
+    """The variance or the deviation that a call, which may also give the mean, gives. A deviation
+    stays one: torch's has a slope of 0 where all values are equal, the root of a variance has
+    none."""
     dims = argument(like, "dim")
     dims = None if isinstance(dims, bool) else dims
-    if is_call(like, aten.std, aten.std_mean) and argument(like, "unbiased") is None:
-        correction = argument(like, "correction")
-    else:
-        correction = argument(like, "correction")
-    unbiased = argument(like, "unbiased")
+    correction, unbiased = argument(like, "correction"), argument(like, "unbiased")
     if unbiased is not None:
         correction = int(unbiased)
     correction = 1 if correction is None else correction
+    op = aten.std.correction if is_call(like, aten.std, aten.std_mean) else aten.var.correction
     keepdim = bool(argument(like, "keepdim"))
-    return emit(node, aten.var.correction, x, dims, correction=correction, keepdim=keepdim)
+    return emit(node, op, x, dims, correction=correction, keepdim=keepdim)
 
 
-def _deviation(node: fx.Node) -> fx.Node:
-    """``std`` → the root of the variance."""
-    return emit(node, aten.sqrt.default, _variance(node, node.args[0], node))
+def _deviation(node: fx.Node) -> fx.Node | None:
+    """``std`` in its one overload."""
+    return None if node.target is aten.std.correction else _spread(node, node.args[0], node)
 
 
 def _with_mean(node: fx.Node) -> None:
@@ -384,12 +383,8 @@ def _with_mean(node: fx.Node) -> None:
     for user in list(node.users):
         if user.args[1] == 1:
             swap(user, emit(user, aten.mean.dim, x, dims, bool(argument(node, "keepdim"))))
-            continue
-        variance = _variance(user, x, node)
-        swap(
-            user,
-            emit(user, aten.sqrt.default, variance) if is_call(node, aten.std_mean) else variance,
-        )
+        else:
+            swap(user, _spread(user, x, node))
 
 
 def _native_norm(node: fx.Node) -> None:
