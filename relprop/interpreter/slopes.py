@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import autograd_function
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
@@ -306,9 +307,12 @@ def _is_felt(mine: Tensor, theirs: list[Tensor | None], at: Tensor, size: float)
 
 
 def _called(function: Any) -> str:
-    """The class of a function with a backward of its own; none of PyTorch's."""
+    """The class of a function with a backward of its own; none of PyTorch's, but for those it makes
+    of others inside a transform."""
     made = getattr(function, "_forward_cls", None)
-    if made is None or made.__module__.split(".")[0] == "torch":
+    if made is None or (
+        made.__module__.split(".")[0] == "torch" and made.__module__ != autograd_function.__name__
+    ):
         return ""
     return f"{made.__module__}.{made.__qualname__}"
 

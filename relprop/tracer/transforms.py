@@ -1,5 +1,6 @@
 """Functions of functions inside the user's model, captured as the operations they are made of:
-``torch.vmap``, ``torch.func.grad`` and the like, and ``flex_attention``.
+``torch.vmap``, ``torch.func.grad`` and the like, functions with a backward of their own inside
+them, and ``flex_attention``.
 
 A front end records operations before such a transform has taken them apart, so that it meets
 wrapped tensors it does not know. Here every operation called inside a transform is recorded once
@@ -20,9 +21,9 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import _trace_wrapped_higher_order_op as indexing
 from torch._export import utils
+from torch._functorch.autograd_function import custom_function_call
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
-from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -34,7 +35,10 @@ def seen_through() -> Iterator[None]:
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
             _replaced(stack, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
         _replaced(stack, flexible, "flex_attention_hop", _attention)
-        _replaced(stack, indexing, "TransformGetItemToIndex", _ByPlaces)
+        _replaced(stack, indexing.TransformGetItemToIndex, "__torch_function__", _by_places)
+        _replaced(
+            stack, custom_function_call, "python_key_table", {ProxyTorchDispatchMode: _called}
+        )
         yield
 
 
@@ -52,14 +56,25 @@ def _recorded(
     """``ProxyTorchDispatchMode.__torch_dispatch__``, but below the transforms that are active."""
     if not mode.pre_dispatch or peek_interpreter_stack() is None:
         return _record(mode, func, types, args, kwargs)
-    with ProxyTorchDispatchMode(
+    with _below(mode):
+        return func(*args, **(kwargs or {}))
+
+
+def _called(mode: Any, *args: Any) -> Any:
+    """A function with a backward of its own, called inside a transform: its operations."""
+    with _below(mode):
+        return custom_function_call(*args)
+
+
+def _below(mode: Any) -> ProxyTorchDispatchMode:
+    """A mode that records for the same graph what is left when the transforms are through."""
+    return ProxyTorchDispatchMode(
         mode.tracer,
         mode.tracing_mode,
         False,
         mode._allow_fake_constant,
         mode._error_on_data_dependent_ops,
-    ):
-        return func(*args, **(kwargs or {}))
+    )
 
 
 def _none() -> None:
@@ -85,7 +100,7 @@ def _attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
     places = [torch.arange(n, device=scores.device) for n in scores.shape]
-    with _ByPlaces():
+    with indexing.TransformGetItemToIndex():
         if score_mod is not flexible._identity:
             scores = _at_every_place(score_mod, 1)(scores, *places).to(wide)
         if (allowed := block_mask[-1]) is not flexible.noop_mask:
@@ -97,20 +112,17 @@ def _attention(
     return result, size, scores.amax(dim=-1) / math.log(2)
 
 
-class _ByPlaces(TorchFunctionMode):
-    """``table[head, query]`` picks by tensors that hold one number each, which PyTorch would read
-    as numbers of Python's."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__:
-            table, places = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-            if all(isinstance(p, (int, Tensor)) for p in places):
-                at = [
-                    torch.full((), p, device=table.device) if isinstance(p, int) else p
-                    for p in places
-                ]
-                return torch.ops.aten.index(table, at)
-        return func(*args, **(kwargs or {}))
+def _by_places(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """``TransformGetItemToIndex.__torch_function__``, in one operation: ``table[head, query]``
+    picks by tensors that hold one number each, which PyTorch would read as Python's numbers."""
+    if func is Tensor.__getitem__:
+        table, places = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+        if places and all(isinstance(p, (int, Tensor)) for p in places):
+            at = [
+                torch.full((), p, device=table.device) if isinstance(p, int) else p for p in places
+            ]
+            return torch.ops.aten.index(table, at)
+    return func(*args, **(kwargs or {}))
 
 
 def _at_every_place(function: Callable[..., Tensor], tensors: int) -> Callable[..., Tensor]:

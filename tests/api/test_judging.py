@@ -327,6 +327,30 @@ def test_a_backward_of_its_own_is_refused_by_its_name_where_a_gradient_is_needed
     assert not report.ok and "Through" in report.functions[0] and "Through" in str(report)
 
 
+class Mapped(torch.autograd.Function):
+    """Rounding whose gradient is passed on, for each row."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_backward_of_its_own_inside_a_transform_is_refused_by_its_name():
+    model = Written(lambda m, x: m.inner(x + torch.vmap(Mapped.apply)(x)))
+    with pytest.raises(CaptureError, match=r"backward functions of its own \(.*Mapped\)"):
+        relprop.explain(model, sample(), 1)
+
+
 def test_a_backward_that_is_the_derivative_is_named_by_check_alone():
     model, x = Written(lambda m, x: m.inner(Doubled.apply(x))), sample()
     assert "gradients equal" in relprop.explain(model, x, 1).facts["compared"]

@@ -4,6 +4,7 @@ model on other inputs, too, and PyTorch is left as it was."""
 import pytest
 import torch
 from torch import nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
@@ -61,9 +62,39 @@ def flex(model, q, k, v):
     return flexible.flex_attention(q, k, v, leaning, mask)
 
 
+def picked(model, q, k, v):
+    """Scores that a function of places finds in a table, as masks are written."""
+    table = model.qkv.bias
+    with TransformGetItemToIndex():
+        leaning = torch.vmap(lambda j: table[j] * model.head.weight[0][j])(torch.arange(TOKENS))
+    return torch.softmax(q @ k.mT / 2 + leaning, -1) @ v
+
+
+class Doubled(torch.autograd.Function):
+    """A backward of its own, which is the derivative of the forward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def of_its_own(model, q, k, v):
+    return attend(torch.vmap(Doubled.apply)(q), k, v)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("branch", [False, True], ids=["export", "concrete"])
-@pytest.mark.parametrize("core", [nested, derived, flex])
+@pytest.mark.parametrize("core", [nested, derived, flex, picked, of_its_own])
 def test_what_is_inside_is_seen(core, branch):
     torch.manual_seed(0)
     model = Model(core, branch).eval().requires_grad_(False)
