@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from relprop.errors import RelpropError
 from relprop.interpreter.forward import forward
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.capture import frame_source
+from relprop.tracer.capture import first_line, frame_source
 from relprop.tracer.judge import difference, tolerance
 from relprop.tracer.kernels import batch_norm
 from relprop.tracer.leftovers import taken_back
@@ -73,7 +73,7 @@ def slopes(
     except torch.OutOfMemoryError:
         return Slopes(skipped="there is not enough memory for a backward pass of the model")
     except (RelpropError, RuntimeError, NotImplementedError) as error:
-        return Slopes(skipped=f"a gradient cannot be taken: {str(error).splitlines()[0]}")
+        return Slopes(skipped=f"a gradient cannot be taken: {first_line(error)}")
     functions = tuple(dict.fromkeys(f for o in own for f in o.functions))
     cuts = tuple(dict.fromkeys(c for o in own for c in o.cuts))
     if skipped := next((o.skipped for o in own if o.skipped), ""):
@@ -85,7 +85,7 @@ def slopes(
     mine = {n: g for n, g in mine.items() if _is_felt(g, [t[n] for t in theirs], at[n], size)}
     off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
     if off:  # it may be autograd's own: another kernel for a batch than for one sample
-        with contextlib.suppress(RelpropError, RuntimeError, NotImplementedError):
+        with contextlib.suppress(Exception):  # whatever the model says of a batch
             together = _together(program, model, some, nodes)
             if together is not None:
                 off, worst = min((off, worst), _largest(program, mine, together))
@@ -212,7 +212,9 @@ def _theirs(
         for name, t in zip(one.names, one.tensors, strict=True)
     ]
     watch = _Watch({n: v[i] for n, v in at.items() if n not in direct}, own)
+    outputs: list[Tensor] = []
     with (
+        _refusing(own),
         undisturbed(model),
         as_python(model),
         taken_back(model),
@@ -223,6 +225,8 @@ def _theirs(
             tuple(t.clone() if n in direct else t for n, t in zip(one.names, given, strict=True))
         )
         outputs = flatten_output(model(*args, **kwargs))[0]
+    if not outputs:
+        return own
     with torch.enable_grad():
         scalar = torch.stack(
             [_mixture(outputs[program.output_nodes.index(n)]) for n in nodes]
@@ -246,9 +250,26 @@ def _theirs(
         own.skipped = "the model's output has no gradient of its own (inference_mode)"
         return own
     flat = [t for ts in leaves.values() for t in ts]
-    found = iter(torch.autograd.grad(scalar, flat, allow_unused=True, materialize_grads=True))
-    own.gradients = {n: torch.stack([next(found) for _ in ts]).sum(0) for n, ts in leaves.items()}
+    with _refusing(own):
+        found = torch.autograd.grad(scalar, flat, allow_unused=True, materialize_grads=True)
+        rest = iter(found)
+        own.gradients = {
+            n: torch.stack([next(rest) for _ in ts]).sum(0) for n, ts in leaves.items()
+        }
     return own
+
+
+@contextlib.contextmanager
+def _refusing(own: _Own) -> Iterator[None]:
+    """What the model's own code raises when it is differentiated is why there is no gradient to
+    compare: a backward of its own may ask for train mode, say."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        own.skipped = f"the model itself cannot be differentiated: {said}"
 
 
 def _together(

@@ -181,7 +181,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                     message(
                         (
                             "the model could not be captured: torch.export said "
-                            f"{_first_line(refused)}; the concrete trace said {_first_line(failed)}"
+                            f"{first_line(refused)}; the concrete trace said {first_line(failed)}"
                         ),
                         then=then,
                     )
@@ -230,7 +230,7 @@ def run_eager(flat: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
             message(
                 (
                     f"the model itself fails on these inputs: {type(error).__name__}: "
-                    f"{_first_line(error)}"
+                    f"{first_line(error)}"
                 ),
                 at=f"called with {shapes}",
                 then=["call model(...) on the same inputs and mend that first"],
@@ -238,7 +238,8 @@ def run_eager(flat: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]
 

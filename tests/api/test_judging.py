@@ -385,6 +385,41 @@ def test_under_inference_mode_there_are_no_gradients_to_compare():
     assert "gradients not compared" in said and "inference_mode" in said
 
 
+class Training(torch.autograd.Function):
+    """A backward that refuses, without a word."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError
+
+
+def ungraded(m, x):
+    """A model that isn't to be differentiated."""
+    assert not torch.is_grad_enabled(), "call it under no_grad"
+    return m.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (lambda m, x: m.inner(Training.apply(x)), "AssertionError: AssertionError"),
+        (ungraded, "AssertionError: call it under no_grad"),
+    ],
+)
+def test_what_a_model_raises_when_it_is_differentiated_is_why_nothing_is_compared(way, why):
+    said = relprop.explain(Written(way), sample(), 1).facts["compared"]
+    assert f"gradients not compared: the model itself cannot be differentiated: {why}" in said
+
+
+def test_a_backward_that_refuses_is_named_by_check():
+    report = relprop.check(Written(lambda m, x: m.inner(Training.apply(x))), sample())
+    assert report.ok and "Training" in report.functions[0]
+
+
 def test_a_wrong_derivative_is_refused(monkeypatch):
     """A graph with the right values and wrong gradients of a batch, as PyTorch's ``vmap`` rule of
     ``select_scatter`` once gave."""
