@@ -19,7 +19,7 @@ from relprop.interpreter.forward import forward
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.capture import first_line, frame_source
 from relprop.tracer.judge import difference, tolerance
-from relprop.tracer.kernels import batch_norm
+from relprop.tracer.kernels import CALLS, Formulas
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -160,9 +160,7 @@ class _Watch(TorchFunctionMode):
             return None
         if func in STOPS:
             self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
-        if func is torch.batch_norm:
-            return batch_norm(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        out = CALLS.get(func, func)(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point():
             if out.is_inference():
                 self.own.skipped = "the model computes under inference_mode"
@@ -284,7 +282,13 @@ def _together(
         name: t.detach().clone().requires_grad_() if name in program.leaves else t
         for name, t in zip(some.names, some.tensors, strict=True)
     }
-    with undisturbed(model), as_python(model), taken_back(model), torch.enable_grad():
+    with (
+        undisturbed(model),
+        as_python(model),
+        taken_back(model),
+        torch.enable_grad(),
+        Formulas(),
+    ):
         args, kwargs = some.rebuild(
             tuple(t.clone() if n in program.leaves else t for n, t in given.items())
         )

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
@@ -38,4 +40,29 @@ def batch_norm(
     return scaled if bias is None else scaled + bias.reshape(shape)
 
 
+def _called(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.batch_norm``, whose inner call a mode does not see."""
+    return batch_norm(
+        input, weight, bias, running_mean, running_var, training, momentum, eps, False
+    )
+
+
 KERNELS: dict[Any, Callable[..., Any]] = {aten.batch_norm.default: batch_norm}
+#: The same in the user's own calls.
+CALLS: dict[Any, Callable[..., Any]] = {torch.batch_norm: batch_norm, F.batch_norm: _called}
+
+
+class Formulas(TorchFunctionMode):
+    """While this is active, a model computes by the formulas, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return CALLS.get(func, func)(*args, **(kwargs or {}))

@@ -52,6 +52,24 @@ def test_one_sample_has_the_gradients_it_has_in_a_batch():
         )
 
 
+class Alone(Permuted):
+    """One sample, whose batch norm reads a layout that a permuted tensor does not have; captured
+    sample by sample."""
+
+    def forward(self, image):
+        image = image * 2 if bool(image.max() > 1e6) else image
+        x = self.patch(image).flatten(2).transpose(1, 2)
+        y = self.norm(x[0].contiguous().T.unflatten(1, (4, 4))[None])
+        x = self.second.out_proj(y.contiguous().flatten(2)).transpose(1, 2)
+        return self.head((x + self.first(x, x, x)[0])[:, 0])
+
+
+def test_gradients_of_one_sample_are_compared_with_those_of_the_formula():
+    torch.manual_seed(0)
+    model, image = Alone().double().eval(), torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    assert "gradients equal" in relprop.explain(model, image, 1).facts["compared"]
+
+
 @pytest.mark.parametrize(
     "strides", [(1024, 64, 8, 1), (1024, 1, 128, 16), (1, 1, 128, 16), (64, 1, 128, 16)], ids=str
 )
