@@ -26,18 +26,16 @@ def readings(run: Run, streams: Sequence[Stream]) -> dict[fx.Node, tuple[Tokens,
     """By contraction, whose tokens the queries and the keys of each chosen site are.
 
     Keys are followed from the site's values, queries from what the site's result is first added to:
-    the residual stream that it updates.
+    the residual stream that it updates. Values that depend on no input are nobody's.
     """
     receivers = {s.contraction: _receivers(run, s) for s in run.chosen}
-    asked = list(
-        dict.fromkeys(n for s in run.chosen for n in (s.values, *receivers[s.contraction]))
-    )
-    found = _handed_down(run, streams, asked)
+    asked = dict.fromkeys(n for s in run.chosen for n in (s.values, *receivers[s.contraction]))
+    found = _handed_down(run, streams, [n for n in asked if n in run.program.axes])
     nobody = Tokens((), False)
     return {
         s.contraction: (
             next((found[n] for n in receivers[s.contraction] if found[n].names), nobody),
-            found[s.values],
+            found.get(s.values, nobody),
         )
         for s in run.chosen
     }

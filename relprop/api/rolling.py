@@ -217,7 +217,7 @@ class Rolling:
 
     def received(self, values: SiteValues, layer: LayerValues) -> Tensor | None:
         """The attention that each token of a layer receives, meaned over heads and queries;
-        ``None`` where the keys are not the layer's own tokens.
+        ``None`` where the keys are not the layer's own tokens, or its values no one's.
 
         A query that nothing attends to, itself neither, is padding, and counts in no mean.
         """
@@ -225,7 +225,7 @@ class Rolling:
         queries, keys = (
             {atom.group.root() for atom in axis} for axis in program.axes[site.attention][-2:]
         )
-        if not queries & keys:
+        if not queries & keys or site.values not in self.run.session.flow.members:
             return None
         attention, heads = (
             values.attention.mT if site.transposed else values.attention,

@@ -113,8 +113,10 @@ def out_of_place(node: fx.Node) -> Operator:
 @cache
 def _parameters(target: Operator) -> dict[str, tuple[int, Any]]:
     """Position and default of every argument of an operator, by its name."""
-    arguments = getattr(getattr(target, "_schema", None), "arguments", ())
-    return {a.name: (i, a.default_value) for i, a in enumerate(arguments)}
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return {name: (i, None) for i, name in enumerate(getattr(target, "arguments", ()))}
+    return {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
 
 
 def argument(node: fx.Node, name: str) -> Any:

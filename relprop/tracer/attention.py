@@ -4,13 +4,15 @@ does not, over the softmax's axis."""
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, Kind, argument, kind
+from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
 from relprop.tracer.axes import Atom, Axes
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import shape_of, val
+from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
 from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
 
@@ -34,6 +36,46 @@ def find_sites(
             if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
                 without.append((node, reason))
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
+
+
+def attend_to_constants(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> bool:
+    """Write a linear map over the tokens of a softmax as the matrix product that it is: attention,
+    of which no value depends on an input. Whether there was one."""
+    found = [n for n in graph.nodes if kind(n) is Kind.LINEAR and _weighs_tokens(n, axes)]
+    for node in found:
+        x, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
+        dims = [*range(rank(weight) - 2), rank(weight) - 1, rank(weight) - 2]
+        made = emit(node, aten.matmul.default, x, permuted(node, weight, dims))
+        swap(node, made if bias is None else emit(node, aten.add.Tensor, made, bias))
+    return bool(found)
+
+
+def _weighs_tokens(linear: fx.Node, axes: dict[fx.Node, Axes]) -> bool:
+    """Whether a linear map sums over the axis of a softmax of scores, and no features lie along
+    it."""
+    *moved, softmax = _moved_from(linear.args[0])
+    if kind(softmax) is not Kind.SOFTMAX or softmax not in axes:
+        return False
+    if kind(_moved_from(softmax.args[0])[-1]) not in (Kind.MATMUL, Kind.LINEAR):
+        return False
+    axis: int | None = softmax.args[1] % rank(softmax)  # type: ignore[operator]
+    if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
+        return False
+    for source, node in pairwise([softmax, *reversed(moved)]):
+        axis = None if axis is None else axis_after(node, source, axis)
+    return axis == rank(linear.args[0]) - 1
+
+
+def _moved_from(node: Any) -> list[fx.Node]:
+    """A tensor and, one above the other, those whose rows it has, up to the first that made its
+    own."""
+    found = [node]
+    while kind(node) in KEEPS_ROWS | MOVES and kind(node) is not Kind.SOFTMAX:
+        node = node.args[0]
+        if not isinstance(node, fx.Node):
+            break
+        found.append(node)
+    return found
 
 
 def _met_by_others(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:

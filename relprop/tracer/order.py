@@ -68,8 +68,8 @@ class Flow:
         return node
 
     def reaches(self, above: fx.Node, below: fx.Node) -> bool:
-        """Whether ``below`` depends on ``above`` (or is it)."""
-        return bool(self._above[below] >> self.index[above] & 1)
+        """Whether ``below`` depends on ``above`` (or is it); what depends on no leaf does not."""
+        return below in self._above and bool(self._above[below] >> self.index[above] & 1)
 
     def between(self, above: fx.Node | None, below: fx.Node) -> list[fx.Node]:
         """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below``

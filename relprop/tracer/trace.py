@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, InputError, message
-from relprop.tracer.attention import find_sites
+from relprop.tracer.attention import attend_to_constants, find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
@@ -261,6 +261,8 @@ def _structure_from(
         node.meta["role"] = "activation" if node in below else still
         node.meta["batched"] = node in batched
     axes = follow(graph, dict(roots or leaves), constants)
+    if attend_to_constants(graph, axes):
+        return _structure_from(graph, leaves, constants, roots)
     sites, without = find_sites(graph, axes, constants)
     return axes, tuple(s for s in sites if s.contraction in below), without
 

@@ -97,6 +97,43 @@ def test_attention_is_found(name):
     assert site.transposed is (name == "keys first")
 
 
+LEARNED_VALUES = {
+    "matmul": lambda a, v: a @ v,
+    "linear": lambda a, v: F.linear(a, v.mT),
+    "einsum": lambda a, v: torch.einsum("bqk,kd->bqd", a, v),
+    "queries first": lambda a, v: (v.mT @ a.mT).mT,
+}
+
+
+@pytest.mark.parametrize("way", LEARNED_VALUES)
+def test_values_that_no_input_reaches_are_values(way):
+    """Queries and keys come from the input, values are learned: attention over tokens, however its
+    product is written, and every method says the same of it."""
+
+    def body(m, x, way=LEARNED_VALUES[way]):
+        x = x + m.attend(x)
+        scores = m.query @ m.k(x).mT if m.pooled else m.q(x) @ m.k(x).mT
+        return m.head(way(scores.softmax(-1), m.v(m.places)) + x.mean(1, keepdim=True)).mean(1)
+
+    x, found = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64), []
+    for pooled in (True, False):
+        for written in (body, lambda m, x: body(m, x, LEARNED_VALUES["matmul"])):
+            torch.manual_seed(0)
+            model = Model(written).eval().double()
+            model.pooled, model.places = pooled, nn.Parameter(torch.randn(TOKENS, WIDTH).double())
+            traced = relprop.trace(model, x)
+            assert len(traced.sites) == 2 and traced.no_sites == ()
+            methods = ("transformer_attribution", "rollout", "gae", "attnlrp", "attcat")
+            found.append([relprop.explain(model, x, 1, method=m).scores for m in methods])
+        for mine, plain in zip(*found[-2:], strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_a_linear_map_of_features_is_no_attention():
+    p = program(lambda m, x: m.heads(m.heads(m.attend(x).mean(1)[:, :HEADS]).softmax(-1)))
+    assert len(p.sites) == 1 and len(p.no_sites) == 1
+
+
 def test_cross_attention_takes_its_values_from_the_memory():
     p = program(
         lambda m, x, memory: F.scaled_dot_product_attention(m.q(x), m.k(memory), m.v(memory)),
