@@ -58,10 +58,10 @@ def _weighs_tokens(linear: fx.Node, axes: dict[fx.Node, Axes]) -> bool:
         return False
     if kind(_moved_from(softmax.args[0])[-1]) not in (Kind.MATMUL, Kind.LINEAR):
         return False
-    axis: int | None = softmax.args[1] % rank(softmax)  # type: ignore[operator]
+    axis: int | None = argument(softmax, "dim") % rank(softmax)
     if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
         return False
-    for source, node in pairwise([softmax, *reversed(moved)]):
+    for source, node in pairwise((softmax, *reversed(moved))):
         axis = None if axis is None else axis_after(node, source, axis)
     return axis == rank(linear.args[0]) - 1
 

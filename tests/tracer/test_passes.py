@@ -126,6 +126,32 @@ def add_to(y, x):
     return y
 
 
+FOURIER = {
+    "one axis": lambda x: torch.fft.fft(x, dim=1).real,
+    "all axes": lambda x: torch.fft.fft2(x, norm="ortho").imag,
+    "a filter": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * (1 + 0.5j), n=5, dim=1),
+    "a filter of both axes": lambda x: torch.fft.irfft2(
+        torch.fft.rfft2(x, norm="ortho") * (1 - 2j), s=x.shape[1:], norm="ortho"
+    ),
+    "a low pass": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1)[:, :2], n=5, dim=1),
+    "of conjugates": lambda x: torch.fft.hfft(x + 0.5j * x.flip(1), n=WIDTH, dim=-1),
+    "sizes": lambda x: torch.fft.fftshift(torch.fft.fft(x, dim=-1, norm="forward"), dim=-1).abs(),
+}
+
+
+@pytest.mark.parametrize("name", FOURIER)
+def test_a_fourier_transform_is_linear_maps(name):
+    program = equals(Model(lambda m, x: FOURIER[name](m.linear(x))), sample())
+    assert not any("fft" in op for op in ops(program))
+    assert ops(program).count("linear") > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_there_and_back_again_is_nothing(dtype):
+    model = Model(lambda m, x: torch.fft.ifft(torch.fft.fft(m.linear(x), dim=1), dim=1).real)
+    has(traced(model.to(dtype), sample().to(dtype)), linear=1, mul=0, add=0)
+
+
 def write(y, change):
     change(y)
     return y * 1.5

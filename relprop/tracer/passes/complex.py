@@ -70,6 +70,8 @@ def _converted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
         return _moved(node, pairs)
     if kind(node) is Kind.SUM:
         return _summed(node, pairs)
+    if kind(node) is Kind.PAD and not argument(node, "value"):
+        return emit(node, node.target, pairs[node.args[0]], [0, 0, *node.args[1]])  # type: ignore[index, misc]
     if not is_live(node) and _is_complex(node) and not any(i in pairs for i in tensor_inputs(node)):
         return _after(node)
     raise _refused(node, f"{node.target} has no form in real numbers here")
@@ -116,8 +118,11 @@ def _summed(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
         wide = max(rank(s) for s in sides)
         fitted = [reshaped(node, s, [1] * (wide - rank(s)) + shape_of(s)) for s in sides]
         return emit(node, node.target, *fitted)
-    both = zip(*(_parts(node, a, pairs) for a in node.args[:2]), strict=True)
-    return _stacked(node, *(emit(node, node.target, *part) for part in both))
+    like = next(a for a in node.args[:2] if is_tensor(a))
+    real, imaginary = zip(*(_parts(node, a, pairs) for a in node.args[:2]), strict=True)
+    if not any(is_tensor(part) for part in imaginary):
+        imaginary = (emit(node, aten.zeros_like.default, real[node.args.index(like)]), imaginary[1])
+    return _stacked(node, *(emit(node, node.target, *part) for part in (real, imaginary)))
 
 
 def _stacked(node: fx.Node, real: fx.Node, imaginary: fx.Node) -> fx.Node:

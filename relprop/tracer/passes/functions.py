@@ -93,11 +93,14 @@ def _is_affine(region: Region) -> bool:
 
 
 def _line(function: Callable[..., Tensor]) -> tuple[float, float] | None:
-    """a and b, where the function is a·x + b."""
+    """a and b, where the function is a·x + b; what rounding leaves of 0, or beside 1, is none of
+    it."""
     try:
         zero, one = function(torch.tensor([0.0, 1.0]).double()).tolist()
     except (RuntimeError, TypeError, ValueError):
         return None
+    zero = 0.0 if abs(zero) <= 1e-13 * abs(one) else zero
+    one = zero + 1.0 if abs(one - zero - 1) <= 1e-13 else one
 
     def line(x: Tensor) -> Tensor:
         return (one - zero) * x + zero

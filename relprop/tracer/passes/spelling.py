@@ -34,6 +34,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.attention import split_attention
+from relprop.tracer.passes.fourier import TRANSFORMS
 from relprop.tracer.passes.indices import (
     copied,
     put_by_index,
@@ -65,6 +66,8 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = split_attention(node, device)
     elif is_call(node, aten.pad):
         new = _pad(node, device)
+    elif (transform := TRANSFORMS.get(packet(node))) is not None:
+        new = transform(node, device)
     elif what is Kind.FACTORY:
         new = _made(node, device)
     elif what is Kind.UNKNOWN:

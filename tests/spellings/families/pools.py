@@ -79,14 +79,23 @@ spell(
     lerped=lambda x: torch.lerp(x[:, :2].mean(1), x[:, 2:].mean(1), 0.6),
 )
 
-# By Fourier transform: its first coefficient is the sum. Complex numbers of all tokens at once are
-# refused by their name.
+# By Fourier transform, whose first coefficient is the sum, and there and back again; what has no
+# form in real numbers is refused by its name.
 spell(
     "pool",
     PLAIN,
-    refused="fft",
     fft=lambda x: torch.fft.fft(x, dim=1)[:, 0].real / x.shape[1],
+    fft_divided=lambda x: torch.fft.fft(x, dim=1, norm="forward").real[:, 0],
     rfft=lambda x: torch.fft.rfft(x, dim=1).real[:, 0] / x.shape[1],
+    fft_and_back=lambda x: torch.fft.ifft(torch.fft.fft(x, dim=1), dim=1).real.mean(1),
+    rfft_and_back=lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=x.shape[1], dim=1).mean(1),
+    low_pass=lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1)[:, :1], n=x.shape[1], dim=1)[:, 0],
+)
+spell(
+    "pool",
+    PLAIN,
+    refused="sqrt.* has no form in real numbers",
+    complex_root=lambda x: (x.mean(1) + 0j).sqrt().square().real,
 )
 
 
