@@ -34,6 +34,10 @@ class CaptureError(RelpropError):
     """The model could not be turned into a graph that equals it."""
 
 
+class RoundingError(CaptureError):
+    """Rounding decides what the model picks: in float64 the graph gives another output."""
+
+
 class RuleError(RelpropError):
     """A rule or a rule set is wrong: its key, its result's shape, or the region it covers."""
 

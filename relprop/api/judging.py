@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, fx, nn
 
 from relprop.api.session import Session
-from relprop.errors import CaptureError, InputError, RelpropError, message, warn
+from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, message, warn
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
@@ -121,7 +122,12 @@ class Judge:
         if not found:
             return "equal to the model's own output for the batch" + _about_shared(part)
         for i in sorted({i for gap in found for i in gap.samples}):
-            self._alone(program, part, i, values, nodes)
+            try:
+                self._alone(program, part, i, values, nodes)
+            except RoundingError:
+                if session.program.dtype is not torch.float64:
+                    raise
+                return "not compared: in the model's own precision rounding decides what it picks"
         if program.draws:
             return "equal to the model's own output for each sample alone, for the same draws"
         worst = max(found, key=lambda gap: gap.error)
@@ -164,6 +170,17 @@ class Judge:
         )
         if unsteady(self.model, one, theirs, draws):
             why, then = UNSTEADY, ["make it a function of its inputs while it is explained"]
+        elif _rounds(program, self.model, one, mine):
+            why = (
+                "rounding decides which of nearly equal values the model picks: in float64 the "
+                "graph itself gives another output"
+            )
+            raise RoundingError(
+                message(
+                    f"{fact}; {why}",
+                    then=["precision='float64' explains what exact numbers decide"],
+                )
+            )
         elif i:
             why = (
                 "the graph was captured on sample 0: the model takes values out of tensors in a "
@@ -251,6 +268,13 @@ def other_gradients(found: Slopes) -> str:
     return message(
         fact, then=["report this model: a graph's gradients must equal those of its model"]
     )
+
+
+def _rounds(program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Any]) -> bool:
+    """Whether a program's own outputs for one sample are others in float64."""
+    exact = execute(replace(program, dtype=torch.float64), model, one, values)
+    outputs = [exact.get(node, torch.empty(0)) for node in program.output_nodes]
+    return bool(gaps(program, values, outputs, values, 0, 1, 1))
 
 
 def _about_shared(inputs: Inputs) -> str:

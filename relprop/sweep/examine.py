@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import relprop
-from relprop.errors import NoAttentionError, TargetError
+from relprop.errors import NoAttentionError, RoundingError, TargetError
 from relprop.explanation import Explanation
 from relprop.sweep.huggingface_inputs import along
 from relprop.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
@@ -119,6 +119,9 @@ def _explain(built: Built, record: Record, **options: Any) -> Any:
     element of its output; the target is kept."""
     try:
         explanation = relprop.explain(built.model, built.inputs, built.target, **options)
+    except RoundingError:  # what is picked by value is explained in double
+        record.another_in_double = True
+        return _explain(built, record, **options | {"precision": "float64"})
     except TargetError:
         if built.target is not None:
             raise

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
-from relprop.errors import CaptureError, InputError, RelpropWarning
+from relprop.errors import CaptureError, InputError, RelpropWarning, RoundingError
 from tests.common.models import FEATURES, TOKENS, build, closeness, sample
 
 FACTOR = 2.0
@@ -212,6 +212,21 @@ def test_what_no_input_decides_specialises_nothing():
     model = Written(lambda m, x: m.inner(x + x.data) * sum(torch.arange(3).tolist()))
     decisions = relprop.trace(model, sample()).decisions
     assert decisions and all("outside the graph" in d for d in decisions)  # x.data alone
+
+
+def test_where_rounding_decides_float64_is_asked_for():
+    """The sign of a sine of something large: every way to add up gives another one."""
+
+    def coarse(m, x):
+        weights = torch.linspace(-1, 1, FEATURES**2).reshape(FEATURES, FEATURES)
+        added = (x[..., None, :] * weights.exp()).sum(-1)
+        return m.inner(x) * (1 + (added * 1e8).sin().sign().mean())
+
+    model, x = Written(coarse).float(), torch.randn(3, TOKENS, FEATURES)
+    with pytest.raises(RoundingError, match="(?s)rounding decides .*precision='float64'"):
+        relprop.explain(model, x, 1)
+    e = relprop.explain(model, x, 1, precision="float64")
+    assert "rounding decides" in e.facts["compared"]
 
 
 def test_samples_that_mix_are_said_and_explained_alone():
