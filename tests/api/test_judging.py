@@ -223,7 +223,7 @@ def test_where_rounding_decides_float64_is_asked_for():
         return m.inner(x) * (1 + (added * 1e8).sin().sign().mean())
 
     model, x = Written(coarse).float(), torch.randn(3, TOKENS, FEATURES)
-    with pytest.raises(RoundingError, match="(?s)rounding decides .*precision='float64'"):
+    with pytest.raises(RoundingError, match=r"(?s)rounding decides .*precision='float64'"):
         relprop.explain(model, x, 1)
     e = relprop.explain(model, x, 1, precision="float64")
     assert "rounding decides" in e.facts["compared"]

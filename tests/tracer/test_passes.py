@@ -126,6 +126,13 @@ def add_to(y, x):
     return y
 
 
+def test_a_sum_of_sizes_is_a_sum():
+    def body(m, x):
+        return x * torch.norm(m.linear(x)[..., :3], p=1, dim=-1, keepdim=True)
+
+    has(equals(Model(body), sample()), abs=1, sum=1, linalg_vector_norm=0)
+
+
 FOURIER = {
     "one axis": lambda x: torch.fft.fft(x, dim=1).real,
     "all axes": lambda x: torch.fft.fft2(x, norm="ortho").imag,

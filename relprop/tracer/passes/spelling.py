@@ -410,6 +410,16 @@ def _native_norm(node: fx.Node) -> None:
             swap(user, emit(user, aten.batch_norm.default, x, *given, *rest))
 
 
+def _sum_of_sizes(node: fx.Node) -> fx.Node | None:
+    """‖x‖₁ is Σ |x|."""
+    if argument(node, "ord") != 1 or argument(node, "dtype") is not None:
+        return None
+    x, dim = node.args[0], argument(node, "dim")
+    dims = [dim] if isinstance(dim, int) else dim or list(range(rank(x)))
+    size = emit(node, aten.abs.default, x)
+    return emit(node, aten.sum.dim_IntList, size, dims, bool(argument(node, "keepdim")))
+
+
 def _number(node: fx.Node) -> None:
     """A number that Python reads from a tensor, where an operator would take the tensor as well."""
     source = node.args[0]
@@ -452,6 +462,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.lerp: _lerp,
     aten.glu: _glu,
     aten.cosine_similarity: _cosine,
+    aten.linalg_vector_norm: _sum_of_sizes,
     aten.std: _deviation,
     aten.var_mean: _with_mean,  # type: ignore[dict-item]
     aten.std_mean: _with_mean,  # type: ignore[dict-item]
