@@ -3,8 +3,6 @@ inputs, and the pass did what it says."""
 
 import math
 import sys
-
-
 from dataclasses import replace
 
 import pytest
