@@ -13,7 +13,10 @@ from torch.nn import functional as F
 from relprop.operations import name_of
 from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import is_live
+from relprop.tracer.editing import emit, is_live
+from relprop.tracer.passes.factors import join_factors
+from relprop.tracer.passes.lanes import merge_lanes
+from relprop.tracer.passes.sums import terms_of
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program
@@ -445,6 +448,39 @@ def test_truth_values_that_a_function_reads_stay_truth_values_in_half_precision(
         return torch.where(even, (y := m.linear(x)) * y.sin(), y)
 
     has(traced(Model(body).bfloat16(), sample().bfloat16()), written_function=1)
+
+
+def hand_made():
+    """A graph of one input, to be filled before its end."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(1, 2, 2, device="meta")
+    end = graph.output(x)
+    end.meta["place"] = None
+    return graph, x, end
+
+
+def test_lanes_of_any_length_are_merged():
+    (graph, x, end), long = hand_made(), sys.getrecursionlimit()
+    lanes = [emit(end, torch.ops.aten.slice.Tensor, x, 1, i, i + 1, 1) for i in (0, 1)]
+    for _ in range(long):
+        lanes = [emit(end, torch.ops.aten.softmax.int, n, -1) for n in lanes]
+    end.args = (emit(end, torch.ops.aten.cat.default, lanes, 1),)
+    merge_lanes(graph)
+    assert [name_of(n) for n in graph.nodes if n.op == "call_function"] == ["softmax"] * long
+
+
+def test_sums_and_products_of_any_length_are_one():
+    (graph, x, end), long = hand_made(), sys.getrecursionlimit()
+    total = product = x
+    for _ in range(long):
+        total = emit(end, torch.ops.aten.sub.Tensor, x, total)
+        product = emit(end, torch.ops.aten.div.Tensor, x, product)
+    end.args = ((total, product),)
+    signs = [1, *([-1, 1] * long)[:long]]
+    assert terms_of(total) == [(sign, x) for sign in signs]
+    join_factors(graph)
+    assert not any(name_of(n) == "div" and n.args[1] is not x for n in graph.nodes)
 
 
 def test_gradient_mode_switches_are_inlined():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from torch import fx
 
@@ -13,10 +15,39 @@ from relprop.operations.vocabulary import Written, WrittenNorm
 from relprop.tracer.editing import aten, emit, shape_of
 
 Lanes = tuple[fx.Node, ...]
+Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 class Apart(Exception):
     """The lanes are not the same computation."""
+
+
+class _Missing(Exception):
+    """Something else has to be made first."""
+
+
+class InTurn(Generic[Key, Made]):
+    """What is made by ``make`` of others of its kind, each once, on ways of any length: who asks
+    for something that is not there yet is asked again when it is."""
+
+    def __init__(self, make: Callable[[Key], Made], made: dict[Key, Made]) -> None:
+        self.make, self.made = make, made
+        self._left: list[Key] = []
+
+    def __call__(self, key: Key) -> Made:
+        """What is made for ``key``."""
+        if key in self.made:
+            return self.made[key]
+        self._left.append(key)
+        if len(self._left) > 1:
+            raise _Missing
+        while self._left:
+            here = self._left[-1]
+            with contextlib.suppress(_Missing):
+                self.made[here] = self.make(here)
+                self._left.pop()
+        return self.made[key]
 
 
 def alike(nodes: Lanes) -> bool:

@@ -41,7 +41,7 @@ def _is_product(node: Any) -> bool:
 
 def _is_top(node: fx.Node) -> bool:
     users = list(node.users)
-    return len(users) != 1 or not _is_product(users[0])
+    return len(users) > 1 or any(not _is_product(u) for u in users)
 
 
 def _inverts_twice(node: fx.Node) -> bool:
@@ -63,20 +63,19 @@ def _factors_of(node: fx.Node) -> tuple[Factors, float]:
     """What a product multiplies (1) and divides by (-1), and its numbers as one."""
     factors: Factors = []
     scale = 1.0
-
-    def collect(part: Any, power: int, *, top: bool = False) -> None:
-        nonlocal scale
+    left: list[tuple[int, Any]] = [(1, node)]
+    while left:
+        power, part = left.pop()
         if isinstance(part, (int, float)):
             scale = scale * part if power > 0 else scale / part
-        elif not top and (not _is_product(part) or len(part.users) != 1 or not is_live(part)):
+        elif part is not node and (
+            not _is_product(part) or len(part.users) != 1 or not is_live(part)
+        ):
             factors.append((power, part))
-        elif is_call(part, aten.reciprocal):
-            collect(part.args[0], -power)
         else:
-            collect(part.args[0], power)
-            collect(part.args[1], -power if kind(part) is Kind.QUOTIENT else power)
-
-    collect(node, 1, top=True)
+            first = -power if is_call(part, aten.reciprocal) else power
+            other = -power if kind(part) is Kind.QUOTIENT else power
+            left += [*((other, p) for p in part.args[1:2]), (first, part.args[0])]
     return factors, scale
 
 

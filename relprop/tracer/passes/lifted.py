@@ -24,6 +24,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.alike import (
     Apart,
+    InTurn,
     Lanes,
     alike,
     operand,
@@ -43,7 +44,7 @@ def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
     lifted = lift.lane(parts)
     if lifted is None:
         raise Apart
-    known |= lift.made
+    known |= lift.lane.made
     order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
     shape = shape_of(parts[0])
     shape[dim] *= len(parts)
@@ -55,16 +56,11 @@ class _Lift:
 
     def __init__(self, at: fx.Node, count: int, known: Known) -> None:
         self.at, self.count, self.numbers = at, count, Numbers()
-        self.made = dict(known)
-
-    def lane(self, nodes: Lanes) -> fx.Node | None:
-        """The lanes' tensors on a first axis; ``None``: they are all the same tensor, which has no
-        such axis."""
-        if nodes not in self.made:
-            self.made[nodes] = self._lane(nodes)
-        return self.made[nodes]
+        self.lane = InTurn(self._lane, dict(known))
 
     def _lane(self, nodes: Lanes) -> fx.Node | None:
+        """The lanes' tensors on a first axis; ``None``: they are all the same tensor, which has no
+        such axis."""
         if self.numbers.same(nodes):
             return None
         if len({tuple(shape_of(n)) for n in nodes}) > 1:

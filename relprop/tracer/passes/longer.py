@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.alike import (
     Apart,
+    InTurn,
     Lanes,
     alike,
     kept_axis,
@@ -53,17 +54,15 @@ class _Longer:
 
     def __init__(self, at: fx.Node) -> None:
         self.at, self.numbers = at, Numbers()
-        self.made: dict[tuple[Any, ...], fx.Node] = {}
+        self._made = InTurn[tuple[Lanes, int], fx.Node](self._join, {})
         self.cuts: tuple[Any, ...] | None = None
 
     def join(self, nodes: Lanes, dim: int) -> fx.Node:
         """The lanes' tensors one after another along ``dim``, computed as one."""
-        key = (*nodes, dim)
-        if key not in self.made:
-            self.made[key] = self._join(nodes, dim)
-        return self.made[key]
+        return self._made((nodes, dim))
 
-    def _join(self, nodes: Lanes, dim: int) -> fx.Node:
+    def _join(self, lanes: tuple[Lanes, int]) -> fx.Node:
+        nodes, dim = lanes
         if not any(is_live(n) for n in nodes):
             return emit(self.at, aten.cat.default, list(nodes), dim)
         if (run := one_run(self.at, nodes, dim)) is not None:

@@ -33,20 +33,19 @@ Terms = list[tuple[int, fx.Node]]
 
 def terms_of(node: fx.Node) -> Terms:
     """The terms of a sum of sums, with their signs: sums that nothing else reads are part of it."""
-    return list(_terms(node, 1, top=True))
-
-
-def _terms(node: Any, sign: int, *, top: bool = False) -> Iterator[tuple[int, fx.Node]]:
-    alone = top or (isinstance(node, fx.Node) and len(node.users) == 1)
-    if alone and is_call(node, aten.neg):
-        yield from _terms(node.args[0], -sign)
-    elif alone and is_sum(node):
-        turned = -sign if is_call(node, aten.sub) else sign
-        yield from _terms(node.args[0], sign)
-        for other in node.args[1:]:
-            yield from _terms(other, turned)
-    else:
-        yield sign, node
+    found: Terms = []
+    left: list[tuple[int, Any]] = [(1, node)]
+    while left:
+        sign, here = left.pop()
+        alone = here is node or (isinstance(here, fx.Node) and len(here.users) == 1)
+        if alone and is_call(here, aten.neg):
+            left.append((-sign, here.args[0]))
+        elif alone and is_sum(here):
+            turned = -sign if is_call(here, aten.sub) else sign
+            left += [*((turned, other) for other in here.args[:0:-1]), (sign, here.args[0])]
+        else:
+            found.append((sign, here))
+    return found
 
 
 def is_sum(node: Any) -> bool:
