@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, is_call, kind
-from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -20,7 +19,6 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
-    val,
 )
 
 
@@ -179,46 +177,6 @@ def positions_joined(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
     if not parts or len(cuts) < len(parts) or len({c[0] for c in cuts}) > 1:
         return x, list(range(shape_of(x)[dim]))
     return cuts[0][0], [p for c in cuts for p in range(*c[2:5])]
-
-
-def simpler_matrix(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """A product with a constant matrix that has one number in each row → positions picked, and
-    multiplied with these; of two one after the other, too, where rounding is all that is left of
-    the other numbers."""
-    if is_call(node, aten.linear):
-        (x, matrix, *bias), axis = node.args, rank(node) - 1
-    else:
-        (matrix, x), bias, axis = node.args, [], rank(node) - 2
-    if not is_live(x) or is_live(matrix) or rank(matrix) != 2 or rank(x) < 2:
-        return None
-    known = constants.value(matrix)  # type: ignore[arg-type]
-    if isinstance(known, Tensor) and is_call(node, aten.linear):
-        x, known = _composed(x, known, constants)
-    if not isinstance(known, Tensor) or not bool(((known != 0).sum(1) == 1).all()):
-        return None
-    places, scales = (known != 0).int().argmax(1), known[known != 0]
-    made = x
-    if not torch.equal(places, torch.arange(shape_of(x)[axis])):
-        held = emit(node, Held(places.to(constants.device)))
-        made = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
-    if not bool((scales == 1).all()):
-        scales = scales.reshape(-1, *[1] * (rank(node) - 1 - axis)).to(constants.device)
-        made = emit(node, aten.mul.Tensor, made, emit(node, Held(scales.to(val(node).dtype))))
-    return emit(node, aten.add.Tensor, made, *bias) if bias and bias[0] is not None else made  # type: ignore[return-value]
-
-
-def _composed(x: fx.Node, matrix: Tensor, constants: Constants) -> tuple[fx.Node, Tensor]:
-    """What enters a product with another constant matrix, and the product of both matrices without
-    what rounding leaves beside whole numbers; else both as they are."""
-    if not is_call(x, aten.linear) or len(x.args) != 2:
-        return x, matrix
-    first = constants.value(x.args[1])  # type: ignore[arg-type]
-    if not isinstance(first, Tensor):
-        return x, matrix
-    both = matrix.double() @ first.double()
-    whole = both.round()
-    rounding = len(first) * torch.finfo(matrix.dtype).eps
-    return x.args[0], torch.where((both - whole).abs() <= rounding, whole, both)  # type: ignore[return-value]
 
 
 def simpler_pad(node: fx.Node) -> fx.Node | None:

@@ -12,11 +12,11 @@ from torch import fx
 from relprop.operations import ELEMENTWISE, Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_tensor, rank, shape_of, swap
+from relprop.tracer.passes.matrices import simpler_matrix
 from relprop.tracer.passes.moves import (
     simpler_cat,
     simpler_expand,
     simpler_index,
-    simpler_matrix,
     simpler_pad,
     simpler_permute,
     simpler_reshape,
