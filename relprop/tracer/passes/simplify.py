@@ -31,7 +31,7 @@ from relprop.tracer.passes.numbers import (
     simpler_sum,
     simpler_total,
 )
-from relprop.tracer.passes.stacks import windows
+from relprop.tracer.passes.stacks import put_together, windows
 
 
 def simplify(graph: fx.Graph, constants: Constants) -> None:
@@ -57,6 +57,8 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
         new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
+        return new
+    if (new := put_together(node, constants)) is not None:
         return new
     rule = RULES.get(kind(node))
     if rule is not None and (new := rule(node)) is not None:

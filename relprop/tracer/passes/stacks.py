@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import MOVES, Kind, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -32,8 +32,8 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     new = node.args[1]
     if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in node.args[0]):  # type: ignore[index, union-attr]
         return None
-    inner, source = _cuts(node)
-    if source is None or rank(source) + 1 != rank(node) or source in inner:
+    inner, sources = _cuts(node, CUTS)
+    if len(sources) != 1 or rank(source := sources.pop()) + 1 != rank(node):
         return None
     shape, target = shape_of(source), shape_of(node)
     given = torch.arange(val(source).numel()).reshape(shape)
@@ -61,19 +61,41 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     return None
 
 
-def _cuts(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
-    """The cuts and joins that a tensor is made by, in order, and the one tensor that is cut."""
+def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """A tensor into which another is written piece by piece, until it is the other; pieces that
+    are joined and laid out as they were."""
+    written = kind(node) is Kind.WRITE and all(kind(u) is not Kind.WRITE for u in node.users)
+    if not written and not (kind(node) is Kind.RESHAPE and kind(node.args[0]) is Kind.JOIN):
+        return None
+    inner, sources = _cuts(node, MOVES)
+    live = [n for n in sources if is_live(n)]
+    if len(live) != 1 or val(source := live[0]).numel() != val(node).numel():
+        return None
+    part = Part((source,), node, tuple(inner), constants)
+    if not part.is_small:
+        return None
+    numbers = 1 + torch.arange(val(source).numel(), dtype=torch.float64)
+    try:
+        found = part(numbers.reshape(shape_of(source)))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    same = torch.equal(found.flatten(), numbers)
+    return reshaped(node, source, shape_of(node)) if same else None
+
+
+def _cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
+    """What moves numbers until they stand in ``node``, in order, and where they come from."""
     inner: set[fx.Node] = set()
     sources: set[fx.Node] = set()
     left = [node]
     while left:
         here = left.pop()
-        if here.op == "call_function" and kind(here) in CUTS and is_live(here):
+        if here.op == "call_function" and kind(here) in kinds and is_live(here):
             inner.add(here)
             left += [i for i in tensor_inputs(here) if i not in inner]
         else:
             sources.add(here)
-    return sorted(inner), sources.pop() if len(sources) == 1 else None
+    return sorted(inner), sources
 
 
 def _along(found: Tensor, shape: list[int], axis: int, new: int) -> Tensor | None:

@@ -150,11 +150,18 @@ spell(
             "unbind": lambda t: t.unbind(1),
             "unbind_of_features": lambda t: torch.unbind(t, -1),
             "unpacked": lambda t: list(t.transpose(0, 1)),
-            "unsafe_chunk": lambda t: torch.unsafe_chunk(t, 2, -1),
             "tokens_all_views_first": lambda t: [t[:, i] for i in range(TOKENS)],
             "features_all_views_first": lambda t: [t[..., i::2] for i in range(2)],
         }.items()
     },
+)
+
+# PyTorch's own gradient of a write into an unsafe chunk leaves the write out.
+spell(
+    "position",
+    PLAIN,
+    either=True,
+    pieces_unsafe_chunk=_parts(lambda t: torch.unsafe_chunk(t, 2, -1)),
 )
 
 
