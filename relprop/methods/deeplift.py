@@ -181,6 +181,10 @@ def _ruled(
             Operation(KERNELS.get(node.target, node.target), args, rebuild(*theirs)[0], kwargs)  # type: ignore[arg-type]
         )
 
-    return per_sample(
-        one, *(values[operands[i]] for i in batched), *(reference[operands[i]] for i in batched)
-    )  # type: ignore[no-any-return]
+    given = (*(values[operands[i]] for i in batched), *(reference[operands[i]] for i in batched))
+    try:
+        return per_sample(one, *given)  # type: ignore[no-any-return]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _undefined(node, str(error).splitlines()[0]) from error
