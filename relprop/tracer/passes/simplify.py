@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_tensor, rank, shape_of, swap
 from relprop.tracer.passes.matrices import simpler_matrix
@@ -66,6 +66,17 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if kind(node) in ELEMENTWISE:
         return as_numbers(node, constants) or _broadcast(node)
     return None
+
+
+def _undetached(node: fx.Node) -> fx.Node | None:
+    """Where nothing but comparisons comes of it, no gradient would pass anyway."""
+    left = [node]
+    while left:
+        users = [u for u in left.pop().users if kind(u) not in STOPS]
+        if any(kind(u) not in ELEMENTWISE for u in users):
+            return None
+        left += users
+    return node.args[0]  # type: ignore[return-value]
 
 
 # ---- softmax
@@ -132,5 +143,6 @@ RULES: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     Kind.LARGEST: simpler_total,
     Kind.STATISTIC: simpler_total,
     Kind.SOFTMAX: _softmax,
+    Kind.DETACH: _undetached,
     Kind.FUNCTION: simpler_function,
 }

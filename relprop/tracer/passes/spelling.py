@@ -25,6 +25,7 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_number,
     is_tensor,
     rank,
     reshaped,
@@ -344,6 +345,17 @@ def _glu(node: fx.Node) -> fx.Node:
     return emit(node, aten.mul.Tensor, first, emit(node, aten.sigmoid.default, second))
 
 
+def _step(node: fx.Node) -> fx.Node:
+    """``heaviside(x, y)`` → whether x > 0, and y where it is 0: comparisons, of which PyTorch has
+    no derivative."""
+    x, middle = node.args[:2]
+    test = aten.ge.Scalar if is_number(middle, 1) else aten.gt.Scalar
+    above = emit(node, aten.to.dtype, emit(node, test, x, 0), val(node).dtype)
+    if is_number(middle, 0) or is_number(middle, 1):
+        return above
+    return emit(node, aten.where.self, emit(node, aten.eq.Scalar, x, 0), middle, above)
+
+
 def _cosine(node: fx.Node) -> fx.Node | None:
     """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
     pair, dim, eps = node.args[:2], argument(node, "dim"), argument(node, "eps")
@@ -461,6 +473,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addcdiv: _addc,
     aten.lerp: _lerp,
     aten.glu: _glu,
+    aten.heaviside: _step,
     aten.cosine_similarity: _cosine,
     aten.linalg_vector_norm: _sum_of_sizes,
     aten.std: _deviation,
