@@ -105,20 +105,18 @@ class Judge:
     ) -> str:
         if self._inputs is None:
             return "not compared with the model: verify=False"
-        program = session.program
-        every = range(part.batch)
-        found = (
-            [Gap(program.outputs.names[0], tuple(every), float("inf"))]
-            if program.draws
-            else gaps(program, values, self._outputs, nodes, start, part.batch, self._inputs.batch)
-        )
+        program, heard = session.program, self._inputs.batch
+
+        def apart(program: Program, values: Mapping[fx.Node, Any]) -> list[Gap]:
+            if program.draws:
+                return [Gap(program.outputs.names[0], tuple(range(part.batch)), float("inf"))]
+            return gaps(program, values, self._outputs, nodes, start, part.batch, heard)
+
+        found = apart(program, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
             values = execute(program, self.model, part, nodes)
-            if not program.draws:
-                found = gaps(
-                    program, values, self._outputs, nodes, start, part.batch, self._inputs.batch
-                )
+            found = apart(program, values)
         if not found:
             return "equal to the model's own output for the batch" + _about_shared(part)
         for i in sorted({i for gap in found for i in gap.samples}):
