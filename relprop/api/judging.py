@@ -21,6 +21,9 @@ from relprop.tracer.trace import forget
 
 T = TypeVar("T")
 
+#: What came of a comparison with a model that is less exact than the program.
+ROUNDED = "not compared: in the model's own precision rounding decides what it picks"
+
 
 class _Stale(Exception):
     """The program isn't the model: it is captured anew, once, and then refused for ``reason``."""
@@ -78,7 +81,9 @@ class Judge:
         """Compare ``values`` of the output ``nodes``, those of the samples of ``part``, which
         begins at ``start`` in what was heard. Gives a function that compares their gradients, once
         per program."""
-        self._say(self._found(session, part, start, values, nodes))
+        self._say(said := self._found(session, part, start, values, nodes))
+        if said == ROUNDED:
+            return lambda: None
         return lambda: self._differentiate(session, part, tuple(nodes))
 
     def _differentiate(self, session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> None:
@@ -125,7 +130,7 @@ class Judge:
             except RoundingError:
                 if session.program.dtype is not torch.float64:
                     raise
-                return "not compared: in the model's own precision rounding decides what it picks"
+                return ROUNDED
         if program.draws:
             return "equal to the model's own output for each sample alone, for the same draws"
         worst = max(found, key=lambda gap: gap.error)

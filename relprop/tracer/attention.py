@@ -38,10 +38,12 @@ def find_sites(
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
-def attend_to_constants(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> bool:
-    """Write a linear map over the tokens of a softmax as the matrix product that it is: attention,
-    of which no value depends on an input. Whether there was one."""
-    found = [n for n in graph.nodes if kind(n) is Kind.LINEAR and _weighs_tokens(n, axes)]
+def attend_to_constants(
+    graph: fx.Graph, axes: dict[fx.Node, Axes], softmaxes: set[fx.Node]
+) -> bool:
+    """Write a linear map over the tokens of a softmax that ends in no site as the matrix product
+    that it is: attention, of which no value depends on an input. Whether there was one."""
+    found = [n for n in graph.nodes if kind(n) is Kind.LINEAR and _weighs(n, softmaxes, axes)]
     for node in found:
         x, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
         dims = [*range(rank(weight) - 2), rank(weight) - 1, rank(weight) - 2]
@@ -50,11 +52,11 @@ def attend_to_constants(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> bool:
     return bool(found)
 
 
-def _weighs_tokens(linear: fx.Node, axes: dict[fx.Node, Axes]) -> bool:
-    """Whether a linear map sums over the axis of a softmax of scores, and no features lie along
-    it."""
+def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes]) -> bool:
+    """Whether a linear map sums over the axis of one of these softmaxes, if it is one of scores and
+    no features lie along it."""
     *moved, softmax = _moved_from(linear.args[0])
-    if kind(softmax) is not Kind.SOFTMAX or softmax not in axes:
+    if softmax not in softmaxes:
         return False
     if kind(_moved_from(softmax.args[0])[-1]) not in (Kind.MATMUL, Kind.LINEAR):
         return False

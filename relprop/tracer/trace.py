@@ -261,9 +261,9 @@ def _structure_from(
         node.meta["role"] = "activation" if node in below else still
         node.meta["batched"] = node in batched
     axes = follow(graph, dict(roots or leaves), constants)
-    if attend_to_constants(graph, axes):
-        return _structure_from(graph, leaves, constants, roots)
     sites, without = find_sites(graph, axes, constants)
+    if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
+        return _structure_from(graph, leaves, constants, roots)
     return axes, tuple(s for s in sites if s.contraction in below), without
 
 

@@ -161,6 +161,7 @@ spell(
     "position",
     PLAIN,
     either=True,
+    inference=True,
     pieces_unsafe_chunk=_parts(lambda t: torch.unsafe_chunk(t, 2, -1)),
 )
 
