@@ -61,6 +61,12 @@ class RelpropWarning(UserWarning):
     know."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
 def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
     """``fact``, then ``at`` (where in the user's model), then one line for each thing to do."""
     lines = [fact]

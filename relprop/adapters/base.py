@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.pictures import Original, originals
-from relprop.errors import InputError, TargetError, message
+from relprop.errors import InputError, TargetError, first_line, message
 from relprop.tracer.binding import Inputs
 
 Word = tuple[str, list[int]]
@@ -159,7 +159,7 @@ def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
         message(
             (
                 f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                f"{first_line(error)}"
             ),
             then=[
                 (

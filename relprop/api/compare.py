@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from relprop.api.grid import MethodCall, explain_grid
 from relprop.api.stability import rank_correlation
-from relprop.errors import OptionError, RelpropError
+from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import METHODS, method_named
 from relprop.methods.fusion import FUSIONS
@@ -188,9 +188,7 @@ def compare(
     explanations = {label: e for label, e in zip(calls, found, strict=True) if e is not None}
     if not explanations:
         raise next(iter(refused.values()))
-    reasons = {
-        label: str(refused[i]).splitlines()[0] for i, label in enumerate(calls) if i in refused
-    }
+    reasons = {label: first_line(refused[i]) for i, label in enumerate(calls) if i in refused}
     trials = (
         ()
         if metric is None

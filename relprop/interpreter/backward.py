@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import RelpropError, RuleError, message
+from relprop.errors import RelpropError, RuleError, first_line, message
 from relprop.interpreter.ledger import Account
 from relprop.numerics import at_least_float32, total
 from relprop.operations import Kind, kind
@@ -216,7 +216,7 @@ def _apply(step: Step, relevance: Any, env: Values, extra: Tensor | None) -> tup
     except RelpropError as error:
         raise type(error)(message(str(error), at=describe(step.node))) from error
     except Exception as error:  # a user's rule may raise anything
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = first_line(error)
         raise RuleError(
             message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))
         ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import RelpropError, message
+from relprop.errors import RelpropError, first_line, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.program import Program
 from relprop.tracer.run import Values, execute
@@ -46,7 +46,7 @@ class Forward:
         except RuntimeError as error:
             raise RelpropError(
                 message(
-                    f"the gradient cannot be taken: {str(error).splitlines()[0]}",
+                    f"the gradient cannot be taken: {first_line(error)}",
                     then=[
                         "give the operator a derivative (torch.library.register_autograd)",
                         "or do without: use_gradient=False, method='rollout'",

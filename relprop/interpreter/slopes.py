@@ -14,10 +14,10 @@ from torch._functorch import autograd_function
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from relprop.errors import RelpropError
+from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import forward
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.capture import first_line, frame_source
+from relprop.tracer.capture import frame_source
 from relprop.tracer.judge import difference, tolerance
 from relprop.tracer.kernels import CALLS, Formulas
 from relprop.tracer.leftovers import taken_back

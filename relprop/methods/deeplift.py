@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError, first_line, message
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
 from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
@@ -187,4 +187,4 @@ def _ruled(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise _undefined(node, str(error).splitlines()[0]) from error
+        raise _undefined(node, first_line(error)) from error

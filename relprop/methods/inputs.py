@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, message, warn
+from relprop.errors import OptionError, RelpropError, first_line, message, warn
 from relprop.methods.base import InputValues
 
 CONVERGED = 0.05
@@ -98,7 +98,7 @@ def no_gradient(error: RuntimeError, where: str) -> RelpropError:
     """What autograd's refusal is turned into."""
     return RelpropError(
         message(
-            f"the gradient {where} cannot be taken: {str(error).splitlines()[0]}",
+            f"the gradient {where} cannot be taken: {first_line(error)}",
             then=[
                 "give the operator a derivative (torch.library.register_autograd)",
                 "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)",

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from relprop import errors
-from relprop.errors import InputError, OptionError, RelpropError, message
+from relprop.errors import InputError, OptionError, RelpropError, first_line, message
 from relprop.runs.base import Record, Work
 from relprop.runs.disk import remove_leftovers
 from relprop.runs.manifest import (
@@ -349,7 +349,7 @@ class _Doing:
         key = str(getattr(self.work, "key", str)(index))
         if self.on_error == "skip":
             add_failure(self.failed_file, Failure(index, key, str(error)))
-            self.bar.say(f"sample {key!r} failed: {str(error).splitlines()[0]}")
+            self.bar.say(f"sample {key!r} failed: {first_line(error)}")
             self.bar.advance(1)
             return
         then = (

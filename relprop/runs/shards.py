@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError, RelpropError, message
+from relprop.errors import InputError, OptionError, RelpropError, first_line, message
 from relprop.runs.base import Record
 from relprop.runs.disk import owner, remove_leftovers, write_atomically
 
@@ -89,9 +89,10 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     }
     indices = [r.index for r in records]
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
-    if tensors:
+    if tensors:  # as bytes: `save_file` has a temporary file of its own, which a kill leaves
         write_atomically(
-            path.with_suffix(".safetensors"), lambda temporary: save_file(tensors, temporary)
+            path.with_suffix(".safetensors"),
+            lambda temporary: temporary.write_bytes(save(tensors)),
         )
     table = table.replace_schema_metadata(
         {META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()}
@@ -207,13 +208,11 @@ def _read(path: Path, samples: int) -> Shard:
     return Shard(path, indices, bool(facts["tensors"]))
 
 
-def _damaged(path: Path, error: Any) -> InputError:
+def _damaged(path: Path, error: Exception | str) -> InputError:
+    said = error if isinstance(error, str) else first_line(error)
     return InputError(
         message(
-            (
-                f"the shard {path.name} cannot be read: "
-                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
-            ),
+            f"the shard {path.name} cannot be read: {said}",
             then=[
                 "delete its .parquet and .safetensors files and resume: its samples are done again"
             ],

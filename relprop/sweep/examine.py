@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import relprop
-from relprop.errors import NoAttentionError, RoundingError, TargetError
+from relprop.errors import NoAttentionError, RoundingError, TargetError, first_line
 from relprop.explanation import Explanation
 from relprop.sweep.huggingface_inputs import along
 from relprop.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
@@ -319,7 +319,7 @@ def _without_attention(built: Built, record: Record) -> None:
         try:
             _explain(built, record)
         except NoAttentionError as refusal:
-            record.says = str(refusal).splitlines()[0]
+            record.says = first_line(refusal)
         else:
             raise AssertionError("the default method explained a model without attention sites")
     with _stage(record, "lrp"):

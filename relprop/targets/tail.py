@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import RelpropError, TargetError, message
+from relprop.errors import RelpropError, TargetError, first_line, message
 from relprop.interpreter.backward import propagate
 from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.plan import make_plan
@@ -138,7 +138,7 @@ def _trace(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
             message(
                 (
                     f"the target callable cannot be traced: {type(error).__name__}: "
-                    f"{str(error).splitlines()[0] if str(error) else ''}"
+                    f"{first_line(error)}"
                 ),
                 then=[
                     (

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError, first_line, message
 from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
@@ -236,12 +236,6 @@ def run_eager(flat: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
                 then=["call model(...) on the same inputs and mend that first"],
             )
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError, first_line, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
@@ -202,5 +202,5 @@ def call_node(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         raise InputError(
-            message(f"{node.target} failed: {str(error).splitlines()[0]}", at=describe(node))
+            message(f"{node.target} failed: {first_line(error)}", at=describe(node))
         ) from error

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import threading
 import time
 
 import numpy as np
@@ -105,6 +106,23 @@ def test_a_kill_at_any_step_of_writing_costs_one_batch(tmp_path, monkeypatch, wh
         ]
         assert len(list((folder / "shards").glob("*.safetensors"))) == 3
     assert killed >= (7 if what == "replace" else 14) and killed < STEPS
+
+
+def test_every_file_of_a_shard_says_who_writes_it(tmp_path):
+    """At any moment, or a kill at that moment leaves a file that no later run removes."""
+    seen, done = set(), threading.Event()
+
+    def look():
+        while not done.is_set():
+            seen.update(path.name for path in tmp_path.iterdir())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for index in range(20):
+        write_shard(tmp_path, [Record(index, "a", (), {"t": torch.zeros(1000, 1000)})], {})
+    done.set()
+    looking.join()
+    assert len(seen) >= 40 and all(disk.owner() in name for name in seen)
 
 
 def test_what_another_living_process_writes_is_left_alone(tmp_path):

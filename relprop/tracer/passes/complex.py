@@ -118,10 +118,9 @@ def _summed(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
         wide = max(rank(s) for s in sides)
         fitted = [reshaped(node, s, [1] * (wide - rank(s)) + shape_of(s)) for s in sides]
         return emit(node, node.target, *fitted)
-    like = next(a for a in node.args[:2] if is_tensor(a))
     real, imaginary = zip(*(_parts(node, a, pairs) for a in node.args[:2]), strict=True)
     if not any(is_tensor(part) for part in imaginary):
-        imaginary = (emit(node, aten.zeros_like.default, real[node.args.index(like)]), imaginary[1])
+        imaginary = (emit(node, aten.zeros_like.default, real[0]), imaginary[1])
     return _stacked(node, *(emit(node, node.target, *part) for part in (real, imaginary)))
 
 

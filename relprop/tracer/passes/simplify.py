@@ -70,11 +70,12 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def _undetached(node: fx.Node) -> fx.Node | None:
     """Where nothing but comparisons comes of it, no gradient would pass anyway."""
-    left = [node]
+    seen, left = {node}, [node]
     while left:
-        users = [u for u in left.pop().users if kind(u) not in STOPS]
+        users = {u for u in left.pop().users if kind(u) not in STOPS} - seen
         if any(kind(u) not in ELEMENTWISE for u in users):
             return None
+        seen |= users
         left += users
     return node.args[0]  # type: ignore[return-value]
 
