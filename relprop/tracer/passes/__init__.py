@@ -32,10 +32,10 @@ from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
+from relprop.tracer.passes.split import cut_inputs, join_outputs, join_split_inputs
 from relprop.tracer.passes.sums import (
     drop_constant_inputs,
     join_biases,
-    join_split_inputs,
     join_sums,
     read_constants,
 )
@@ -56,6 +56,7 @@ def canonicalise(
     simplify(graph, Constants(given, device))
     join_same(graph)
     raise_products(graph, spreads=False)
+    cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_same(graph)
@@ -74,7 +75,8 @@ def canonicalise(
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     drop_constant_inputs(graph, Constants(given, device))
-    join_split_inputs(graph)
+    join_split_inputs(graph, Constants(given, device))
+    join_outputs(graph)
     join_biases(graph)
     join_rotations(graph, Constants(given, device))
     simplify(graph, Constants(given, device))

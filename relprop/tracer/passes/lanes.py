@@ -35,7 +35,8 @@ from relprop.tracer.passes.alike import (
 from relprop.tracer.passes.lifted import Known, lifted
 from relprop.tracer.passes.longer import longer
 from relprop.tracer.passes.products import Product, as_linear, letters_of, product_of
-from relprop.tracer.passes.sums import added, is_top, joined_linear, terms_of
+from relprop.tracer.passes.split import joined_linear
+from relprop.tracer.passes.sums import added, is_top, terms_of
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
 WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})

@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
+    is_float,
     is_live,
     permuted,
     rank,
@@ -33,7 +34,26 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
         dim, left = x.args[1], shape_of(x)  # type: ignore[union-attr]
         if left[dim] == 1 and shape == [*left[:dim], *left[dim + 1 :]]:  # type: ignore[index, misc, operator]
             return emit(node, aten.select.int, x.args[0], dim, x.args[2])  # type: ignore[union-attr]
-    return _of_rows(node, x, shape)  # type: ignore[arg-type]
+    return _of_sum(node) or _of_rows(node, x, shape)  # type: ignore[arg-type]
+
+
+def _of_sum(node: fx.Node) -> fx.Node | None:
+    """Tensors that were laid out otherwise, added and laid back → added as they lay; a sum that is
+    laid out to be added to → a sum of what lies so."""
+    total: Any = node.args[0]
+    if kind(total) is not Kind.SUM or len(total.users) != 1 or total.kwargs:
+        return None
+    if not all(is_float(a) and shape_of(a) == shape_of(total) for a in total.args):
+        return None
+    back = any(
+        kind(a) is kind(node) and shape_of(a.args[0]) == shape_of(node) and is_live(a)
+        for a in total.args
+    )
+    further = len(node.users) == 1 and kind(next(iter(node.users))) is Kind.SUM
+    if not back and not further:
+        return None
+    laid = [emit(node, node.target, a, *node.args[1:]) for a in total.args]
+    return emit(node, total.target, *laid)
 
 
 def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
@@ -67,7 +87,7 @@ def simpler_permute(node: fx.Node) -> fx.Node | None:
     if is_call(x, aten.permute):
         return permuted(node, x.args[0], [x.args[1][d] for d in dims])  # type: ignore[union-attr, index]
     long = [d for d in dims if shape_of(x)[d] != 1]
-    return reshaped(node, x, shape_of(node)) if long == sorted(long) else None  # type: ignore[arg-type]
+    return reshaped(node, x, shape_of(node)) if long == sorted(long) else _of_sum(node)  # type: ignore[arg-type]
 
 
 def simpler_expand(node: fx.Node) -> fx.Node | None:

@@ -136,9 +136,24 @@ def simpler_total(node: fx.Node) -> fx.Node | None:
         return None
     if all(shape_of(x)[d] == 1 for d in dims_of(node)):
         return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
+    if is_call(node, aten.sum) and is_call(x, aten.cat) and x.args[1] in dims_of(node):  # type: ignore[union-attr]
+        fixed = [p for p in x.args[0] if not is_live(p)]  # type: ignore[union-attr]
+        if fixed and is_live(node):
+            return _without_constants(node, fixed)
     if is_call(x, aten.cat) and len(x.args[0]) > 2 and _alike(x.args[0]):  # type: ignore[union-attr, arg-type]
         return None
     return total_of_parts(node)
+
+
+def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
+    """Σ (x, c), laid along the axis → Σ x + Σ c: a bias among the terms."""
+    joined, axis = node.args[0].args  # type: ignore[union-attr]
+    live = [p for p in joined if p not in fixed]  # type: ignore[union-attr]
+    sums = [
+        emit(node, node.target, emit(node, aten.cat.default, parts, axis), *node.args[1:])
+        for parts in (live, fixed)
+    ]
+    return emit(node, aten.add.Tensor, *sums)
 
 
 def _alike(parts: Any) -> bool:

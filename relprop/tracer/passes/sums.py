@@ -3,7 +3,6 @@ by one are a sum along their axis, and a matrix of constants is what its numbers
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -273,13 +272,14 @@ def join_sums(graph: fx.Graph) -> None:
             continue
         fixed = [(s, n) for s, n in terms if not is_live(n)]
         if len(fixed) > 1:
-            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, _folded(node, fixed))]
+            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
     graph.eliminate_dead_code()
 
 
-def _folded(at: fx.Node, terms: Terms) -> fx.Node:
+def folded(at: fx.Node, terms: Terms) -> fx.Node:
+    """The sum of terms, two at a time."""
     total: fx.Node | None = None
     for sign, n in terms:
         if total is None:
@@ -319,26 +319,7 @@ def _position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     return None
 
 
-# ---- linear maps that are split
-
-
-def join_split_inputs(graph: fx.Graph) -> None:
-    """Σ W_i x_i over runs x_i of the features of one tensor → W x."""
-    for node in list(graph.nodes):
-        if node._erased or not is_top(node):
-            continue
-        terms = terms_of(node)
-        parts = [
-            n for sign, n in terms if sign > 0 and is_call(n, aten.linear) and len(n.users) == 1
-        ]
-        if len(parts) < 2:
-            continue
-        joined = _joined_linear(node, parts)
-        if joined is not None:
-            new, used = joined
-            rest = [(s, n) for s, n in terms if n not in used]
-            swap(node, added(node, [*rest, (1, new)]))
-    graph.eliminate_dead_code()
+# ---- numbers beside a tensor
 
 
 def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
@@ -364,34 +345,6 @@ def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
         bias = bias if number == 1 else emit(node, aten.mul.Tensor, bias, number)
         swap(node, emit(node, aten.linear.default, live, own, bias))
     graph.eliminate_dead_code()
-
-
-def _joined_linear(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node]] | None:
-    runs: dict[fx.Node, list[tuple[int, int, fx.Node]]] = {}
-    for part in parts:
-        x = part.args[0]
-        last = rank(x) - 1
-        if is_call(x, aten.slice) and x.args[1] == last and x.args[4] == 1:  # type: ignore[union-attr]
-            runs.setdefault(x.args[0], []).append((x.args[2], x.args[3], part))  # type: ignore[union-attr, arg-type]
-    for x, found in runs.items():
-        found = sorted(found, key=lambda f: f[:2])
-        adjacent = all(a[1] == b[0] for a, b in itertools.pairwise(found))
-        if len(found) < 2 or not adjacent:
-            continue
-        used = [part for _, _, part in found]
-        first, last_end = found[0][0], found[-1][1]
-        whole = (first, last_end) == (0, shape_of(x)[-1])
-        run = x if whole else emit(at, aten.slice.Tensor, x, rank(x) - 1, first, last_end, 1)
-        return joined_linear(at, run, used), used
-    return None
-
-
-def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
-    """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
-    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 1)
-    biases = [p.args[2] for p in parts if len(p.args) > 2 and p.args[2] is not None]
-    bias = [_folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
-    return emit(at, aten.linear.default, x, weight, *bias)
 
 
 # ---- matrices of constants

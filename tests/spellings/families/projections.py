@@ -82,6 +82,32 @@ spell(
         (x[..., i, None] * w[:, i] for i in range(x.shape[-1])), b
     ),
     even_and_odd_inputs=lambda x, w, b: x[..., ::2] @ w[:, ::2].T + x[..., 1::2] @ w[:, 1::2].T + b,
+    second_half_of_the_inputs_first=lambda x, w, b: (
+        F.linear(x[..., 4:], w[:, 4:], b) + F.linear(x[..., :4], w[:, :4])
+        if x.shape[-1] == 8
+        else F.linear(x, w, b)
+    ),
+    inputs_in_a_square=lambda x, w, b: sum(
+        (
+            F.linear(p, v)
+            for p, v in zip(
+                x.unflatten(-1, (-1, 2)).unbind(-1),
+                w.unflatten(-1, (-1, 2)).unbind(-1),
+                strict=True,
+            )
+        ),
+        b,
+    ),
+    inputs_by_index=lambda x, w, b: sum(
+        (
+            x[..., [i, i + x.shape[-1] // 2]] @ w[:, [i, i + x.shape[-1] // 2]].T
+            for i in range(x.shape[-1] // 2)
+        ),
+        b,
+    ),
+    unequal_parts_of_the_outputs_by_matmul=lambda x, w, b: (
+        torch.cat([x @ w[:5].T, x @ w[5:].T], -1) + b
+    ),
     parts_of_the_outputs=lambda x, w, b: torch.cat(
         [F.linear(x, v, c) for v, c in zip(w.split(3), b.split(3), strict=True)], -1
     ),

@@ -213,6 +213,15 @@ class StreamAmongTheInputs(_Fused):
 
 
 @spells("block", PLAIN)
+class StreamBehindTheInputs(_Fused):
+    """The same by a product, the stream last."""
+
+    def written(self, x, y, layer):
+        weight = torch.cat([layer.weight.T, torch.eye(8, dtype=x.dtype)])
+        return torch.cat([y, x], -1) @ weight + layer.bias
+
+
+@spells("block", PLAIN)
 class HeadsAddedOneByOne(_Fused):
     """Every head's share of the last projection is added to the stream by itself."""
 

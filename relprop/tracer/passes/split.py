@@ -1,0 +1,222 @@
+"""Linear maps that were cut: by their inputs into terms of a sum, by their outputs into parts laid
+beside each other. However the features were divided, they are one map."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import MOVES, is_call, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_live,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.labels import LARGEST, Labels
+from relprop.tracer.passes.sums import added, folded, is_top, terms_of
+
+MOST_AXES = 6
+
+
+def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """Σ W_i x_i over parts x_i of the features of one tensor → W x."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms, groups = terms_of(node), defaultdict[fx.Node, list[fx.Node]](list)
+        for sign, n in terms:
+            if sign > 0 and _is_map(n):
+                groups[_source(n.args[0])].append(n)  # type: ignore[index, arg-type]
+        joined = [
+            (new, parts)
+            for source, parts in groups.items()
+            if len(parts) > 1 and (new := _joined(node, source, parts, Labels(constants)))
+        ]
+        if joined:
+            gone = {n for _, parts in joined for n in parts}
+            rest = [(sign, n) for sign, n in terms if n not in gone]
+            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
+    graph.eliminate_dead_code()
+
+
+def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
+    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 1)
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
+    biases = [p.args[2] for p in parts if len(p.args) > 2 and p.args[2] is not None]
+    return [folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
+
+
+def _source(x: fx.Node) -> fx.Node:
+    """What a tensor's numbers were before they were moved."""
+    while kind(x) in MOVES and len(above := [n for n in tensor_inputs(x) if is_live(n)]) == 1:
+        x = above[0]
+    return x
+
+
+def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps as one of all that they read of ``source``, in its order."""
+    xs = [_places(p.args[0], source, labels) for p in parts]  # type: ignore[arg-type]
+    if any(x is None for x in xs) or len({x.shape[:-1] for x in xs}) > 1:  # type: ignore[union-attr]
+        return None
+    beside = torch.cat(xs, -1)  # type: ignore[arg-type]
+    if not beside.numel() or beside.unique().numel() < beside.numel():
+        return None
+    order = beside.flatten(0, -2)[0].argsort()
+    x = placed(at, source, beside[..., order])
+    if x is None:
+        return None
+    weight = _beside(at, [p.args[1] for p in parts], order, labels)  # type: ignore[misc]
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) -> fx.Node:
+    """Columns of matrices in their new order: of one matrix that was cut, that matrix."""
+    sources = {_parameter(w) for w in weights}
+    if len(sources) == 1:
+        source = sources.pop()
+        columns = [_places(w, source, labels) for w in weights]
+        if all(c is not None for c in columns):
+            made = placed(at, source, torch.cat(columns, 1)[:, order])  # type: ignore[arg-type]
+            if made is not None:
+                return made
+    weight = emit(at, aten.cat.default, weights, 1)
+    if torch.equal(order, torch.arange(len(order))):
+        return weight
+    return emit(at, aten.index.Tensor, weight, [None, emit(at, Held(order))])
+
+
+def _parameter(w: fx.Node) -> fx.Node:
+    while kind(w) in MOVES and len(above := tensor_inputs(w)) == 1:
+        w = above[0]
+    return w
+
+
+def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
+    """Where each number of ``x`` stands in ``source``, counted from 0."""
+    if val(source).numel() > LARGEST:
+        return None
+    way = []
+    while x is not source:
+        way.append(x)
+        x = next(n for n in tensor_inputs(x) if is_live(n) or not is_live(source))
+    known = torch.arange(1, val(source).numel() + 1).reshape(shape_of(source))
+    for node in reversed(way):
+        pushed = labels.push(node, {x: known})
+        if pushed is None or not bool((pushed > 0).all()):
+            return None
+        x, known = node, pushed
+    return known - 1
+
+
+def placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+    """The numbers of ``source`` as ``places`` has them, counted from 0: a box of it, its axes in
+    another order, in another shape; ``None`` where they lie otherwise."""
+    shape = shape_of(source)
+    corners = [
+        (int(i.min()), int(i.max()) + 1) for i in torch.unravel_index(places.flatten(), shape)
+    ]
+    box = torch.arange(val(source).numel()).reshape(shape)
+    for axis, (start, end) in enumerate(corners):
+        box = box.narrow(axis, start, end - start)
+    long = [i for i, size in enumerate(box.shape) if size > 1]
+    if box.numel() != places.numel() or len(long) > MOST_AXES:
+        return None
+    short = [i for i in range(len(shape)) if i not in long]
+    for order in itertools.permutations(long):
+        if torch.equal(box.permute(*short, *order).flatten(), places.flatten()):
+            x = source
+            for axis, (start, end) in enumerate(corners):
+                if (start, end) != (0, shape[axis]):
+                    x = emit(at, aten.slice.Tensor, x, axis, start, end, 1)
+            return reshaped(at, permuted(at, x, [*short, *order]), list(places.shape))
+    return None
+
+
+def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """W (x, y) where the columns for one of them are constants, no parameters → W_1 x + W_2 y: a
+    shortcut that stands among the inputs of a layer."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.linear) or not is_live(node):
+            continue
+        x, weight, *bias = node.args
+        if not is_call(x, aten.cat) or x.args[1] != rank(x) - 1:  # type: ignore[union-attr]
+            continue
+        xs: Any = x.args[0]  # type: ignore[union-attr]
+        weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])  # type: ignore[arg-type]
+        if not any(isinstance(constants.value(w), Tensor) for w in weights):
+            continue
+        terms = [
+            (1, emit(node, aten.linear.default, x, w)) for x, w in zip(xs, weights, strict=True)
+        ]
+        given = [(1, b) for b in bias if b is not None]
+        swap(node, added(node, [*terms, *given]))  # type: ignore[list-item]
+    graph.eliminate_dead_code()
+
+
+def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
+    """The matrices that a matrix holds beside each other, if they are as wide as this."""
+    turned = is_call(weight, aten.permute)
+    joined: Any = weight.args[0] if turned else weight
+    if not is_call(joined, aten.cat) or joined.args[1] != (0 if turned else 1):
+        return []
+    parts = list(joined.args[0])
+    if [shape_of(p)[joined.args[1]] for p in parts] != widths:
+        return []
+    return [permuted(at, p, [1, 0]) for p in parts] if turned else parts
+
+
+def join_outputs(graph: fx.Graph) -> None:
+    """Linear maps of one tensor whose results are laid beside each other → one map."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.cat) or node.args[1] != rank(node) - 1:
+            continue
+        made: list[fx.Node] = []
+        for read, group in itertools.groupby(node.args[0], _read):  # type: ignore[arg-type]
+            run = list(group)
+            made += run if read is None or len(run) == 1 else [_stacked(node, run)]
+        if len(made) < len(node.args[0]):  # type: ignore[arg-type]
+            last = rank(node) - 1
+            swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
+    graph.eliminate_dead_code()
+
+
+def _read(part: fx.Node) -> Any:
+    """What a linear map that nobody else reads is a map of."""
+    return (part.args[0], val(part).dtype) if _is_map(part) else None
+
+
+def _is_map(node: fx.Node) -> bool:
+    """Whether a call is a linear map, by parameters, that one other call reads."""
+    if not is_call(node, aten.linear) or len(node.users) != 1:
+        return False
+    return is_live(node.args[0]) and not any(is_live(n) for n in node.args[1:])
+
+
+def _stacked(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 0)
+    biases = [p.args[2] if len(p.args) > 2 else None for p in parts]
+    if all(b is None for b in biases):
+        return emit(at, aten.linear.default, parts[0].args[0], weight)
+    given = [
+        emit(at, aten.new_zeros.default, p.args[1], shape_of(p.args[1])[:1]) if b is None else b
+        for p, b in zip(parts, biases, strict=True)
+    ]
+    bias = emit(at, aten.cat.default, given, 0)
+    return emit(at, aten.linear.default, parts[0].args[0], weight, bias)
