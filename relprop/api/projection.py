@@ -21,8 +21,8 @@ Replay = Callable[[fx.Node, fx.Node, Tensor], Tensor]
 
 
 def output_projection(session: Session, site: Site) -> fx.Node:
-    """The linear map that the results of all heads go through. Raises ``OptionError`` if something
-    else comes first."""
+    """The linear map that the results of all heads go through, scaled by what no input reaches or
+    as they are. Raises ``OptionError`` if something else comes first."""
     node = site.contraction
     while True:
         users = [u for u in node.users if u in session.flow.members]
@@ -32,7 +32,8 @@ def output_projection(session: Session, site: Site) -> fx.Node:
         others = [i for i in tensor_inputs(node) if i.meta["role"] == "activation"]
         if kind(node) is Kind.LINEAR and len(others) == 1:
             return node
-        if kind(node) not in MOVES:
+        scaled = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and others == [node.args[0]]
+        if kind(node) not in MOVES and not scaled:
             break
     raise OptionError(
         "attention_norm: no linear map takes the heads' results of the attention at "

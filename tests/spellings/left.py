@@ -5,7 +5,6 @@ EXPERTS = "the products with the experts' weights are one tensor here and one fo
 
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
-NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
 OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
@@ -63,8 +62,6 @@ LEFT |= dict.fromkeys(
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
         "cuts-attention-GroupsHeadByHead-grouped",
-        "cuts-join-fold-plain",
-        "cuts-join-padded_and_added-plain",
         "cuts-share-joined-grouped",
         "cuts-share-upsampled-grouped",
         "embeddings-embed-table_in_two-ids",
@@ -98,20 +95,6 @@ LEFT |= dict.fromkeys(
         "weights-project-BlocksMultiplied-plain",
     ),
     OTHER_SUMS,
-)
-LEFT |= dict.fromkeys(
-    (
-        "attentions-attend-queries_even_and_odd-plain",
-        "cuts-join-column_stacked-plain",
-        "cuts-join-heads_joined-plain",
-        "cuts-join-heads_joined_by_index-plain",
-        "cuts-join-hstacked-plain",
-        "cuts-join-into_a_buffer-plain",
-        "cuts-join-tokens_stacked-plain",
-        "projections-project-scaled_and_back-plain",
-        "projections-project-unfold_image-plain",
-    ),
-    NOT_OF_HEADS,
 )
 LEFT |= dict.fromkeys(
     (

@@ -85,6 +85,7 @@ def canonicalise(
     merge_projections(graph)
     join_groups(graph)
     simplify(graph, Constants(given, device))
+    sink_orders(graph, Constants(given, device))
     fold_rows(graph)
     join_biases(graph)
     join_sums(graph)

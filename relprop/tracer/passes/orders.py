@@ -146,7 +146,7 @@ class _Sinking:
         return self._in_order(made, orders)
 
     def _picked(self) -> fx.Node | None:
-        """One position, or a run of them, of an axis in another order."""
+        """One position, or evenly spaced ones, of an axis in another order."""
         args: Any = self.node.args
         x, dim, *at = args
         order = self.orders[x].get(dim)
@@ -158,12 +158,13 @@ class _Sinking:
             self.orders[x] = {}
             return self._emitted((x, dim, order[at[0]]), kept)
         run = order[slice(*at)]
-        first = min(run, default=0)
-        if sorted(run) != list(range(first, first + len(run))):
+        low = sorted(run)
+        step = low[1] - low[0] if len(low) > 1 else 1
+        if not low or low != list(range(low[0], low[-1] + 1, step)):
             return None
         kept, self.orders[x] = self.orders[x], {}
-        kept[dim] = tuple(i - first for i in run)
-        return self._emitted((x, dim, first, first + len(run), 1), kept)
+        kept[dim] = tuple((i - low[0]) // step for i in run)
+        return self._emitted((x, dim, low[0], low[-1] + 1, step), kept)
 
     def _joined(self) -> fx.Node | None:
         """An order of a part is one of the whole."""

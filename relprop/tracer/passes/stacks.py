@@ -1,7 +1,9 @@
-"""Windows of a tensor, laid beside each other one by one, are positions picked all at once."""
+"""Where the numbers of a tensor lie: windows, laid beside each other one by one, are positions
+picked all at once; pieces that are put together again are the tensor, its axes in another order."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,7 +24,11 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.parts import Part
+from relprop.tracer.passes.sums import is_top, terms_of
 
+#: What may stand between a tensor and the same numbers laid out in another way.
+LAID = MOVES | {Kind.PAD, Kind.FILL, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM}
+LAYING = frozenset({Kind.JOIN, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM})
 CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN})
 
 
@@ -62,39 +68,107 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 
 def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """A tensor into which another is written piece by piece, until it is the other; pieces that
-    are joined and laid out as they were."""
-    written = kind(node) is Kind.WRITE and all(kind(u) is not Kind.WRITE for u in node.users)
-    if not written and not (kind(node) is Kind.RESHAPE and kind(node.args[0]) is Kind.JOIN):
+    """What writes, joins, picks or pads and adds until every number of one tensor stands somewhere
+    once → that tensor with its axes cut, put in another order and merged, if that is what it does.
+    What only orders the positions of one axis is left to ``orders.py``."""
+    if not _lays_out(node):
         return None
-    inner, sources = _cuts(node, MOVES)
+    inner, sources = _cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
     live = [n for n in sources if is_live(n)]
     if len(live) != 1 or val(source := live[0]).numel() != val(node).numel():
         return None
-    part = Part((source,), node, tuple(inner), constants)
-    if not part.is_small:
+    if val(source).dtype != val(node).dtype:
         return None
-    numbers = 1 + torch.arange(val(source).numel(), dtype=torch.float64)
+    part = Part((source,), node, tuple(inner), constants)
+    places = _places(part) if part.is_small else None
+    if places is None or _orders_one_axis(places.reshape(shape_of(node)), shape_of(source)):
+        return None
+    return _reordered(node, source, places)
+
+
+def _lays_out(node: fx.Node) -> bool:
+    """Whether a call may be the last of those that lay the numbers of one tensor out."""
+    what = kind(node)
+    if what is Kind.WRITE:
+        return all(kind(u) is not Kind.WRITE for u in node.users)
+    if what is Kind.SUM:
+        return is_top(node) and all(kind(n) in LAID - MOVES for _, n in terms_of(node))
+    if what in (Kind.INDEX, Kind.GATHER):
+        x = node.args[0]
+        return shape_of(node) != shape_of(x) or kind(x) is Kind.RESHAPE
+    return what in LAYING or (what is Kind.RESHAPE and kind(node.args[0]) is Kind.JOIN)
+
+
+def _places(part: Part) -> Tensor | None:
+    """Where in the source each number of a part's output stood, counted along its rows: whole
+    numbers that all differ tell it, others that it is no sum of several."""
+    count, generator = val(part.source).numel(), torch.Generator().manual_seed(0)
+    names = 1 + torch.randperm(count, generator=generator)
+    others = torch.randint(1, 1 << 30, (count,), generator=generator).double()
     try:
-        found = part(numbers.reshape(shape_of(source)))
+        found, same = (
+            part(t.double().reshape(shape_of(part.source))).flatten().double()
+            for t in (names, others)
+        )
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
-    same = torch.equal(found.flatten(), numbers)
-    return reshaped(node, source, shape_of(node)) if same else None
+    if not torch.equal(found.sort().values, torch.arange(1.0, count + 1).double()):
+        return None
+    places = names.argsort()[found.long() - 1]
+    return places if torch.equal(others[places], same) else None
+
+
+def _orders_one_axis(places: Tensor, shape: list[int]) -> bool:
+    """Whether numbers have changed their position along one axis and along no other."""
+    if list(places.shape) != shape:
+        return False
+    own = torch.arange(places.numel()).reshape(shape)
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    changed = [
+        not torch.equal(places // step % size, own // step % size)
+        for step, size in zip(steps, shape, strict=True)
+    ]
+    return sum(changed) == 1
+
+
+def _reordered(node: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+    """The source with its axes cut, in another order and merged, if its numbers then stand in these
+    places."""
+    digits: list[tuple[int, int]] = []  # step and size of each run, the last first
+    left = places
+    while len(left) > 1:
+        step = int(left[1] - left[0])
+        steady = left == left[0] + step * torch.arange(len(left))
+        size = len(left) if bool(steady.all()) else int(steady.int().argmin())
+        if len(left) % size:
+            return None
+        digits.append((step, size))
+        left = left[::size]
+    laid = sorted(digits, reverse=True)
+    sizes, order = [size for _, size in laid], [laid.index(d) for d in digits[::-1]]
+    whole = torch.arange(len(places)).reshape(sizes).permute(order)
+    if not torch.equal(whole.flatten(), places):
+        return None
+    ones = [1] * (shape_of(source)[:1] == [1])
+    cut = reshaped(node, source, [*ones, *sizes])
+    made = permuted(node, cut, [*range(len(ones)), *(i + len(ones) for i in order)])
+    return reshaped(node, made, shape_of(node))
 
 
 def _cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
-    """What moves numbers until they stand in ``node``, in order, and where they come from."""
+    """What moves numbers until they stand in ``node``, in order, and where they come from: not all
+    of it where that is more than one live tensor."""
     inner: set[fx.Node] = set()
     sources: set[fx.Node] = set()
-    left = [node]
-    while left:
+    left, live = [node], 0
+    while left and live < 2:
         here = left.pop()
         if here.op == "call_function" and kind(here) in kinds and is_live(here):
             inner.add(here)
             left += [i for i in tensor_inputs(here) if i not in inner]
-        else:
+        elif here not in sources:
             sources.add(here)
+            live += is_live(here)
     return sorted(inner), sources
 
 

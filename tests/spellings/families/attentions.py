@@ -192,11 +192,17 @@ def queries_recursively(parts, q, k, v, allowed):
     return torch.cat([queries_recursively(parts, p, k, v, allowed) for p in pieces], 2)
 
 
-@spells("attend", PLAIN, apart=OTHER_MAP)
+@spells("attend", PLAIN)
 def queries_even_and_odd(parts, q, k, v, allowed):
     even, odd = (attend_plainly(q[:, :, i::2], k, v) for i in (0, 1))
     order = torch.tensor([0, 3, 1, 4, 2])
     return torch.cat([even, odd], 2)[:, :, order]
+
+
+@spells("attend", PLAIN)
+def queries_from_the_last_on_in_turns(parts, q, k, v, allowed):
+    turned = torch.cat([attend_plainly(q.flip(2)[:, :, i::3], k, v) for i in range(3)], 2)
+    return turned[:, :, torch.tensor([0, 2, 4, 1, 3])].flip(2)
 
 
 @spells("attend", PLAIN)

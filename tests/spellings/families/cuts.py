@@ -70,7 +70,31 @@ spell(
         "bhne,hed->bnd", x, torch.eye(8, dtype=x.dtype).view(2, 4, 8)
     ),
     fold=lambda x: F.fold(x.mT.flatten(1, 2), (1, x.shape[2]), 1)[:, :, 0].mT,
+    feature_by_feature=lambda x: torch.stack([x[:, i // 4, :, i % 4] for i in range(8)], -1),
+    picked=lambda x: x.mT[:, torch.arange(8) // 4, torch.arange(8) % 4].mT,
+    taken=lambda x: x.take(_places(x)),
+    gathered=lambda x: (
+        x.flatten(1).gather(1, _places(x[:1]).flatten(1).expand(len(x), -1)).unflatten(1, (-1, 8))
+    ),
+    added_by_index=lambda x: (
+        x.new_zeros(len(x), x.shape[2], 8)
+        .index_add(2, torch.arange(4), x[:, 0])
+        .index_add(2, torch.arange(4) + 4, x[:, 1])
+    ),
+    heads_in_the_batch=lambda x: torch.cat(x.transpose(0, 1).flatten(0, 1).split(len(x), 0), 2),
+    tokens_joined_and_turned=lambda x: (
+        torch.cat([x[:, :, i] for i in range(x.shape[2])], 2)
+        .unflatten(2, (-1, 4))
+        .transpose(1, 2)
+        .flatten(2)
+    ),
 )
+
+
+def _places(x):
+    """Where each feature of each token lies among the numbers of all heads."""
+    whole = torch.arange(x.numel()).view(x.shape)
+    return torch.cat(list(whole.unbind(1)), -1)
 
 
 def _into_slices(x):

@@ -131,6 +131,8 @@ spell(
     outputs_reversed=lambda x, w, b: F.linear(x, w.flip(0), b.flip(0)).flip(-1),
     features_permuted=lambda x, w, b: F.linear(x[..., _mixed(x)], w[:, _mixed(x)], b),
     scaled_and_back=lambda x, w, b: F.linear(2 * x, w / 2, b),
+    divided_and_back=lambda x, w, b: F.linear(x / 3, 3 * w, b),
+    each_feature_scaled_and_back=lambda x, w, b: F.linear(x * _sizes(x), w / _sizes(x), b),
     output_scaled_and_back=lambda x, w, b: F.linear(x, 4 * w, 4 * b) / 4,
     alpha_of_add=lambda x, w, b: torch.add(F.linear(x, w), b, alpha=1),
     bias_subtracted=lambda x, w, b: F.linear(x, w) - (-b),
@@ -145,6 +147,11 @@ spell(
     ),
     weight_contiguous_transposed=lambda x, w, b: x @ w.T.contiguous() + b,
 )
+
+
+def _sizes(x):
+    """A fixed number for each feature."""
+    return torch.linspace(1, 2, x.shape[-1], dtype=x.dtype)
 
 
 def _mixed(x):
