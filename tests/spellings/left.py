@@ -5,6 +5,7 @@ EXPERTS = "the products with the experts' weights are one tensor here and one fo
 
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
+NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
 OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
@@ -74,27 +75,14 @@ LEFT |= dict.fromkeys(
         "projections-project-conv1d_over_the_flattened_sequence-plain",
         "projections-project-conv1d_padded_kernel-plain",
         "projections-project-output_scaled_and_back-plain",
-        "residuals-residual-average_pool-plain",
-        "residuals-residual-bilinear_in_two-plain",
-        "residuals-residual-complex-plain",
-        "residuals-residual-convolution-plain",
-        "residuals-residual-cumsum-plain",
-        "residuals-residual-cumsum_last-plain",
-        "residuals-residual-differences-plain",
-        "residuals-residual-einsum_with_ones-plain",
-        "residuals-residual-features_apart-plain",
-        "residuals-residual-index_add-plain",
-        "residuals-residual-index_add_alpha-plain",
-        "residuals-residual-index_put-plain",
-        "residuals-residual-joined_features_summed-plain",
-        "residuals-residual-joined_tokens_summed-plain",
-        "residuals-residual-nansum-plain",
-        "residuals-residual-scatter_add-plain",
-        "residuals-residual-scatter_add_onto_zeros-plain",
-        "residuals-residual-tensordot_with_ones-plain",
         "weights-project-BlocksMultiplied-plain",
     ),
     OTHER_SUMS,
+)
+LEFT |= dict.fromkeys(
+    (
+    ),
+    NOT_OF_HEADS,
 )
 LEFT |= dict.fromkeys(
     (

@@ -19,6 +19,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
+from relprop.tracer.passes.disguised_sums import raise_disguised_sums
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.lanes import fold_rows, join_groups, merge_lanes, merge_projections
@@ -53,6 +54,7 @@ def canonicalise(
     graph.eliminate_dead_code()
     respell(graph, device)
     make_real(graph)
+    raise_disguised_sums(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_same(graph)
     raise_products(graph, spreads=False)

@@ -13,6 +13,11 @@ from tests.spellings.model import Block
 from tests.spellings.spelling import OTHER_TERMS, spell, spells
 
 
+def _even(x):
+    """Every second feature."""
+    return torch.arange(x.shape[-1]) % 2 == 0
+
+
 def _eyes(x):
     eye = torch.eye(x.shape[-1], dtype=x.dtype)
     return torch.cat([eye, eye], 1)
@@ -115,6 +120,13 @@ spell(
     ),
     index_put=lambda x, y: x.index_put(
         (torch.arange(len(x))[:, None], torch.arange(x.shape[1])), y, accumulate=True
+    ),
+    differences_along_an_axis=lambda x, y: torch.stack([-x, y]).diff(dim=0)[0],
+    trapezoid=lambda x, y: 2 * torch.trapezoid(torch.stack([x, y], -1), dim=-1),
+    windows_summed=lambda x, y: torch.stack([x, y], 2).flatten(1, 2).unfold(1, 2, 2).sum(-1),
+    masked_and_filled=lambda x, y: torch.where(_even(x), x, y) + torch.where(_even(x), y, x),
+    in_another_order=lambda x, y: (
+        (x.mT.flip(1).flatten(1) + y.mT.flip(1).flatten(1)).unflatten(1, (8, -1)).flip(1).mT
     ),
     where_always=lambda x, y: torch.where(torch.ones_like(x, dtype=torch.bool), x + y, x),
     transposed=lambda x, y: (x.mT + y.mT).mT,
