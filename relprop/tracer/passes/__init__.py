@@ -21,7 +21,13 @@ from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
-from relprop.tracer.passes.lanes import fold_rows, join_groups, merge_lanes, merge_projections
+from relprop.tracer.passes.lanes import (
+    fold_rows,
+    join_groups,
+    merge_lanes,
+    merge_projections,
+    merge_weighted,
+)
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.orders import sink_orders
@@ -81,6 +87,7 @@ def canonicalise(
     join_same(graph)
     merge_lanes(graph)
     merge_projections(graph)
+    merge_weighted(graph)
     join_groups(graph)
     simplify(graph, Constants(given, device))
     fold_rows(graph)
