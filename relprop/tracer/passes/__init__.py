@@ -21,6 +21,7 @@ from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
+from relprop.tracer.passes.indices import join_sums_by_index
 from relprop.tracer.passes.lanes import (
     fold_rows,
     join_groups,
@@ -79,6 +80,7 @@ def canonicalise(
     sink_orders(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
+    join_sums_by_index(graph)
     drop_constant_inputs(graph, Constants(given, device))
     join_split_inputs(graph)
     join_biases(graph)
