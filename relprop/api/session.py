@@ -96,7 +96,7 @@ class Session:
         """The part of the graph from one node to another, to be run again."""
         return self.kept(
             ("segment", changed, end),
-            lambda: Segment.between(self.program, self.flow, changed, end),
+            lambda: Segment.between(self.program, changed, end),
         )  # type: ignore[no-any-return]
 
     def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from relprop.tracer.editing import tensor_inputs
-from relprop.tracer.order import Flow
 from relprop.tracer.program import Program
 from relprop.tracer.run import Values, call_node, per_sample
 
@@ -28,9 +27,10 @@ class Segment:
     beside: tuple[fx.Node, ...]
 
     @classmethod
-    def between(cls, program: Program, flow: Flow, changed: fx.Node, end: fx.Node) -> Segment:
-        """The part of ``program`` from ``changed`` (exclusive) to ``end``."""
-        nodes = tuple(flow.between(changed, end))
+    def between(cls, program: Program, changed: fx.Node, end: fx.Node) -> Segment:
+        """The part of ``program`` from ``changed`` (exclusive) to ``end``, choices included that
+        depend on it."""
+        nodes = _between(program.graph, changed, end)
         inside = {*nodes, changed}
         return cls(
             program,
@@ -63,3 +63,17 @@ class Segment:
             for some in variants.split(AT_ONCE)
         ]
         return torch.cat(found, 1).transpose(0, 1)
+
+
+def _between(graph: fx.Graph, changed: fx.Node, end: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes on any way from one node to another, whatever they hold, in order."""
+    below, above = {changed}, {end}
+    order = list(graph.nodes)
+    order = order[order.index(changed) + 1 : order.index(end) + 1]
+    for node in order:
+        if not below.isdisjoint(node.all_input_nodes):
+            below.add(node)
+    for node in reversed(order):
+        if node in above and node in below:
+            above.update(node.all_input_nodes)
+    return tuple(n for n in order if n in below and n in above)

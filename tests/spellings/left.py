@@ -12,8 +12,6 @@ OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as th
 
 LEFT: dict[str, str] = {
     "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
-    "choices-experts-all_stacked_and_gathered-experts": EXPERTS,
-    "transforms-experts-experts_by_vmap-experts": EXPERTS,
     "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
     "writes-begin-read_between_writes-start": "a class token that is read between two writes",
 }
@@ -40,17 +38,11 @@ LEFT |= dict.fromkeys(
 )
 LEFT |= dict.fromkeys(
     (
-        "choices-experts-all_stacked_and_one_hot-experts",
-        "choices-experts-dispatched_by_products-experts",
-        "choices-experts-masks_of_floats-experts",
         "choices-experts-only_its_own_tokens-experts",
         "choices-experts-only_its_own_tokens_by_index_add-experts",
         "choices-experts-only_its_own_tokens_by_mask-experts",
-        "choices-experts-sorted_shares-experts",
         "choices-experts-token_by_token-experts",
         "choices-experts-weights_gathered-experts",
-        "choices-experts-weights_stacked-experts",
-        "choices-experts-where_it_is_the_likeliest-experts",
     ),
     EXPERTS,
 )

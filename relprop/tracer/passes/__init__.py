@@ -22,7 +22,14 @@ from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.disguised_sums import raise_disguised_sums
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.functions import raise_functions
-from relprop.tracer.passes.lanes import fold_rows, join_groups, merge_lanes, merge_projections
+from relprop.tracer.passes.indices import join_sums_by_index
+from relprop.tracer.passes.lanes import (
+    fold_rows,
+    join_groups,
+    merge_lanes,
+    merge_projections,
+    merge_weighted,
+)
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.orders import sink_orders
@@ -76,6 +83,7 @@ def canonicalise(
     sink_orders(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
+    join_sums_by_index(graph)
     drop_constant_inputs(graph, Constants(given, device))
     join_split_inputs(graph, Constants(given, device))
     join_outputs(graph)
@@ -85,6 +93,7 @@ def canonicalise(
     join_same(graph)
     merge_lanes(graph)
     merge_projections(graph)
+    merge_weighted(graph)
     join_groups(graph)
     simplify(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))

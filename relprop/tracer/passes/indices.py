@@ -19,8 +19,10 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    swap,
     val,
 )
+from relprop.tracer.passes.sums import added, is_top, terms_of
 from relprop.tracer.passes.writes import put, put_slice
 
 
@@ -34,6 +36,31 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
         args[3] = emit(node, aten.mul.Tensor, args[3], alpha)
     added = emit(node, node.target, emit(node, aten.zeros_like.default, base), *args[1:])
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def join_sums_by_index(graph: fx.Graph) -> None:
+    """Sums by index onto zeros, added (the tokens of one expert after those of another) → one sum
+    by all their indices."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms = terms_of(node)
+        parts = [n for sign, n in terms if sign > 0 and _onto_zeros(n)]
+        if len(parts) > 1 and len({(n.args[1], *shape_of(n)) for n in parts}) == 1:
+            zeros, dim = parts[0].args[:2]
+            places = [reshaped(node, n.args[2], [-1]) for n in parts]  # type: ignore[arg-type]
+            where = emit(node, aten.cat.default, places, 0)
+            values = emit(node, aten.cat.default, [n.args[3] for n in parts], dim)
+            one = emit(node, aten.index_add.default, zeros, dim, where, values)
+            rest = [(sign, n) for sign, n in terms if n not in parts]
+            swap(node, added(node, [*rest, (1, one)]))
+    graph.eliminate_dead_code()
+
+
+def _onto_zeros(node: fx.Node) -> bool:
+    """Whether a call that nothing else reads only sums what an index brings to one place."""
+    alone = is_call(node, aten.index_add) and len(node.users) == 1 and not node.kwargs
+    return alone and is_number(node.args[0], 0)
 
 
 def put_by_index(node: fx.Node) -> fx.Node | None:

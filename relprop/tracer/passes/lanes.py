@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
     dims_of,
     emit,
     is_live,
+    is_tensor,
     rank,
     reshaped,
     shape_of,
@@ -32,7 +33,7 @@ from relprop.tracer.passes.alike import (
     Apart,
     Lanes,
 )
-from relprop.tracer.passes.lifted import Known, lifted
+from relprop.tracer.passes.lifted import Known, lifted, on_an_axis
 from relprop.tracer.passes.longer import longer
 from relprop.tracer.passes.products import Product, as_linear, letters_of, product_of
 from relprop.tracer.passes.split import joined_linear
@@ -84,6 +85,46 @@ def merge_projections(graph: fx.Graph) -> None:
             rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
     graph.eliminate_dead_code()
+
+
+def merge_weighted(graph: fx.Graph) -> None:
+    """Σ_i g_i·f_i(x), lanes each times a weight of its own (experts, each with its share) → the
+    product of the lanes side by side with their weights."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms = terms_of(node)
+        parts = [n for sign, n in terms if sign > 0 and _is_weighted(n)]
+        made = _weighted(node, tuple(parts)) if len(parts) > 1 else None
+        if made is not None:
+            rest = [(sign, n) for sign, n in terms if n not in parts]
+            swap(node, added(node, [*rest, (1, made)]))
+    graph.eliminate_dead_code()
+
+
+def _is_weighted(node: fx.Node) -> bool:
+    """Whether a call that nothing else reads multiplies two activations."""
+    factors = node.args[:2]
+    return (
+        is_call(node, aten.mul) and len(node.users) == 1 and all(is_tensor(f) for f in factors)
+    ) and all(is_live(f) for f in factors)
+
+
+def _weighted(at: fx.Node, parts: Lanes) -> fx.Node | None:
+    """The sum of products as one product; ``None`` where they are not lanes of one computation."""
+    mark = at.prev
+    if not _worth(parts):
+        return None
+    try:
+        product = on_an_axis(at, parts, {})
+    except Apart:
+        _undo(at, mark)
+        return None
+    p = letters_of(emit(at, aten.sum.dim_IntList, product, [0]))
+    if p is None:
+        _undo(at, mark)
+        return None
+    return reshaped(at, product_of(at, p), shape_of(parts[0]))
 
 
 def join_groups(graph: fx.Graph) -> None:

@@ -38,17 +38,23 @@ Known = dict[Lanes, "fx.Node | None"]  # lanes on a first axis of their own
 def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
     """The lanes on a first axis of their own, laid down along ``dim``. ``known``: those that were
     laid so before, to which these are added."""
-    if len({tuple(shape_of(p)) for p in parts}) > 1:
-        raise Apart
-    lift = _Lift(at, len(parts), known)
-    lifted = lift.lane(parts)
-    if lifted is None:
-        raise Apart
-    known |= lift.lane.made
+    laid = on_an_axis(at, parts, known)
     order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
     shape = shape_of(parts[0])
     shape[dim] *= len(parts)
-    return reshaped(at, permuted(at, lifted, order), shape)
+    return reshaped(at, permuted(at, laid, order), shape)
+
+
+def on_an_axis(at: fx.Node, parts: Lanes, known: Known) -> fx.Node:
+    """The lanes on a first axis of their own."""
+    if len({tuple(shape_of(p)) for p in parts}) > 1:
+        raise Apart
+    lift = _Lift(at, len(parts), known)
+    laid = lift.lane(parts)
+    if laid is None:
+        raise Apart
+    known |= lift.lane.made
+    return laid
 
 
 class _Lift:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import STOPS, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.editing import (
     aten,
@@ -299,9 +299,18 @@ def _norm_in(region: Region) -> _Norm | None:
         eps = None if others else _usual_eps(region, core, centred, xs)
         return _Norm(core, weights, biases, others, centred, eps)
     scaled = kind(region.output) in (Kind.PRODUCT, Kind.QUOTIENT)
-    if scaled and region.axes == (rank(region.source) - 1,):
+    if scaled and not _is_masked(region) and region.axes == (rank(region.source) - 1,):
         return _Norm(region.recipe, (), (), tuple(places), None, None)
     return None
+
+
+def _is_masked(region: Region) -> bool:
+    """Whether a factor hangs on the row by tests alone, as a mask of its largest value does."""
+    sloped = {region.source}
+    for node in region.nodes:
+        if kind(node) not in STOPS and not sloped.isdisjoint(node.all_input_nodes):
+            sloped.add(node)
+    return any(n in region.nodes and n not in sloped for n in region.output.all_input_nodes)
 
 
 def _is_added(region: Region, given: list[Any], i: int) -> bool:
