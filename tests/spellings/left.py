@@ -72,8 +72,7 @@ LEFT |= dict.fromkeys(
     OTHER_SUMS,
 )
 LEFT |= dict.fromkeys(
-    (
-    ),
+    (),
     NOT_OF_HEADS,
 )
 LEFT |= dict.fromkeys(

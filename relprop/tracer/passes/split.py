@@ -19,16 +19,14 @@ from relprop.tracer.editing import (
     is_live,
     permuted,
     rank,
-    reshaped,
     shape_of,
     swap,
     tensor_inputs,
     val,
 )
 from relprop.tracer.labels import LARGEST, Labels
+from relprop.tracer.passes.stacks import reordered
 from relprop.tracer.passes.sums import added, folded, is_top, terms_of
-
-MOST_AXES = 6
 
 
 def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
@@ -64,8 +62,13 @@ def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
 
 
 def _source(x: fx.Node) -> fx.Node:
-    """What a tensor's numbers were before they were moved."""
-    while kind(x) in MOVES and len(above := [n for n in tensor_inputs(x) if is_live(n)]) == 1:
+    """What a tensor's numbers, or those of it that depend on an input, were before they were
+    moved."""
+    while kind(x) in MOVES:
+        above = tensor_inputs(x)
+        above = tuple(n for n in above if is_live(n)) or above
+        if len(above) != 1:
+            break
         x = above[0]
     return x
 
@@ -79,7 +82,7 @@ def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) 
     if not beside.numel() or beside.unique().numel() < beside.numel():
         return None
     order = beside.flatten(0, -2)[0].argsort()
-    x = placed(at, source, beside[..., order])
+    x = _placed(at, source, beside[..., order])
     if x is None:
         return None
     weight = _beside(at, [p.args[1] for p in parts], order, labels)  # type: ignore[misc]
@@ -88,24 +91,18 @@ def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) 
 
 def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) -> fx.Node:
     """Columns of matrices in their new order: of one matrix that was cut, that matrix."""
-    sources = {_parameter(w) for w in weights}
+    sources = {_source(w) for w in weights}
     if len(sources) == 1:
         source = sources.pop()
         columns = [_places(w, source, labels) for w in weights]
         if all(c is not None for c in columns):
-            made = placed(at, source, torch.cat(columns, 1)[:, order])  # type: ignore[arg-type]
+            made = _placed(at, source, torch.cat(columns, 1)[:, order])  # type: ignore[arg-type]
             if made is not None:
                 return made
     weight = emit(at, aten.cat.default, weights, 1)
     if torch.equal(order, torch.arange(len(order))):
         return weight
     return emit(at, aten.index.Tensor, weight, [None, emit(at, Held(order))])
-
-
-def _parameter(w: fx.Node) -> fx.Node:
-    while kind(w) in MOVES and len(above := tensor_inputs(w)) == 1:
-        w = above[0]
-    return w
 
 
 def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
@@ -125,28 +122,18 @@ def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
     return known - 1
 
 
-def placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
-    """The numbers of ``source`` as ``places`` has them, counted from 0: a box of it, its axes in
-    another order, in another shape; ``None`` where they lie otherwise."""
-    shape = shape_of(source)
-    corners = [
-        (int(i.min()), int(i.max()) + 1) for i in torch.unravel_index(places.flatten(), shape)
-    ]
-    box = torch.arange(val(source).numel()).reshape(shape)
-    for axis, (start, end) in enumerate(corners):
-        box = box.narrow(axis, start, end - start)
-    long = [i for i, size in enumerate(box.shape) if size > 1]
-    if box.numel() != places.numel() or len(long) > MOST_AXES:
+def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+    """The numbers of ``source`` that stand in ``places``, counted from 0: a box of it, its axes in
+    another order; ``None`` where they lie otherwise."""
+    box = torch.arange(val(source).numel()).reshape(shape_of(source))
+    for axis, along in enumerate(torch.unravel_index(places.flatten(), box.shape)):
+        start, end = int(along.min()), int(along.max()) + 1
+        if (start, end) != (0, shape_of(source)[axis]):
+            source = emit(at, aten.slice.Tensor, source, axis, start, end, 1)
+            box = box.narrow(axis, start, end - start)
+    if box.numel() != places.numel():
         return None
-    short = [i for i in range(len(shape)) if i not in long]
-    for order in itertools.permutations(long):
-        if torch.equal(box.permute(*short, *order).flatten(), places.flatten()):
-            x = source
-            for axis, (start, end) in enumerate(corners):
-                if (start, end) != (0, shape[axis]):
-                    x = emit(at, aten.slice.Tensor, x, axis, start, end, 1)
-            return reshaped(at, permuted(at, x, [*short, *order]), list(places.shape))
-    return None
+    return reordered(at, source, torch.searchsorted(box.flatten(), places))
 
 
 def cut_inputs(graph: fx.Graph, constants: Constants) -> None:

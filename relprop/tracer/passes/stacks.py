@@ -83,7 +83,7 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     places = _places(part) if part.is_small else None
     if places is None or _orders_one_axis(places.reshape(shape_of(node)), shape_of(source)):
         return None
-    return _reordered(node, source, places)
+    return reordered(node, source, places.reshape(shape_of(node)))
 
 
 def _lays_out(node: fx.Node) -> bool:
@@ -131,9 +131,10 @@ def _orders_one_axis(places: Tensor, shape: list[int]) -> bool:
     return sum(changed) == 1
 
 
-def _reordered(node: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
-    """The source with its axes cut, in another order and merged, if its numbers then stand in these
-    places."""
+def reordered(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+    """The source with its axes cut, in another order and merged, if its numbers, counted along its
+    rows, then stand in ``places``, whose shape it gets."""
+    shape, places = list(places.shape), places.flatten()
     digits: list[tuple[int, int]] = []  # step and size of each run, the last first
     left = places
     while len(left) > 1:
@@ -150,9 +151,9 @@ def _reordered(node: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None
     if not torch.equal(whole.flatten(), places):
         return None
     ones = [1] * (shape_of(source)[:1] == [1])
-    cut = reshaped(node, source, [*ones, *sizes])
-    made = permuted(node, cut, [*range(len(ones)), *(i + len(ones) for i in order)])
-    return reshaped(node, made, shape_of(node))
+    cut = reshaped(at, source, [*ones, *sizes])
+    made = permuted(at, cut, [*range(len(ones)), *(i + len(ones) for i in order)])
+    return reshaped(at, made, shape)
 
 
 def _cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
