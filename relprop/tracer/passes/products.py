@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_picked,
     permuted,
     rank,
     reshaped,
@@ -247,10 +248,20 @@ def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
             swap(node, reshaped(node, new, shape_of(node)))
 
 
+def raise_totals(graph: fx.Graph) -> None:
+    """Sums of products of two activations → matrix products, once lanes are merged, too."""
+    for node in list(graph.nodes):
+        if kind(node) is Kind.TOTAL and is_live(node) and is_float(node):
+            p = letters_of(node)
+            if p is not None and is_live(p.x) and is_live(p.w) and val(p.x).dtype == val(p.w).dtype:
+                swap(node, reshaped(node, _scaled(node, product_of(node, p)), shape_of(node)))
+    graph.eliminate_dead_code()
+
+
 def _activations_as_weight(node: fx.Node) -> fx.Node | None:
     """``linear`` of two activations → their matrix product."""
     x, weight, *bias = node.args
-    if not is_call(node, aten.linear) or not is_live(weight):
+    if not is_call(node, aten.linear) or not is_live(weight) or is_picked(weight):
         return None
     made = emit(node, aten.matmul.default, x, permuted(node, weight, [1, 0]))  # type: ignore[arg-type]
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
@@ -261,7 +272,10 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     if p is None or not (is_live(p.x) or is_live(p.w)) or val(p.x).dtype != val(p.w).dtype:
         return None
     if is_live(p.x) and is_live(p.w):
-        return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
+        picked = [is_picked(n) for n in (p.x, p.w)]
+        if sum(picked) != 1 or is_call(node, aten.mul):
+            return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
+        p = p.turned() if picked[0] else p
     p = p if is_live(p.x) else p.turned()
     if is_call(node, aten.mul) and not (spreads and _makes_features(p)):
         return None
