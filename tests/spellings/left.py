@@ -1,8 +1,6 @@
 """Spellings that are not recognised yet, each with the reason: what the suite holds to be wrong, so
 that one that is mended must be taken out. By ``python -m tests.spellings.table``, all of it."""
 
-EXPERTS = "what the experts give is summed by index here, and a rule for sums has its positive part"
-
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
@@ -12,7 +10,6 @@ OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as th
 
 LEFT: dict[str, str] = {
     "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
-    "choices-experts-only_its_own_tokens_by_index_add-experts": EXPERTS,
     "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
     "writes-begin-read_between_writes-start": "a class token that is read between two writes",
 }
