@@ -54,6 +54,11 @@ def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
 
     As many runs of each layer as it has keys.
     """
+    if at.run.program.choices:
+        raise OptionError(
+            "value_zeroing: the model branches on what it has computed "
+            f"({at.run.program.choices[0]}): its graph holds for the values as they are"
+        )
     layers = {layer.site: layer for layer in at.layers}
     found = {}
     for values in at.sites:

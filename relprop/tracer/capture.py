@@ -26,7 +26,7 @@ from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import FrontEnd, OutputTree, Place
-from relprop.tracer.reads import Noticed, reads
+from relprop.tracer.reads import Noticed, choices, reads
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
 from relprop.tracer.transforms import seen_through
 
@@ -42,6 +42,7 @@ class Capture:
     decisions: tuple[str, ...] = ()
     eager: list[Tensor] = field(default_factory=list)
     draws: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 class _Flat(nn.Module):
@@ -149,14 +150,16 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         try:
             with seen_through():
                 graph, constants = _export(flat, inputs)
+            decisions = tuple(str(n.meta["place"]) for n in graph.nodes if kind(n) is Kind.READ)
             return Capture(
                 graph,
                 constants,
                 outputs,
                 "export",
-                tuple(str(n.meta["place"]) for n in graph.nodes if kind(n) is Kind.READ),
+                decisions,
                 eager,
                 fix_draws(graph, constants, draws.drawn),
+                choices(graph, constants) if decisions else (),
             )
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
@@ -194,6 +197,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                 decisions,
                 eager,
                 fix_draws(graph, constants, draws.drawn),
+                choices(graph, constants) if decisions else (),
             )
 
 

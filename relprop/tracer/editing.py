@@ -87,6 +87,29 @@ def is_live(node: Any) -> bool:
     return bool(node.meta["live"])
 
 
+def is_picked(node: Any) -> bool:
+    """Whether a live tensor is parameters that were picked by what the model computes: the weights
+    of each token's own expert. (Ids of the input pick words, which are what is explained.)"""
+    while kind(node) in (Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE):
+        node = node.args[0]
+    if kind(node) not in (Kind.INDEX, Kind.EMBEDDING, Kind.GATHER) or not is_float(node):
+        return False
+    table, *places = tensor_inputs(node)
+    return not is_live(table) and any(_is_computed(n) for n in places)
+
+
+def _is_computed(places: fx.Node) -> bool:
+    """Whether whole numbers are worked out from an activation."""
+    seen, left = {places}, [places]
+    while left:
+        above = [n for n in left.pop().all_input_nodes if is_live(n) and n not in seen]
+        if any(is_float(n) for n in above):
+            return True
+        seen.update(above)
+        left += above
+    return False
+
+
 def operands_first(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
     """What is not known yet of a node and of all above it, however long the way: whoever asks
     makes each known before the next."""

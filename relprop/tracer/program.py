@@ -82,7 +82,8 @@ class Program:
     and returns a tuple of tensors (``outputs``). ``constants`` are tensors that belong to no
     module. ``leaves`` are where explanation starts: float inputs, and the output of the embedding
     that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
-    that it holds only for inputs that make the same ``decisions``. ``draws``: where the model draws
+    that it holds only for inputs that make the same ``decisions``; ``choices``: those made on what
+    the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
     why. ``memo``: what others worked out about this program, kept with it.
@@ -98,6 +99,7 @@ class Program:
     axes: Any
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

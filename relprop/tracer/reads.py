@@ -4,6 +4,7 @@ those that a result's shape depends on. A graph with one holds for its own input
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -36,22 +37,40 @@ class Noticed(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def reads(graph: fx.Graph, constants: dict[str, Tensor]) -> tuple[str, ...]:
+def reads(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
     """Where the graph's form depends on values of its inputs or of the model's tensors: reads, and
     operations that can't be worked out from shapes alone. ``constants``: other tensors."""
-    live = _live(graph, constants)
+    return _deciding(graph, _below(graph, lambda n: _is_input(n) or _is_own(n, constants)))
+
+
+def choices(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
+    """Those reads whose values the model works out of an input with tensors of its own: which
+    expert a token goes to, not how long the input is."""
+    inputs = _below(graph, _is_input)
+    return _deciding(graph, inputs & _below(graph, lambda n: _is_own(n, constants)))
+
+
+def _deciding(graph: fx.Graph, live: set[fx.Node]) -> tuple[str, ...]:
     with FakeTensorMode():
         return tuple(str(n.meta["place"]) for n in graph.nodes if n in live and _decides(n))
 
 
-def _live(graph: fx.Graph, constants: dict[str, Tensor]) -> set[fx.Node]:
-    """The nodes whose values are not the same for all inputs and weights, writes in place and
-    views included."""
+def _is_input(node: fx.Node) -> bool:
+    return node.op == "placeholder"
+
+
+def _is_own(node: fx.Node, constants: Collection[str]) -> bool:
+    """Whether a node is a parameter or a buffer of the model."""
+    return node.op == "get_attr" and node.target not in constants
+
+
+def _below(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """The nodes whose values depend on a root, writes in place and views included."""
     live: set[fx.Node] = set()
     memory: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         inputs = tensor_inputs(node)
-        if node.op == "placeholder" or (node.op == "get_attr" and node.target not in constants):
+        if is_root(node):
             live.add(node)
         elif any(memory.get(i, i) in live or i in live for i in inputs):
             live.add(node)

@@ -222,6 +222,7 @@ def assemble(
         axes,
         raw.front_end,
         raw.decisions,
+        raw.choices,
         raw.draws,
         aliases=aliases,
         constant_inputs={n: constant[n] for n in names if n in constant},

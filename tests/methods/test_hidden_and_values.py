@@ -1,6 +1,8 @@
 """Methods over hidden states and values, against the eager model: autograd at its layers' outputs,
 hooks that zero its values, its own projections."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers as hf
@@ -10,6 +12,8 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError
 from tests.common.models import build, closeness, sample
+from tests.spellings.bases import EXPERTS, START
+from tests.spellings.model import Model
 
 EXACT = 1e-9
 IDS = torch.arange(5, 17).reshape(2, 6)
@@ -184,6 +188,49 @@ def test_value_zeroing_by_hook():
     assert torch.equal(
         e.scores, relprop.explain(model, {"input_ids": IDS}, 2, method="value_zeroing").scores
     )
+
+
+def without_each_value(block, x, whole):
+    """1 − cos of a block's output ``whole`` and of that without the values of each token."""
+    columns = []
+    for j in range(x.shape[1]):
+        hook = block.attention.value.register_forward_hook(
+            lambda module, args, out, j=j: out.index_fill(1, torch.tensor([j]), 0)
+        )
+        columns.append(1 - F.cosine_similarity(block(x, None), whole, dim=-1))
+        hook.remove()
+    m = torch.stack(columns, 2)
+    return m / m.sum(2, keepdim=True)
+
+
+def test_value_zeroing_chooses_experts_again():
+    base = replace(START, experts=3)
+    model, matrices, routes = Model(base).eval(), [], []
+    for block in model.blocks:
+        block.mlp.router.register_forward_hook(lambda m, a, out: routes.append(out.argmax(-1)))
+    with torch.no_grad():
+        x = model.position(model.start(model.embed(*base.inputs())))
+        for block in model.blocks:
+            whole = block(x, None)
+            matrices.append(without_each_value(block, x, whole))
+            x = whole
+    count = x.shape[1] + 1
+    assert any(not torch.equal(routes[i - i % count], r) for i, r in enumerate(routes))
+    e = relprop.explain(Model(base).eval(), base.inputs(), 1, method="value_zeroing")
+    assert closeness(e.scores, rolled(matrices, 0)) <= 1e-7
+
+
+def test_value_zeroing_of_a_model_that_branches():
+    """The graph holds for the experts that this input's tokens went to."""
+
+    def one_by_one(at, x):
+        own = [at.experts[int(s.argmax())](t) for t, s in zip(x[0], at.router(x)[0], strict=True)]
+        return torch.stack(own)[None]
+
+    model, x = Model(EXPERTS, experts=one_by_one).eval(), EXPERTS.inputs()[0][:1]
+    with pytest.raises(OptionError, match=r"value_zeroing: the model branches on .*blocks\.0\.mlp"):
+        relprop.explain(model, x, 1, method="value_zeroing")
+    assert relprop.explain(model, x, 1, method="rollout").scores.shape == x.shape[:2]
 
 
 def test_attention_norm_by_the_models_own_projections():

@@ -1,8 +1,6 @@
 """Spellings that are not recognised yet, each with the reason: what the suite holds to be wrong, so
 that one that is mended must be taken out. By ``python -m tests.spellings.table``, all of it."""
 
-EXPERTS = "the products with the experts' weights are one tensor here and one for each expert there"
-
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
@@ -35,16 +33,6 @@ LEFT |= dict.fromkeys(
         "writes-position-index_add_onto_zeros-plain",
     ),
     OTHER_FORM,
-)
-LEFT |= dict.fromkeys(
-    (
-        "choices-experts-only_its_own_tokens-experts",
-        "choices-experts-only_its_own_tokens_by_index_add-experts",
-        "choices-experts-only_its_own_tokens_by_mask-experts",
-        "choices-experts-token_by_token-experts",
-        "choices-experts-weights_gathered-experts",
-    ),
-    EXPERTS,
 )
 LEFT |= dict.fromkeys(
     (

@@ -18,6 +18,20 @@ def written(x):
     return y
 
 
+def thirds(x):
+    return x.unflatten(-1, (2, 3))
+
+
+def summed(product):
+    """Over each half of the features, and that for every feature of the half."""
+    return thirds(product).sum(-1, keepdim=True).expand(*product.shape[:2], 2, 3).flatten(2)
+
+
+def summed_by_einsum(a, b):
+    total = torch.einsum("...k,...k->...", thirds(a), thirds(b))
+    return total[..., None].expand(*a.shape[:2], 2, 3).flatten(2)
+
+
 #: name: (as it may be spelled, as the rules know it)
 PAIRS = {
     "mT": (
@@ -53,6 +67,10 @@ PAIRS = {
     "cosine_similarity": (
         lambda x: x * F.cosine_similarity(x, x.cos(), dim=-1)[..., None],
         lambda x: x * (F.normalize(x, dim=-1) * F.normalize(x.cos(), dim=-1)).sum(-1, keepdim=True),
+    ),
+    "products summed in another shape": (
+        lambda x: x * summed(x.sin() * x.softmax(1)),
+        lambda x: x * summed_by_einsum(x.sin(), x.softmax(1)),
     ),
     "view_as": (lambda x: x.reshape(1, -1).view_as(x), lambda x: x),
     "written into": (written, lambda x: torch.cat([x[:, :1] * 2, x[:, 1:]], 1)),

@@ -34,7 +34,7 @@ from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
-from relprop.tracer.passes.products import raise_products, scale_stored
+from relprop.tracer.passes.products import raise_products, raise_totals, scale_stored
 from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
@@ -97,6 +97,7 @@ def canonicalise(
     join_groups(graph)
     simplify(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
+    raise_totals(graph)
     fold_rows(graph)
     join_biases(graph)
     join_sums(graph)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import argument, is_call
+from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -40,21 +40,48 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
 
 def join_sums_by_index(graph: fx.Graph) -> None:
     """Sums by index onto zeros, added (the tokens of one expert after those of another) → one sum
-    by all their indices."""
+    by all their indices; writes, where no two values come to one place."""
     for node in list(graph.nodes):
         if node._erased or not is_top(node):
             continue
         terms = terms_of(node)
         parts = [n for sign, n in terms if sign > 0 and _onto_zeros(n)]
         if len(parts) > 1 and len({(n.args[1], *shape_of(n)) for n in parts}) == 1:
-            zeros, dim = parts[0].args[:2]
-            places = [reshaped(node, n.args[2], [-1]) for n in parts]  # type: ignore[arg-type]
-            where = emit(node, aten.cat.default, places, 0)
-            values = emit(node, aten.cat.default, [n.args[3] for n in parts], dim)
-            one = emit(node, aten.index_add.default, zeros, dim, where, values)
+            one = _written_apart(node, parts) or _summed_at_once(node, parts)
             rest = [(sign, n) for sign, n in terms if n not in parts]
             swap(node, added(node, [*rest, (1, one)]))
     graph.eliminate_dead_code()
+
+
+def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    zeros, dim = parts[0].args[:2]
+    places = [reshaped(at, n.args[2], [-1]) for n in parts]  # type: ignore[arg-type]
+    where = emit(at, aten.cat.default, places, 0)
+    values = emit(at, aten.cat.default, [n.args[3] for n in parts], dim)
+    return emit(at, aten.index_add.default, zeros, dim, where, values)
+
+
+def _written_apart(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
+    """One write after another, if each is where whole numbers are equal to another number."""
+    masks: list[Any] = [_mask_of(n.args[2]) for n in parts]
+    if any(not is_call(m, aten.eq) or not isinstance(m.args[1], int) for m in masks):
+        return None
+    if len({m.args[0] for m in masks}) > 1 or len({m.args[1] for m in masks}) < len(masks):
+        return None
+    made, dim = parts[0].args[0], parts[0].args[1] % rank(parts[0])  # type: ignore[operator]
+    for n in parts:
+        where = reshaped(at, n.args[2], [-1])  # type: ignore[arg-type]
+        made = emit(at, aten.index_put.default, made, [*[None] * dim, where], n.args[3])
+    return made  # type: ignore[return-value]
+
+
+def _mask_of(places: Any) -> fx.Node | None:
+    """The mask of one axis that is true at some places."""
+    while kind(places) in (Kind.RESHAPE, Kind.SELECT, Kind.OUTPUT):
+        places = places.args[0]
+    found = is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where)
+    alone = found and len(places.args) == 1 and rank(places.args[0]) == 1
+    return places.args[0] if alone else None
 
 
 def _onto_zeros(node: fx.Node) -> bool:

@@ -28,6 +28,7 @@ from relprop.tracer.editing import (
     reshaped,
     shape_of,
     swap,
+    val,
 )
 from relprop.tracer.passes.alike import (
     Apart,
@@ -120,11 +121,30 @@ def _weighted(at: fx.Node, parts: Lanes) -> fx.Node | None:
     except Apart:
         _undo(at, mark)
         return None
-    p = letters_of(emit(at, aten.sum.dim_IntList, product, [0]))
+    total = emit(at, aten.sum.dim_IntList, _of_two(at, product, rank(parts[0])), [0])
+    p = letters_of(total)
     if p is None:
         _undo(at, mark)
         return None
-    return reshaped(at, product_of(at, p), shape_of(parts[0]))
+    return reshaped(at, product_of(at, p), shape_of(total))
+
+
+def _of_two(at: fx.Node, product: fx.Node, width: int) -> fx.Node:
+    """A product of lanes on a first axis as one of two lanes' tensors: factors that are the same
+    for all lanes, which have ``width`` axes or fewer, go with the smaller of the two."""
+    factors: list[fx.Node] = []
+    while is_call(product, aten.mul) and all(is_tensor(x) for x in product.args[:2]):
+        one = [x for x in product.args[:2] if rank(x) <= width]
+        if len(one) != 1:
+            break
+        (product,) = (x for x in product.args[:2] if x is not one[0])  # type: ignore[assignment]
+        factors += one  # type: ignore[arg-type]
+    if not factors or not is_call(product, aten.mul):
+        return product
+    small, large = sorted(product.args[:2], key=lambda x: val(x).numel())
+    for factor in factors:
+        small = emit(at, aten.mul.Tensor, small, factor)
+    return emit(at, aten.mul.Tensor, small, large)
 
 
 def join_groups(graph: fx.Graph) -> None:

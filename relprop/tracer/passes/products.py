@@ -23,6 +23,8 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_picked,
+    is_tensor,
     permuted,
     rank,
     reshaped,
@@ -247,10 +249,20 @@ def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
             swap(node, reshaped(node, new, shape_of(node)))
 
 
+def raise_totals(graph: fx.Graph) -> None:
+    """Sums of products of two activations → matrix products, once lanes are merged, too."""
+    for node in list(graph.nodes):
+        if kind(node) is Kind.TOTAL and is_live(node) and is_float(node):
+            p = letters_of(node)
+            if p is not None and is_live(p.x) and is_live(p.w) and val(p.x).dtype == val(p.w).dtype:
+                swap(node, reshaped(node, _scaled(node, product_of(node, p)), shape_of(node)))
+    graph.eliminate_dead_code()
+
+
 def _activations_as_weight(node: fx.Node) -> fx.Node | None:
     """``linear`` of two activations → their matrix product."""
     x, weight, *bias = node.args
-    if not is_call(node, aten.linear) or not is_live(weight):
+    if not is_call(node, aten.linear) or not is_live(weight) or is_picked(weight):
         return None
     made = emit(node, aten.matmul.default, x, permuted(node, weight, [1, 0]))  # type: ignore[arg-type]
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
@@ -261,7 +273,10 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     if p is None or not (is_live(p.x) or is_live(p.w)) or val(p.x).dtype != val(p.w).dtype:
         return None
     if is_live(p.x) and is_live(p.w):
-        return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
+        picked = [is_picked(n) for n in (p.x, p.w)]
+        if sum(picked) != 1 or is_call(node, aten.mul):
+            return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
+        p = p.turned() if picked[0] else p
     p = p if is_live(p.x) else p.turned()
     if is_call(node, aten.mul) and not (spreads and _makes_features(p)):
         return None
@@ -290,7 +305,7 @@ def letters_of(node: fx.Node) -> Product | None:
     if is_call(node, aten.matmul):
         return _of_matmul(node)
     if is_call(node, aten.mul):
-        return _of_product(node, [])
+        return _of_product(node.args[:2], rank(node), [])
     if is_call(node, aten.sum, aten.mean):
         return _of_total(node)
     return _of_convolution(node) if kind(node) is Kind.CONVOLUTION else None
@@ -306,35 +321,55 @@ def _of_matmul(node: fx.Node) -> Product:
     return Product(x, x_axes, w, w_axes, batch + n + m)  # type: ignore[arg-type]
 
 
-def _of_product(node: Any, summed: list[int]) -> Product | None:
-    """An elementwise product of two tensors, summed over some axes."""
-    a, b = node.args[:2]
-    letters = string.ascii_letters[: rank(node)]
-    if not is_float(a) or not is_float(b) or len(letters) < rank(node):
+def _of_product(factors: Any, width: int, summed: list[int]) -> Product | None:
+    """An elementwise product of two tensors, of ``width`` axes, summed over some of them."""
+    a, b = factors
+    letters = string.ascii_letters[:width]
+    if not is_float(a) or not is_float(b) or len(letters) < width:
         return None
     out = "".join(c for i, c in enumerate(letters) if i not in summed)
-    a_axes, b_axes = (letters[rank(node) - rank(x) :] for x in (a, b))
+    a_axes, b_axes = (letters[width - rank(x) :] for x in (a, b))
     return Product(a, a_axes, b, b_axes, out)
 
 
 def _of_total(node: fx.Node) -> Product | None:
     """A sum over axes of a product that nobody else reads, where both factors lie along them."""
-    product = node.args[0]
+    product = whole = node.args[0]
+    if kind(product) is Kind.RESHAPE and len(product.users) == 1:  # type: ignore[union-attr]
+        product = product.args[0]  # type: ignore[union-attr]
     if not is_call(product, aten.mul) or len(product.users) != 1:  # type: ignore[union-attr]
         return None
-    a, b = product.args[:2]  # type: ignore[union-attr]
-    if a is b or val(node).dtype != val(product).dtype:
+    factors = product.args[:2]  # type: ignore[union-attr]
+    if factors[0] is factors[1] or val(node).dtype != val(product).dtype:
         return None
-    summed = dims_of(node)
-    p = _of_product(product, summed)
+    if product is not whole:
+        factors = tuple(_split(node, x, product, shape_of(whole)) for x in factors)  # type: ignore[assignment, arg-type]
+    p = _of_product(factors, rank(whole), dims_of(node))
     if p is None:
         return None
     lengths = (
-        dict(zip(axes, shape_of(x), strict=True)) for x, axes in ((a, p.x_axes), (b, p.w_axes))
+        dict(zip(axes, shape_of(x), strict=True)) for x, axes in ((p.x, p.x_axes), (p.w, p.w_axes))
     )
     x, w = ({c for c, s in found.items() if s > 1} for found in lengths)
     gone = {c for c, s in p.sizes().items() if c not in p.out and s > 1}
     return p if gone and gone <= x & w else None
+
+
+def _split(at: fx.Node, x: Any, product: Any, shape: list[int]) -> fx.Node | None:
+    """A factor as it lies in its product's other shape, which only splits axes of the product."""
+    if not is_tensor(x):
+        return None
+    own = [1] * (rank(product) - rank(x)) + shape_of(x)
+    made: list[int] = []
+    for whole, length in zip(shape_of(product), own, strict=True):
+        parts: list[int] = []
+        while math.prod(parts) < whole and len(made) + len(parts) < len(shape):
+            parts.append(shape[len(made) + len(parts)])
+        if math.prod(parts) != whole:
+            return None
+        made += parts if length > 1 else [1] * len(parts)
+    made += [1] * (len(shape) - len(made))
+    return reshaped(at, x, made)
 
 
 def _of_convolution(node: fx.Node) -> Product | None:

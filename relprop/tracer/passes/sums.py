@@ -18,6 +18,7 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_picked,
     permuted,
     rank,
     reshaped,
@@ -100,7 +101,7 @@ def join_biases(graph: fx.Graph) -> None:
 
 def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
     for b, (_, bias) in enumerate(terms):
-        if is_live(bias):
+        if is_live(bias) and not is_picked(bias):
             continue
         for t in sorted(range(len(terms)), key=lambda t: (t > b, abs(t - b))):
             if is_live(terms[t][1]) and _bias_for(terms[t][1], bias) is not None:
