@@ -7,7 +7,6 @@ OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
-NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
 OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
 
 LEFT: dict[str, str] = {
@@ -67,8 +66,6 @@ LEFT |= dict.fromkeys(
         "cuts-join-padded_and_added-plain",
         "cuts-share-joined-grouped",
         "cuts-share-upsampled-grouped",
-        "embeddings-embed-table_in_two-ids",
-        "embeddings-embed-two_halves-ids",
         "projections-patch-conv1d_with_stride-plain",
         "projections-patch-conv2d_of_patches-plain",
         "projections-patch-reduced-plain",
@@ -138,18 +135,6 @@ LEFT |= dict.fromkeys(
         "writes-position-transpose-plain",
     ),
     REFUSED,
-)
-LEFT |= dict.fromkeys(
-    (
-        "embeddings-embed-bag_of_one-ids",
-        "embeddings-embed-ids_of_doubles-ids",
-        "embeddings-embed-index_of_the_flat_table-ids",
-        "embeddings-embed-index_of_the_transposed-ids",
-        "embeddings-embed-masks_of_every_word-ids",
-        "embeddings-embed-take-ids",
-        "embeddings-embed-where_of_every_word-ids",
-    ),
-    NOT_LOOKED_UP,
 )
 LEFT |= dict.fromkeys(
     (
