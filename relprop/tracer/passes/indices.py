@@ -53,6 +53,15 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
+def put_flat(node: fx.Node) -> fx.Node:
+    """``put``: a write by index into the elements one after another."""
+    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in node.args[:3])  # type: ignore[arg-type]
+    adds = bool(argument(node, "accumulate"))
+    return reshaped(
+        node, emit(node, aten.index_put.default, x, [index], values, adds), shape_of(node)
+    )
+
+
 def _accumulated(
     node: fx.Node, base: fx.Node, indices: list[Any], used: list[int], values: fx.Node
 ) -> fx.Node:
