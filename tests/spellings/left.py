@@ -14,7 +14,6 @@ LEFT: dict[str, str] = {
     "choices-experts-all_stacked_and_gathered-experts": EXPERTS,
     "transforms-experts-experts_by_vmap-experts": EXPERTS,
     "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
-    "writes-begin-read_between_writes-start": "a class token that is read between two writes",
 }
 LEFT |= dict.fromkeys(
     (
@@ -33,7 +32,6 @@ LEFT |= dict.fromkeys(
         "positions-position-InTwoSteps-plain",
         "scores-scores-einsum_with_a_scale_per_feature-plain",
         "scores-scores-feature_by_feature-plain",
-        "writes-position-index_add_onto_zeros-plain",
     ),
     OTHER_FORM,
 )
@@ -92,13 +90,9 @@ LEFT |= dict.fromkeys(
         "residuals-residual-einsum_with_ones-plain",
         "residuals-residual-features_apart-plain",
         "residuals-residual-flattened-plain",
-        "residuals-residual-index_add-plain",
-        "residuals-residual-index_add_alpha-plain",
-        "residuals-residual-index_put-plain",
         "residuals-residual-joined_features_summed-plain",
         "residuals-residual-joined_tokens_summed-plain",
         "residuals-residual-nansum-plain",
-        "residuals-residual-scatter_add-plain",
         "residuals-residual-scatter_add_onto_zeros-plain",
         "residuals-residual-tensordot_with_ones-plain",
         "weights-project-BlocksMultiplied-plain",
@@ -122,17 +116,8 @@ LEFT |= dict.fromkeys(
 LEFT |= dict.fromkeys(
     (
         "cuts-share-kron-grouped",
-        "maps-weigh-in_place-squared",
         "masks-hide-minimum-causal",
         "scores-scores-convolution_by_keys-plain",
-        "writes-position-a_row_at_an_index_tensor-plain",
-        "writes-position-added_through_as_real_of_complex-plain",
-        "writes-position-added_through_expand_as_itself-plain",
-        "writes-position-copied_through_as_real_of_complex-plain",
-        "writes-position-copied_through_expand_as_itself-plain",
-        "writes-position-imaginary_part-plain",
-        "writes-position-put-plain",
-        "writes-position-transpose-plain",
     ),
     REFUSED,
 )

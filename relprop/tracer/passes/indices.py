@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from relprop.operations import argument, is_call
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -34,6 +36,24 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
         args[3] = emit(node, aten.mul.Tensor, args[3], alpha)
     added = emit(node, node.target, emit(node, aten.zeros_like.default, base), *args[1:])
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def picked_once(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """A sum by index onto zeros that brings one value to every place → those values, in order."""
+    base, dim, index, source = node.args[:4]
+    axis, size = dim % rank(node), shape_of(node)[dim]  # type: ignore[operator, index]
+    places = constants.value(index)  # type: ignore[arg-type]
+    if not is_number(base, 0) or shape_of(source) != shape_of(node) or places is None:
+        return None
+    if is_call(node, aten.scatter_add):
+        line = places.movedim(axis, -1).reshape(-1, places.shape[axis])
+        if shape_of(index) != shape_of(node) or not bool((line == line[:1]).all()):
+            return None
+        places = line[0]
+    if not torch.equal(places.flatten().sort().values.long(), torch.arange(size)):
+        return None
+    order = emit(node, Held(places.flatten().argsort().to(constants.device)))
+    return emit(node, aten.index.Tensor, source, [*[None] * axis, order])
 
 
 def put_by_index(node: fx.Node) -> fx.Node | None:
