@@ -13,7 +13,6 @@ LEFT: dict[str, str] = {
     "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
     "choices-experts-all_stacked_and_gathered-experts": EXPERTS,
     "transforms-experts-experts_by_vmap-experts": EXPERTS,
-    "positions-position-RowAndColumn-plain": "a sum of two tables of positions is two terms",
 }
 LEFT |= dict.fromkeys(
     (
@@ -27,9 +26,6 @@ LEFT |= dict.fromkeys(
         "choices-pool-split_by_lengths-padded",
         "loops-blocks-samples_twice-plain",
         "pools-pool-scatter_mean-plain",
-        "positions-begin-matmul_of_both-start",
-        "positions-begin-where-start",
-        "positions-position-InTwoSteps-plain",
         "scores-scores-einsum_with_a_scale_per_feature-plain",
         "scores-scores-feature_by_feature-plain",
     ),
