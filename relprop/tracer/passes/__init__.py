@@ -57,7 +57,7 @@ def canonicalise(
     ``given``: the constants that the graph holds by name."""
     inline_regions(graph, device)
     drop_checks(graph)
-    functionalise(graph)
+    functionalise(graph, Constants(given, device))
     graph.eliminate_dead_code()
     respell(graph, device)
     make_real(graph)

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -90,6 +92,24 @@ def _onto_zeros(node: fx.Node) -> bool:
     return alone and is_number(node.args[0], 0)
 
 
+def picked_once(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """A sum by index onto zeros that brings one value to every place → those values, in order."""
+    base, dim, index, source = node.args[:4]
+    axis, size = dim % rank(node), shape_of(node)[dim]  # type: ignore[operator, index]
+    places = constants.value(index)  # type: ignore[arg-type]
+    if not is_number(base, 0) or shape_of(source) != shape_of(node) or places is None:
+        return None
+    if is_call(node, aten.scatter_add):
+        line = places.movedim(axis, -1).reshape(-1, places.shape[axis])
+        if shape_of(index) != shape_of(node) or not bool((line == line[:1]).all()):
+            return None
+        places = line[0]
+    if not torch.equal(places.flatten().sort().values.long(), torch.arange(size)):
+        return None
+    order = emit(node, Held(places.flatten().argsort().to(constants.device)))
+    return emit(node, aten.index.Tensor, source, [*[None] * axis, order])
+
+
 def put_by_index(node: fx.Node) -> fx.Node | None:
     """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
     onto zeros, and what was there added."""
@@ -105,6 +125,15 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     else:
         added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def put_flat(node: fx.Node) -> fx.Node:
+    """``put``: a write by index into the elements one after another."""
+    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in node.args[:3])  # type: ignore[arg-type]
+    adds = bool(argument(node, "accumulate"))
+    return reshaped(
+        node, emit(node, aten.index_put.default, x, [index], values, adds), shape_of(node)
+    )
 
 
 def _accumulated(

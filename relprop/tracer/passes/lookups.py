@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -25,8 +25,11 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
+from relprop.tracer.passes.choices import join_choices
 from relprop.tracer.passes.products import repeats
 from relprop.tracer.passes.simplify import simplify
+
+BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
 
 
 def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
@@ -38,6 +41,8 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
             return _of_index(node)
         if kind(node) is Kind.GATHER:
             return _of_gather(node)
+        if kind(node) is Kind.OUTPUT:
+            return _of_bag(node, constants)
         return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
 
     for rewrite in (lookup, _joined, _as_given):
@@ -45,6 +50,8 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
             if not node._erased and is_live(node) and (new := rewrite(node)) is not None:
                 swap(node, reshaped(node, new, shape_of(node)))
         simplify(graph, constants)
+    join_choices(graph, constants)
+    simplify(graph, constants)
 
 
 def _joined(node: fx.Node) -> fx.Node | None:
@@ -102,10 +109,45 @@ def _are_ids(x: Any) -> bool:
 
 
 def _of_index(node: fx.Node) -> fx.Node | None:
+    """``W[ids]``, and ``W.T[:, ids]``, whose features come first."""
     table, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
-    if not _is_table(table) or not _are_ids(indices[0]) or any(i is not None for i in indices[1:]):
+    given = [i for i in indices if i is not None]
+    if not _is_table(table) or len(given) != 1 or not _are_ids(given[0]):
         return None
-    return emit(node, aten.embedding.default, table, indices[0])
+    if indices[0] is not None:
+        return emit(node, aten.embedding.default, table, given[0])
+    made = emit(node, aten.embedding.default, permuted(node, table, [1, 0]), given[0])  # type: ignore[arg-type]
+    return permuted(node, made, [rank(made) - 1, *range(rank(made) - 1)])
+
+
+def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Sums and means of as many rows for every bag → of rows that are looked up."""
+    bag: Any = node.args[0]
+    if node.args[1] != 0 or not is_call(bag, *BAGS) or not _is_table(bag.args[0]):
+        return None
+    mode, scale = argument(bag, "mode"), argument(bag, "per_sample_weights")
+    size = _size_of_bags(bag, constants)
+    if size is None or mode > 1 or argument(bag, "padding_idx") not in (None, -1):
+        return None
+    shape = [shape_of(node)[0], size]
+    ids = reshaped(node, argument(bag, "indices"), shape)
+    rows = emit(node, aten.embedding.default, bag.args[0], ids)
+    if scale is not None:
+        rows = emit(node, aten.mul.Tensor, rows, reshaped(node, scale, [*shape, 1]))
+    return emit(node, (aten.sum.dim_IntList, aten.mean.dim)[mode], rows, [1])
+
+
+def _size_of_bags(bag: fx.Node, constants: Constants) -> int | None:
+    """How many numbers each bag has, if all have as many."""
+    starts = constants.value(argument(bag, "offsets"))
+    count = shape_of(argument(bag, "indices"))[0]
+    if not isinstance(starts, Tensor) or not len(starts) or not count:
+        return None
+    ends = [] if argument(bag, "include_last_offset") else [count]
+    bounds = torch.tensor([*starts.tolist(), *ends])
+    sizes = set(bounds.diff().tolist())
+    whole = bounds[0] == 0 and bounds[-1] == count
+    return sizes.pop() if whole and len(sizes) == 1 else None
 
 
 def _of_gather(node: fx.Node) -> fx.Node | None:

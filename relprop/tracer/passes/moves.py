@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,7 +21,10 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    val,
 )
+
+MOST_RUNS = 16
 
 
 def simpler_reshape(node: fx.Node) -> fx.Node | None:
@@ -137,7 +141,19 @@ def simpler_slice(node: fx.Node) -> fx.Node | None:
         return emit(node, aten.slice.Tensor, x.args[0], dim, offset + start, offset + end, 1)  # type: ignore[union-attr, operator]
     if is_call(x, aten.cat) and x.args[1] == dim and step == 1:  # type: ignore[union-attr]
         return _slice_of_cat(node, x, dim, start, end)  # type: ignore[arg-type]
+    if is_call(x, aten.constant_pad_nd) and step == 1:
+        return _slice_of_padded(node, x, dim, start, end)  # type: ignore[arg-type]
     return _slice_of_merged(node, x, dim, start, end) if step == 1 else None  # type: ignore[arg-type]
+
+
+def _slice_of_padded(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node | None:
+    """A run inside of what was padded, along the only axis that was."""
+    around, place = [*x.args[1], 0, 0], 2 * (rank(x) - 1 - dim)  # type: ignore[misc]
+    before = around[place] if place < len(around) else 0
+    others = any(a for i, a in enumerate(around) if i not in (place, place + 1))
+    if others or min(around) < 0 or start < before or end > before + shape_of(x.args[0])[dim]:
+        return None
+    return emit(node, aten.slice.Tensor, x.args[0], dim, start - before, end - before, 1)
 
 
 def _slice_of_merged(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node | None:
@@ -272,3 +288,33 @@ def _gathered_axis(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | N
         return None
     order = [i for i in range(rank(x)) if i != axis]
     return permuted(node, x, [*order[:dim], axis, *order[dim:]])  # type: ignore[arg-type, list-item]
+
+
+def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """One tensor in some positions of an axis, which do not depend on any input, and another in the
+    rest → their runs, one after another."""
+    if not is_call(node, aten.where) or not all(is_float(v) for v in node.args[1:]):
+        return None
+    sides, mask = node.args[1:], constants.value(node.args[0])  # type: ignore[arg-type]
+    wrong = any(val(v).dtype != val(node).dtype or constants.number(v) is not None for v in sides)
+    if wrong or not isinstance(mask, Tensor) or not is_live(node):
+        return None
+    mask = mask.reshape([1] * (rank(node) - mask.dim()) + list(mask.shape))
+    dim = max(range(rank(node)), key=lambda d: mask.shape[d])
+    lines = mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
+    runs = [(first, len(list(run))) for first, run in groupby(lines[0].tolist())]
+    if len(runs) > MOST_RUNS or lines.shape[1] == 1 or not bool((lines == lines[:1]).all()):
+        return None
+    parts, at = [], 0
+    for first, length in runs:
+        parts.append(_run_across(node, sides[not first], dim, at, at + length))
+        at += length
+    return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
+
+
+def _run_across(node: fx.Node, x: Any, dim: int, start: int, end: int) -> fx.Node:
+    """A run of positions of what is broadcast to ``node``."""
+    x = reshaped(node, x, [1] * (rank(node) - rank(x)) + shape_of(x))
+    x = x if shape_of(x)[dim] == 1 else _run(node, (x, start, end), dim)
+    shape = shape_of(node)
+    return expanded(node, x, [*shape[:dim], end - start, *shape[dim + 1 :]])

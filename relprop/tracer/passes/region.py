@@ -64,7 +64,7 @@ class Recipe:
         for step in self.steps:
             args, kwargs = (_filled(part, values) for part in (step.args, step.kwargs))
             if step.shapes is not None:
-                values.append(args[0].reshape(_as_before(*step.shapes, list(args[0].shape))))
+                values.append(args[0].reshape(as_before(*step.shapes, list(args[0].shape))))
             else:
                 values.append(args[0] if step.op is None else step.op(*args, **kwargs))
         return values[-1]  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ def _filled(part: Any, values: list[Any]) -> Any:
     return part
 
 
-def _as_before(old: tuple[int, ...], shape: tuple[int, ...], new: list[int]) -> list[int]:
+def as_before(old: tuple[int, ...], shape: tuple[int, ...], new: list[int]) -> list[int]:
     """``shape``, made of ``old`` by putting in or leaving out axes of length 1, for ``new``."""
     sizes = iter([n for o, n in zip(old, new, strict=True) if o != 1])
     return [1 if s == 1 else next(sizes) for s in shape]
@@ -92,7 +92,7 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
     slots = {node: Slot(i) for i, node in enumerate(inputs)}
     steps = []
     for node in nodes:
-        args, kwargs = _plain(fx.node.map_arg((node.args, node.kwargs), lambda n: slots[n]))
+        args, kwargs = plain(fx.node.map_arg((node.args, node.kwargs), lambda n: slots[n]))
         if kind(node) is Kind.CAST:
             steps.append(_cast(node, args[0]))
         elif kind(node) is Kind.EXPAND:
@@ -131,13 +131,13 @@ def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (*args[:place], given, *args[place + 1 :]), kwargs
 
 
-def _plain(part: Any) -> Any:
+def plain(part: Any) -> Any:
     """fx's immutable containers as ordinary ones."""
     if isinstance(part, dict):
-        return {k: _plain(v) for k, v in part.items()}
+        return {k: plain(v) for k, v in part.items()}
     if isinstance(part, list):
-        return [_plain(v) for v in part]
-    return tuple(_plain(v) for v in part) if type(part) is tuple else part
+        return [plain(v) for v in part]
+    return tuple(plain(v) for v in part) if type(part) is tuple else part
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Region:
         return found
 
 
-def _only_ones(node: fx.Node) -> bool:
+def only_ones(node: fx.Node) -> bool:
     """Whether a reshape puts in or leaves out axes of length 1 and nothing else."""
     before, after = ([s for s in shape_of(n) if s != 1] for n in (node.args[0], node))
     return before == after
@@ -253,7 +253,7 @@ def _fits(node: fx.Node, source: fx.Node) -> bool:
         return False
     if what in REDUCTIONS:
         return rank(node.args[0]) == rank(source) and not is_call(node, aten.norm)
-    return what is not Kind.RESHAPE or _only_ones(node)
+    return what is not Kind.RESHAPE or only_ones(node)
 
 
 # ---- trying out

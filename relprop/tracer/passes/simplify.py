@@ -12,8 +12,10 @@ from torch import fx
 from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_tensor, rank, shape_of, swap
+from relprop.tracer.passes.indices import picked_once
 from relprop.tracer.passes.matrices import simpler_matrix
 from relprop.tracer.passes.moves import (
+    chosen_runs,
     simpler_cat,
     simpler_expand,
     simpler_index,
@@ -53,6 +55,10 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index):
         return simpler_index(node, constants)
+    if kind(node) is Kind.CHOICE and (new := chosen_runs(node, constants)) is not None:
+        return new
+    if kind(node) is Kind.INDEXED_SUM:
+        return picked_once(node, constants)
     if is_call(node, aten.linear, aten.matmul):
         new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new

@@ -39,6 +39,7 @@ from relprop.tracer.passes.fourier import TRANSFORMS
 from relprop.tracer.passes.indices import (
     copied,
     put_by_index,
+    put_flat,
     scatter_reduced,
     summed_by_index,
     written,
@@ -485,6 +486,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
     aten.index_put: put_by_index,
+    aten.put: put_flat,
     aten.scatter_reduce: scatter_reduced,
     aten.select_scatter: written,
     aten.slice_scatter: written,

@@ -100,12 +100,25 @@ def join_biases(graph: fx.Graph) -> None:
 
 
 def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
+    """Which term has a layer that another is the bias of. A layer that has one takes no part of
+    what is added to every position, if that is a sum of tensors."""
+    fixed = [n for _, n in terms if not is_live(n)]
     for b, (_, bias) in enumerate(terms):
         if is_live(bias) and not is_picked(bias):
             continue
         for t in sorted(range(len(terms)), key=lambda t: (t > b, abs(t - b))):
-            if is_live(terms[t][1]) and _bias_for(terms[t][1], bias) is not None:
+            found = _bias_for(terms[t][1], bias) if is_live(terms[t][1]) else None
+            if found is None:
+                continue
+            others = [n for n in fixed if _bias_for(terms[t][1], n) is None]
+            if not (others and _has_bias(found[0])):
                 yield t, b
+
+
+def _has_bias(layer: fx.Node) -> bool:
+    """Whether a layer adds a bias of its own."""
+    position = 3 if is_call(layer, aten.layer_norm) else 2
+    return len(layer.args) > position and layer.args[position] is not None
 
 
 def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -385,9 +398,19 @@ def _by_numbers(node: fx.Node, weight: Tensor) -> fx.Node | None:
         eye = torch.eye(size, dtype=weight.dtype, device=weight.device)
         if all(torch.equal(b, s * eye) for b, s in zip(blocks, scales, strict=True)):
             return _sum_of_blocks(node, x, size, [float(s) for s in scales])
-    if bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(1) == 1).all()):
-        return _picked(node, x, weight.argmax(1).tolist())
+    if bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(1) <= 1).all()):
+        return _picked_between(node, x, weight)
     return None
+
+
+def _picked_between(node: fx.Node, x: Any, weight: Tensor) -> fx.Node | None:
+    """Features that are picked, maybe with zeros before and behind them."""
+    some = weight.sum(1).nonzero().flatten().tolist()
+    if not some or some != list(range(some[0], some[-1] + 1)):
+        return None
+    picked = _picked(node, x, weight[some].argmax(1).tolist())
+    around = [some[0], len(weight) - 1 - some[-1]]
+    return emit(node, aten.constant_pad_nd.default, picked, around) if any(around) else picked
 
 
 def _sum_of_blocks(node: fx.Node, x: Any, size: int, scales: list[float]) -> fx.Node:

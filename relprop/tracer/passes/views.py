@@ -319,6 +319,8 @@ def is_view(node: fx.Node) -> bool:
         return not is_call(node, aten.clone) and _same_layout(val(source), val(node))
     if what is Kind.CAST:
         return val(source).dtype == val(node).dtype
+    if what is Kind.COMPLEX:
+        return bool(getattr(node.target, "is_view", False))
     return what is Kind.RESHAPE and _views(val(source), tuple(shape_of(node)))
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, argument, is_inplace, kind, out_of_place
+from relprop.operations import Kind, argument, is_call, is_inplace, kind, out_of_place
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
@@ -25,19 +26,19 @@ from relprop.tracer.editing import (
 from relprop.tracer.passes.views import extent, is_view, order_of, piece
 
 
-def functionalise(graph: fx.Graph) -> None:
+def functionalise(graph: fx.Graph, constants: Constants) -> None:
     """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x``, of what it is a view of, and of other
-    views of that, read the new value."""
+    views of that, read the new value. A number that Python reads from a constant is that number."""
     if any(node.op == "call_function" and is_inplace(node) for node in graph.nodes):
-        _Versions(graph).run()
+        _Versions(graph, constants).run()
 
 
 class _Versions:
     """Each original node's value as of now: which node computes it, and whether a write elsewhere
     has outdated it."""
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
+        self.graph, self.constants = graph, constants
         self.now: dict[fx.Node, fx.Node] = {}
         self.parent: dict[fx.Node, fx.Node] = {}
         self.family: dict[fx.Node, list[fx.Node]] = {}
@@ -50,8 +51,8 @@ class _Versions:
             writes = node.op == "call_function" and is_inplace(node)
             first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
             shows = first is not None and (writes or is_view(node))
-            node.args = fx.node.map_arg(node.args, lambda n, at=node: self._read(n, at))
-            node.kwargs = fx.node.map_arg(node.kwargs, lambda n, at=node: self._read(n, at))
+            node.args = fx.node.map_arg(node.args, lambda n, at=node: self._known(n, at))
+            node.kwargs = fx.node.map_arg(node.kwargs, lambda n, at=node: self._known(n, at))
             self.now[node] = node
             if shows:
                 assert first is not None
@@ -64,6 +65,13 @@ class _Versions:
                 self.family[node] = [node]
             if writes:
                 self._write(node, first)  # type: ignore[arg-type]
+
+    def _known(self, node: fx.Node, at: fx.Node) -> Any:
+        """What enters ``at``: all above is functional by now, so that constants can be told."""
+        read = self._read(node, at)
+        is_number = isinstance(val(read), (int, torch.SymInt))
+        number = self.constants.value(read) if is_number and at.op == "call_function" else None
+        return read if number is None else number
 
     def _read(self, node: fx.Node, at: fx.Node) -> fx.Node:
         """The node that computes ``node``'s value at ``at``: an outdated view is taken anew."""
@@ -121,8 +129,7 @@ def _make_functional(node: fx.Node) -> None:
         else:
             node.target, node.args = aten.full_like.default, (base, value)
     else:
-        names = (node.target._overloadname, "default")  # type: ignore[union-attr]
-        functional = next((f for o in names if (f := getattr(packet, o, None)) is not None), None)
+        functional = _overload(packet, node.target)
         if functional is None:
             raise CaptureError(
                 message(f"no functional form of {node.target}", at=str(node.meta["place"]))
@@ -138,6 +145,16 @@ def _make_functional(node: fx.Node) -> None:
         )
 
 
+def _overload(functional: Any, inplace: Any) -> Any:
+    """The overload of an operator that takes what another takes; ``None`` if there is none."""
+
+    def types(op: Any) -> list[str]:
+        return [str(a.type) for a in op._schema.arguments]
+
+    overloads = [getattr(functional, name) for name in getattr(functional, "overloads", list)()]
+    return next((o for o in overloads if types(o) == types(inplace)), None)
+
+
 def _typed(node: fx.Node, source: Any, dtype: torch.dtype) -> Any:
     if is_tensor(source) and val(source).dtype != dtype:
         return emit(node, aten.to.dtype, source, dtype)
@@ -147,8 +164,10 @@ def _typed(node: fx.Node, source: Any, dtype: torch.dtype) -> Any:
 def _put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
     """``whole`` with ``part`` in the place that ``view`` shows."""
     what, shape = kind(view), shape_of(whole)
-    if what is Kind.RESHAPE:
+    if what is Kind.RESHAPE or (what is Kind.EXPAND and val(view).numel() == math.prod(shape)):
         return reshaped(at, part, shape)
+    if what is Kind.COMPLEX:
+        return _complex_again(at, whole, part, view)
     if what is Kind.PERMUTE:
         order = order_of(view)
         return permuted(at, part, [order.index(i) for i in range(len(order))])
@@ -161,6 +180,24 @@ def _put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.N
     if what is Kind.SLICE and not any(isinstance(a, fx.Node) for a in view.args[1:]):
         return _put_slice(at, whole, part, view)
     return _put_by_index(at, whole, part, view)
+
+
+def _complex_again(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
+    """A complex tensor whose real or imaginary part, or both as real numbers, are ``part``; or real
+    numbers read as a complex one."""
+    if is_call(view, aten.view_as_complex):
+        return emit(at, aten.view_as_real.default, part)
+    if is_call(view, aten.conj, aten._conj):
+        return emit(at, aten.conj_physical.default, part)
+    if is_call(view, aten.view_as_real):
+        sides = [emit(at, aten.select.int, part, rank(part) - 1, i) for i in (0, 1)]
+    elif not val(whole).is_complex():
+        return part
+    elif is_call(view, aten.real):
+        sides = [part, emit(at, aten.imag.default, whole)]
+    else:
+        sides = [emit(at, aten.real.default, whole), part]
+    return emit(at, aten.complex.default, *sides)
 
 
 def put(at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: int) -> fx.Node:

@@ -1,5 +1,7 @@
 """Ids to vectors: looked up, picked, or multiplied with a row that is one at the id."""
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -70,6 +72,32 @@ spell(
         torch.where((ids == i)[..., None], w[i], 0.0) for i in range(len(w))
     ),
     masks_of_every_word=lambda ids, w: sum((ids == i)[..., None] * w[i] for i in range(len(w))),
+    where_in_where=lambda ids, w: functools.reduce(
+        lambda rest, i: torch.where(ids[..., None] == i, w[i], rest), range(1, len(w)), w[0]
+    ),
+    written_by_masks=lambda ids, w: _by_masks(ids, w),
+    masks_stacked_and_summed=lambda ids, w: torch.stack(
+        [(ids == i).to(w.dtype)[..., None] * row for i, row in enumerate(w)]
+    ).sum(0),
+    pieces_under_masks=lambda ids, w: (
+        F.embedding(ids.clamp(max=3), w[:4]) * (ids < 4)[..., None]
+        + F.embedding((ids - 4).clamp(min=0), w[4:]) * (ids >= 4)[..., None]
+    ),
+    index_of_pairs=lambda ids, w: w[ids[..., None], torch.arange(WIDTH)],
+    index_of_three_axes=lambda ids, w: w.unflatten(1, (2, -1))[ids].flatten(-2),
+    take_of_the_transposed=lambda ids, w: w.T.take(ids[..., None] + len(w) * torch.arange(WIDTH)),
+    select_of_the_transposed=lambda ids, w: w.T.index_select(1, ids.flatten()).T.reshape(
+        *ids.shape, -1
+    ),
+    sum_of_two_tables=lambda ids, w: F.embedding(ids, w / 4) + F.embedding(ids, 3 * w / 4),
+    bag_with_weights=lambda ids, w: F.embedding_bag(
+        ids.view(-1, 1),
+        w,
+        mode="sum",
+        per_sample_weights=torch.ones(ids.numel(), 1).to(w),
+    ).view(*ids.shape, -1),
+    ids_of_floats=lambda ids, w: F.embedding((ids.float() + 0.25).floor().long(), w),
+    ids_of_halves=lambda ids, w: w.repeat_interleave(2, 0)[(ids * 4 / 2).long()],
     bag_of_one=lambda ids, w: F.embedding_bag(ids.flatten()[:, None], w, mode="sum").view(
         *ids.shape, -1
     ),
@@ -106,6 +134,13 @@ spell(
     one_more_in_front=lambda ids, w: w[torch.cat([ids.new_ones(len(ids), 1), ids], 1)][:, 1:],
     padded_behind=lambda ids, w: w[F.pad(ids, (0, 3))][:, :-3],
 )
+
+
+def _by_masks(ids, w):
+    out = w.new_zeros(*ids.shape, WIDTH)
+    for i, row in enumerate(w):
+        out[ids == i] = row
+    return out
 
 
 def _ordered(ids, w, steps):

@@ -159,6 +159,14 @@ class InTwoSteps(RowAndColumn):
         return x + self.all + self.each
 
 
+@spells("position", PLAIN)
+class InThreeSteps(RowAndColumn):
+    """The part for every position comes last."""
+
+    def forward(self, x):
+        return x + self.each / 2 + self.each / 2 + self.all
+
+
 # The class token.
 
 spell(
@@ -180,6 +188,16 @@ spell(
     behind_then_flipped=lambda x, c: torch.cat([x.flip(1), c.expand(len(x), 1, -1)], 1).flip(1),
     where=lambda x, c: torch.where(
         (torch.arange(TOKENS + 1) == 0)[:, None], c, F.pad(x, (0, 0, 1, 0))
+    ),
+    where_not=lambda x, c: torch.where(
+        torch.arange(TOKENS + 1)[:, None] > 0, F.pad(x, (0, 0, 1, 0), value=3.0), c
+    ),
+    where_behind_then_rolled=lambda x, c: torch.where(
+        torch.arange(TOKENS + 1).eq(TOKENS)[:, None], c, F.pad(x, (0, 0, 0, 1))
+    ).roll(1, 1),
+    einsum_of_both=lambda x, c: (
+        torch.einsum("pn,bnd->bpd", torch.eye(TOKENS + 1, dtype=x.dtype)[:, 1:], x)
+        + F.pad(c, (0, 0, 0, TOKENS))
     ),
     index_copy=lambda x, c: F.pad(x, (0, 0, 1, 0)).index_copy(
         1, torch.tensor([0]), c.expand(len(x), 1, -1)

@@ -226,6 +226,12 @@ spell(
         .index_put_((_order(x),), t[:, None].expand(-1, len(x), -1), accumulate=True)
         .transpose(0, 1)
     ),
+    put_accumulated=lambda x, t: x.clone().put_(
+        torch.arange(x.numel()).view_as(x), t.expand_as(x).contiguous(), accumulate=True
+    ),
+    powers=lambda x, t: (x + t).pow_(1).float_power_(1.0),
+    t_of_each=lambda x, t: torch.stack([(a + t).mT.contiguous().t_() for a in x]),
+    swapped=lambda x, t: (x + t).mT.contiguous().swapaxes_(1, 2),
     put=lambda x, t: torch.zeros_like(x).put_(torch.arange(x.numel()).view_as(x), x + t),
     relu_of_both_signs=lambda x, t: (x + t).relu_().clone().sub_((-x - t).relu_()),
     neg_twice=lambda x, t: (x + t).neg_().neg_(),
@@ -421,6 +427,44 @@ def imaginary_part(x, t):
     z = torch.zeros(x.shape, dtype=torch.complex128)
     z.imag = x + t
     return z.imag
+
+
+@spells("position", PLAIN)
+def real_and_imaginary_parts(x, t):
+    """Halves of the features as the parts of complex numbers, written one after the other."""
+    y = (x + t).unflatten(-1, (2, -1))
+    z = torch.zeros(y[..., 0, :].shape, dtype=torch.complex128)
+    z.real += y[..., 0, :]
+    z.imag.copy_(y[..., 1, :])
+    z.real[:, 0] *= 2
+    z.real[:, 0] /= 2
+    return torch.cat([z.real, z.imag], -1)
+
+
+@spells("position", PLAIN)
+def turned_in_place(x, t):
+    """Read as complex numbers, turned a quarter to and fro; what was read sees it."""
+    y = (x + t).unflatten(-1, (-1, 2))
+    z = torch.view_as_complex(y)
+    z *= 1j
+    z.mul_(-1j)
+    return y.flatten(-2)
+
+
+@spells("position", PLAIN)
+def added_through_a_conjugate(x, t):
+    y = x.clone().unflatten(-1, (-1, 2))
+    torch.view_as_complex(y).conj().add_(torch.view_as_complex(t.unflatten(-1, (-1, 2))).conj())
+    return y.flatten(-2)
+
+
+@spells("position", PLAIN)
+def slices_at_index_tensors(x, t):
+    """A run of positions that begins where a tensor says."""
+    y = torch.zeros_like(x)
+    for i in torch.tensor([0, 2, 4]):
+        y[:, i : i + 2] = x[:, i : i + 2] + t[i : i + 2]
+    return y
 
 
 @spells("position", PLAIN)

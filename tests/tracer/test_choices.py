@@ -1,0 +1,85 @@
+"""What ids choose is looked up: in which table, for which ids, and where it is not."""
+
+import pytest
+import torch
+from torch import nn
+
+import relprop
+from relprop.errors import TargetError
+from relprop.operations import Kind, kind
+
+WORDS, WIDTH = 5, 8
+IDS = torch.tensor([[0, 3, 4, 1, 2, 3], [4, 4, 0, 2, 1, 0]])
+
+
+class Model(nn.Module):
+    """One attention over what ``embed`` gives for ids and a table."""
+
+    def __init__(self, embed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.table = embed, nn.Parameter(torch.randn(WORDS, WIDTH))
+        self.query, self.key, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.place = nn.Parameter(torch.randn(6, WIDTH))
+
+    def forward(self, ids):
+        x = self.embed(ids, self.table) + self.place
+        weights = (self.query(x) @ self.key(x).mT / WIDTH**0.5).softmax(-1)
+        return self.head(weights @ x)[:, 0]
+
+
+def scores(embed, ids=IDS, method="gradient_x_input"):
+    return relprop.explain(Model(embed).double().eval(), ids, 1, method=method).scores
+
+
+def by_words(ids, table):
+    """Ids that are no word get zeros."""
+    return sum((ids == i)[..., None] * row for i, row in enumerate(table))
+
+
+def with_zeros(ids, table):
+    known = (ids >= 0) & (ids < WORDS)
+    zeros = torch.zeros_like(table[:1])
+    return torch.cat([table, zeros])[torch.where(known, ids, WORDS)]
+
+
+@pytest.mark.parametrize("odd", [WORDS, 10**9, -1, -(10**9)])
+def test_ids_without_a_word_of_their_own_get_what_the_model_gives_them(odd):
+    ids = IDS.clone()
+    ids[:, 2] = odd
+    torch.testing.assert_close(scores(by_words, ids), scores(with_zeros, ids))
+
+
+def of_its_place(ids, table):
+    """What an id gets depends on its place."""
+    there = ids == torch.arange(6) % WORDS
+    return torch.where(there[..., None], table[0], table[1])
+
+
+def of_the_next(ids, table):
+    """What stands at a place depends on the next id, too."""
+    larger = torch.maximum(ids, ids.roll(-1, 1))
+    return torch.where((larger < 3)[..., None], table[0], table[1]) + torch.where(
+        (ids < 3)[..., None], table[2], table[3]
+    )
+
+
+@pytest.mark.parametrize("embed", [of_its_place, of_the_next])
+def test_what_does_not_depend_on_each_id_alone_is_refused(embed):
+    with pytest.raises(TargetError, match="feed no embedding"):
+        scores(embed)
+
+
+def test_a_lookup_under_a_mask_stays_one():
+    """No gradient passes where the mask is 0."""
+    found = scores(lambda ids, t: t[ids] * (ids != 0)[..., None], method="input_gradient")
+    assert torch.equal(found == 0, IDS == 0)
+
+
+def test_pieces_of_one_table_are_one_lookup():
+    def embed(ids, table):
+        return torch.cat([piece[ids] for piece in table.split(2, 1)], -1)
+
+    graph = relprop.trace(Model(embed).eval(), (IDS,)).graph
+    (lookup,) = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
+    assert lookup.args[0].meta["val"].shape == (WORDS, WIDTH)
