@@ -7,7 +7,6 @@ OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
-OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
 
 LEFT: dict[str, str] = {
     "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
@@ -133,15 +132,4 @@ LEFT |= dict.fromkeys(
         "embeddings-embed-where_of_every_word-ids",
     ),
     NOT_LOOKED_UP,
-)
-LEFT |= dict.fromkeys(
-    (
-        "masks-normalise-numbers_times_mask-both",
-        "masks-normalise-numbers_times_mask-padded",
-        "masks-normalise-small_number_below-both",
-        "masks-normalise-small_number_below-padded",
-        "masks-normalise-softmax_masked_and_renormalised-both",
-        "masks-normalise-softmax_masked_and_renormalised-padded",
-    ),
-    OTHER_MASKS,
 )
