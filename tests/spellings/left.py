@@ -8,7 +8,6 @@ OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a ru
 NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
-OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
 
 LEFT: dict[str, str] = {
     "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
@@ -31,8 +30,7 @@ LEFT |= dict.fromkeys(
     OTHER_FORM,
 )
 LEFT |= dict.fromkeys(
-    (
-    ),
+    (),
     EXPERTS,
 )
 LEFT |= dict.fromkeys(
@@ -59,8 +57,7 @@ LEFT |= dict.fromkeys(
     OTHER_SUMS,
 )
 LEFT |= dict.fromkeys(
-    (
-    ),
+    (),
     NOT_OF_HEADS,
 )
 LEFT |= dict.fromkeys(
@@ -72,18 +69,6 @@ LEFT |= dict.fromkeys(
     REFUSED,
 )
 LEFT |= dict.fromkeys(
-    (
-    ),
+    (),
     NOT_LOOKED_UP,
-)
-LEFT |= dict.fromkeys(
-    (
-        "masks-normalise-numbers_times_mask-both",
-        "masks-normalise-numbers_times_mask-padded",
-        "masks-normalise-small_number_below-both",
-        "masks-normalise-small_number_below-padded",
-        "masks-normalise-softmax_masked_and_renormalised-both",
-        "masks-normalise-softmax_masked_and_renormalised-padded",
-    ),
-    OTHER_MASKS,
 )

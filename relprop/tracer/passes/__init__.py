@@ -70,7 +70,7 @@ def canonicalise(
     simplify(graph, Constants(given, device))
     join_same(graph)
     raise_disguised_functions(graph, Constants(given, device))
-    raise_rows(graph)
+    raise_rows(graph, Constants(given, device))
     drop_shifts(graph)
     simplify(graph, Constants(given, device))
     raise_affine(graph)

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 from relprop.operations import STOPS, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
     is_live,
-    is_number,
     permuted,
     rank,
     reshaped,
@@ -31,9 +31,11 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.order import Flow
+from relprop.tracer.passes.masked import is_mask, softmax_of
 from relprop.tracer.passes.region import (
     Recipe,
     Region,
+    Trial,
     candidates,
     equal_functions,
     flow_of,
@@ -44,20 +46,21 @@ from relprop.tracer.passes.region import (
 )
 
 
-def raise_rows(graph: fx.Graph) -> None:
+def raise_rows(graph: fx.Graph, constants: Constants) -> None:
     """Every softmax, log-softmax and norm that is written out → its operation."""
     _divide_before_summing(graph)
     taken: set[fx.Node] = set()
-    known: dict[str, _Found | None] = {}
+    known: dict[tuple[str, bool], _Found | None] = {}
     flow = flow_of(graph)
     for narrow in list(candidates(graph)):
         if not narrow.axes or taken & set(narrow.nodes):
             continue
         region = _with_centring(flow, narrow)
-        if region.signature not in known:
-            known[region.signature] = _tried(region)
-        found = known[region.signature]
-        new = None if found is None else _emit(region, found)
+        masked = all(is_mask(p, constants) for p in region.parameters)
+        if (key := (region.signature, masked)) not in known:
+            known[key] = _tried(region, masked)
+        found = known[key]
+        new = None if found is None else _emit(region, found, constants)
         if new is not None:
             taken |= set(region.nodes)
             swap(region.output, new)
@@ -115,20 +118,21 @@ def _with_centring(flow: Flow, region: Region) -> Region:
     return region if wider is None or wider.axes != region.axes else wider
 
 
-def _tried(region: Region) -> _Found | None:
-    """What a region is; ``None`` if it is none of these, or cannot be tried out."""
+def _tried(region: Region, masked: bool) -> _Found | None:
+    """What a region is, whose parameters are masks if ``masked``; ``None`` if it is none of these,
+    or cannot be tried out."""
     try:
-        return _softmax_in(region) or _norm_in(region)
+        return (_softmax_in(region) if masked else None) or _norm_in(region)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
 
 
-def _emit(region: Region, found: _Found) -> fx.Node | None:
+def _emit(region: Region, found: _Found, constants: Constants) -> fx.Node | None:
     if isinstance(found, _Norm):
         return _emit_norm(region, found)
     at, axis = region.output, region.axes[0]
     if found == Kind.TOTAL:
-        return _of_exponentials(region, axis)
+        return softmax_of(region, axis, constants)
     op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int
     return emit(at, op, region.source, axis)
 
@@ -137,66 +141,31 @@ def _emit(region: Region, found: _Found) -> fx.Node | None:
 
 
 def _softmax_in(region: Region) -> Kind | None:
-    """Whether a region gives what a softmax gives, or its logarithm, or shares of a total."""
-    if len(region.axes) != 1 or region.parameters:
+    """Whether a region gives what a softmax gives, or its logarithm, or shares of the total that
+    its masks leave."""
+    if len(region.axes) != 1:
         return None
-    axis = region.axes[0]
-    probes = [t.x for t in trials(region)]
-    if equal_functions(region, lambda t: F.softmax(t, axis), probes):
-        return Kind.SOFTMAX
-    if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
-        return Kind.LOG_SOFTMAX
-    positive = [p.abs() + 0.1 for p in probes]
-    if equal_functions(region, lambda t: t / t.sum(axis, keepdim=True), positive):
-        return Kind.TOTAL
-    return None
+    axis, given = region.axes[0], trials(region)
+    probes = [t.x for t in given]
+    if not region.parameters:
+        if equal_functions(region, lambda t: F.softmax(t, axis), probes):
+            return Kind.SOFTMAX
+        if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
+            return Kind.LOG_SOFTMAX
+    return Kind.TOTAL if all(_is_share(region, t, axis) for t in given) else None
 
 
-def _of_exponentials(region: Region, axis: int) -> fx.Node | None:
-    """e/Σe of exponentials is the softmax of their exponents; where some are left out by a mask, of
-    exponents that are −∞ there."""
-    scores = _exponents(region.output, region.source)
-    return None if scores is None else emit(region.output, aten.softmax.int, scores, axis)
+def _is_share(region: Region, trial: Trial, axis: int) -> bool:
+    """Whether a region gives each number's share of the sum of those that masks leave."""
+    masks = [p if p.dtype == torch.bool else (p > 0).double() for p in trial.parameters]
 
+    def share(t: Tensor) -> Tensor:
+        for mask in masks:
+            t = t * mask
+        return t / t.sum(axis, keepdim=True)
 
-def _exponents(at: fx.Node, e: Any) -> fx.Node | None:
-    if is_call(e, aten.exp):
-        return e.args[0]  # type: ignore[no-any-return]
-    if is_call(e, aten.where) and is_number(e.args[2], 0):
-        inner = _exponents(at, e.args[1])
-        hidden = emit(at, aten.logical_not.default, e.args[0]) if inner is not None else None
-        return (
-            None if inner is None else emit(at, aten.masked_fill.Scalar, inner, hidden, -torch.inf)
-        )
-    if is_call(e, aten.masked_fill) and is_number(e.args[2], 0):
-        inner = _exponents(at, e.args[0])
-        return (
-            None
-            if inner is None
-            else emit(at, aten.masked_fill.Scalar, inner, e.args[1], -torch.inf)
-        )
-    if is_call(e, aten.mul):
-        for factor, mask in (e.args, e.args[::-1]):
-            plain = _mask_behind(mask)
-            inner = _exponents(at, factor) if plain is not None else None
-            if inner is not None:
-                hidden = emit(at, aten.eq.Scalar, plain, 0)
-                return emit(at, aten.masked_fill.Scalar, inner, hidden, -torch.inf)
-    return None
-
-
-def _mask_behind(x: Any) -> fx.Node | None:
-    """The truth values that a factor of zeros and ones was made from."""
-    while kind(x) in (Kind.RESHAPE, Kind.EXPAND, Kind.CAST) and isinstance(x, fx.Node):
-        source = x.args[0]
-        if kind(x) is Kind.CAST and val(source).dtype == torch.bool:
-            return x
-        if kind(x) is Kind.CAST:
-            return None
-        if _mask_behind(source) is not None:
-            return x
-        return None
-    return None
+    positive = trial.x.abs() + 0.1
+    return equal_functions(lambda t: region(t, *masks), share, [positive])
 
 
 def _divide_before_summing(graph: fx.Graph) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 
 from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_tensor, rank, shape_of, swap
+from relprop.tracer.editing import aten, emit, is_number, is_tensor, rank, shape_of, swap
 from relprop.tracer.passes.indices import picked_once
 from relprop.tracer.passes.matrices import simpler_matrix
 from relprop.tracer.passes.moves import (
@@ -90,17 +90,30 @@ def _undetached(node: fx.Node) -> fx.Node | None:
 
 
 def _softmax(node: fx.Node) -> fx.Node | None:
-    """What is the same along the axis makes no difference to a softmax."""
-    x, dim = node.args[0], node.args[1]
-    if not is_call(x, aten.add, aten.sub) or not all(is_tensor(a) for a in x.args[:2]):  # type: ignore[union-attr]
+    """What is the same along the axis makes no difference to a softmax, whatever is hidden."""
+    x, dim, hidden = node.args[0], node.args[1], list[Any]()
+    while is_call(x, aten.masked_fill) and is_number(x.args[2], -torch.inf):  # type: ignore[union-attr]
+        hidden.append(x.args[1])  # type: ignore[union-attr]
+        x = x.args[0]  # type: ignore[union-attr]
+    scores = _unshifted(x, dim) if rank(x) == rank(node) else None  # type: ignore[arg-type]
+    if scores is None:
         return None
-    a, b = x.args[:2]  # type: ignore[union-attr]
-    pairs = [(a, b)] if is_call(x, aten.sub) else [(a, b), (b, a)]
-    for scores, shift in pairs:
+    for mask in reversed(hidden):
+        scores = emit(node, aten.masked_fill.Scalar, scores, mask, -torch.inf)
+    return emit(node, node.target, scores, dim)
+
+
+def _unshifted(x: Any, dim: Any) -> fx.Node | None:
+    """A tensor from which something was taken, or to which it was added, that is the same along an
+    axis."""
+    if not is_call(x, aten.add, aten.sub) or not all(is_tensor(a) for a in x.args[:2]):
+        return None
+    a, b = x.args[:2]
+    for scores, shift in [(a, b)] if is_call(x, aten.sub) else [(a, b), (b, a)]:
         missing = rank(x) - rank(shift)
-        same = dim < missing or shape_of(shift)[dim - missing] == 1  # type: ignore[operator, index]
-        if same and shape_of(scores) == shape_of(x) and shape_of(x)[dim] > 1:  # type: ignore[index]
-            return emit(node, node.target, scores, dim)
+        same = dim < missing or shape_of(shift)[dim - missing] == 1
+        if same and shape_of(scores) == shape_of(x) and shape_of(x)[dim] > 1:
+            return scores  # type: ignore[no-any-return]
     return None
 
 

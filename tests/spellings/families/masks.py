@@ -148,6 +148,20 @@ spell(
     small_number_below=lambda p, s, m: (
         (_numbers(s, m) + 0.0) / (_numbers(s, m).sum(-1, keepdim=True) + 0.0)
     ),
+    numbers_times_mask_of_ints=lambda p, s, m: _ratio(s.exp() * m.expand_as(s).int()),
+    numbers_times_what_is_left_of_one=lambda p, s, m: _ratio(s.exp() * (1 - (~m).to(s.dtype))),
+    numbers_times_two_masks=lambda p, s, m: _ratio(m.double() * m.int() * s.exp()),
+    softmax_where_mask_and_renormalised=lambda p, s, m: _ratio(torch.where(m, s.softmax(-1), 0.0)),
+    softmax_masked_twice_and_renormalised=lambda p, s, m: _ratio(
+        F.softmax(s.masked_fill(~m, -math.inf), -1) * m
+    ),
+    softmax_masked_and_normalised=lambda p, s, m: F.normalize(F.softmax(s, -1) * m, p=1, dim=-1),
+    sum_clamped=lambda p, s, m: (
+        _numbers(s, m) / _numbers(s, m).sum(-1, keepdim=True).clamp(min=1e-9)
+    ),
+    times_the_reciprocal=lambda p, s, m: (
+        m * s.exp() * (s.exp() * m).sum(-1, keepdim=True).reciprocal()
+    ),
 )
 
 # The masked softmax of a part of PyTorch that few use.
@@ -179,6 +193,12 @@ def fused_bool_mask(parts, q, k, v, allowed):
 @spells("attend", CAUSAL, PADDED, BOTH)
 def fused_float_mask(parts, q, k, v, allowed):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=_added(allowed))
+
+
+@spells("attend", CAUSAL, PADDED, BOTH)
+def values_divided_by_what_is_left(parts, q, k, v, allowed):
+    e = parts.scores(q, k).exp() * allowed
+    return e @ v / e.sum(-1, keepdim=True)
 
 
 @spells("attend", CAUSAL)
