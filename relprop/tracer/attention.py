@@ -159,8 +159,11 @@ def _contraction(
     if rank < 2 or val(values).dim() < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
-    if key_axis and all(atom.kind == "feature" for atom in key_axis):
-        return None, "its keys are channels, not tokens"
+    if key_axis and all(_is_no_token(atom) for atom in key_axis):
+        copied = any(atom.kind != "feature" for atom in key_axis)
+        if not copied or all(_is_no_token(atom) for atom in axes[attention][over]):
+            what = "copies of one token" if copied else "channels, not tokens"
+            return None, f"its keys are {what}"
     batches = axes[attention][:-2]
     for atom in (a for axis in batches for a in axis):
         if (
@@ -179,6 +182,11 @@ def _contraction(
         if atom.kind == "feature" and atom not in mixed:
             atom.position = True  # a linear map whose rows are learned queries
     return Site(node, attention, values, softmax, transposed), ""
+
+
+def _is_no_token(atom: Atom) -> bool:
+    """Whether an atom's positions are features, or copies (of a token, for each of its experts)."""
+    return atom.kind == "feature" or (atom.repeated and atom.kind != "token")
 
 
 def lies_along(where: int | Tensor, axis: int) -> bool:

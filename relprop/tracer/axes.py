@@ -271,6 +271,10 @@ def _made_of(o: int, size: int, axes: Axes, labels: list[torch.Tensor | None]) -
         for i, line in lines.items()
         if bool((line != line[0]).any())
     }
+    if len(turns) == 1:
+        ((i, line),) = ((i, lines[i]) for i in turns)
+        if (copies := _copies(line, axes[i])) is not None:
+            return copies
     order = sorted(turns, key=lambda i: -turns[i][0])
     if len(order) > 1 and math.prod(turns[i][1] for i in order) == size:
         return tuple(_fresh(turns[i][1], like=axes[i])[0] for i in order)
@@ -280,6 +284,21 @@ def _made_of(o: int, size: int, axes: Axes, labels: list[torch.Tensor | None]) -
         if pushed is not None and bool((pushed != pushed.narrow(o, 0, 1)).any())
     ]
     return _fresh(size, like=tuple(atom for i in changing for atom in axes[i]))
+
+
+def _copies(line: torch.Tensor, axis: Axis) -> Axis | None:
+    """Every position several times, next to each other or all of them again: positions, and
+    copies of each; ``None`` for anything else."""
+    own, size = line.unique(), len(line)
+    times = size // len(own)
+    if times < 2 or size % len(own):
+        return None
+    one, copies = _fresh(len(own), like=axis), _fresh(times, like=())
+    if all(a.kind == "feature" for a in axis):
+        copies[0].group.kind = "feature"
+    if torch.equal(line, own.repeat_interleave(times)):
+        return (*one, *copies)
+    return (*copies, *one) if torch.equal(line, own.repeat(times)) else None
 
 
 def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:

@@ -163,6 +163,14 @@ def mixing_router(m, x):
     )
 
 
+def copying_router(m, x, copies=lambda t: t.repeat_interleave(2, 0)):
+    """Every token once for each of its two experts, as the libraries dispatch them."""
+    chosen, places = m.router(x.flatten(0, 1)).topk(2, -1)
+    each = torch.bmm(copies(x.flatten(0, 1))[:, None], m.experts[places.flatten()])
+    mixed = (each.view(-1, 2, WIDTH) * chosen.softmax(-1)[:, :, None]).sum(1)
+    return m.head(m.attend(x) + mixed.view_as(x))
+
+
 def channel_attention(m, x):
     q, k, v = (
         F.normalize(t, dim=-2) if i < 2 else t
@@ -193,6 +201,11 @@ NO_SITES = {
     ),
     "a router's weights": (soft_router, "channels, not tokens"),
     "a router that mixes by a product": (mixing_router, "channels, not tokens"),
+    "a router of copies": (copying_router, "copies of one token"),
+    "a router of expanded copies": (
+        lambda m, x: copying_router(m, x, lambda t: t[:, None].expand(-1, 2, -1).flatten(0, 1)),
+        "copies of one token",
+    ),
     "attention over channels": (channel_attention, "channels, not tokens"),
     "a softmax over heads": (
         lambda m, x: m.head(m.attend(x) * m.q(x).unflatten(-1, (HEADS, -1)).softmax(-2).flatten(2)),
