@@ -67,6 +67,8 @@ def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def swap(old: fx.Node, new: fx.Node) -> None:
     """``new`` in place of ``old`` everywhere; ``old`` is erased."""
+    if old.meta.get("live") and not is_live(new):
+        _ask_again(old)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
@@ -85,6 +87,14 @@ def is_live(node: Any) -> bool:
     for n in operands_first(node, lambda n: "live" in n.meta):
         n.meta["live"] = n.op == "placeholder" or any(i.meta["live"] for i in n.all_input_nodes)
     return bool(node.meta["live"])
+
+
+def _ask_again(node: fx.Node) -> None:
+    """What depends on a node may depend on no input without it."""
+    left = [node]
+    while left:
+        known = [u for u in left.pop().users if u.meta.pop("live", False)]
+        left += known
 
 
 def operands_first(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
