@@ -67,6 +67,8 @@ def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def swap(old: fx.Node, new: fx.Node) -> None:
     """``new`` in place of ``old`` everywhere; ``old`` is erased."""
+    if old.meta.get("live") and not is_live(new):
+        _ask_again(old)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
@@ -108,6 +110,14 @@ def _is_computed(places: fx.Node) -> bool:
         seen.update(above)
         left += above
     return False
+
+
+def _ask_again(node: fx.Node) -> None:
+    """What depends on a node may depend on no input without it."""
+    left = [node]
+    while left:
+        known = [u for u in left.pop().users if u.meta.pop("live", False)]
+        left += known
 
 
 def operands_first(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:

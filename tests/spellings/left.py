@@ -8,22 +8,16 @@ OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a ru
 NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
+OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
 
-LEFT: dict[str, str] = {
-    "choices-pool-lengths_in_python-padded": "each sample's sum is cut at its own length",
-}
+LEFT: dict[str, str] = {}
 LEFT |= dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
         "attentions-attend-queries_by_vmap-plain",
         "biases-attend-bias_as_a_factor-relative",
         "biases-hide-shifted-relative",
-        "choices-pool-a_branch_without_padding-padded",
-        "choices-pool-picked-padded",
-        "choices-pool-picked_by_nonzero-padded",
-        "choices-pool-split_by_lengths-padded",
         "loops-blocks-samples_twice-plain",
-        "pools-pool-scatter_mean-plain",
         "scores-scores-einsum_with_a_scale_per_feature-plain",
         "scores-scores-feature_by_feature-plain",
     ),
@@ -44,14 +38,7 @@ LEFT |= dict.fromkeys(
         "cuts-attention-GroupsHeadByHead-grouped",
         "cuts-share-joined-grouped",
         "cuts-share-upsampled-grouped",
-        "projections-patch-conv1d_with_stride-plain",
-        "projections-patch-conv2d_of_patches-plain",
         "projections-patch-reduced-plain",
-        "projections-project-bilinear_with_one-plain",
-        "projections-project-both_signs_turned-plain",
-        "projections-project-conv1d_over_the_flattened_sequence-plain",
-        "projections-project-conv1d_padded_kernel-plain",
-        "projections-project-output_scaled_and_back-plain",
         "weights-project-BlocksMultiplied-plain",
     ),
     OTHER_SUMS,
@@ -71,4 +58,8 @@ LEFT |= dict.fromkeys(
 LEFT |= dict.fromkeys(
     (),
     NOT_LOOKED_UP,
+)
+LEFT |= dict.fromkeys(
+    (),
+    OTHER_MASKS,
 )

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.passes.complex import make_real
+from relprop.tracer.passes.convolutions import raise_convolutions
 from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.disguised_sums import raise_disguised_sums
@@ -64,6 +65,7 @@ def canonicalise(
     raise_disguised_sums(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_same(graph)
+    raise_convolutions(graph, Constants(given, device))
     raise_products(graph, spreads=False)
     cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))

@@ -78,6 +78,22 @@ def contracted(node: fx.Node) -> fx.Node | None:
     if not isinstance(equation, str):
         return None
     terms, out = _spelled_out(equation.replace(" ", ""), [rank(o) for o in operands])
+    return _multiplied(node, operands, terms, out)
+
+
+def trilinear(node: fx.Node) -> fx.Node:
+    """The product of three tensors, each with axes put in, summed over some axes."""
+    (first, weight, last), put_in, gone = node.args[:3], node.args[3:6], node.args[6]
+    letters = string.ascii_letters[: rank(first) + len(put_in[0])]  # type: ignore[arg-type]
+    axes = ["".join(c for i, c in enumerate(letters) if i not in new) for new in put_in]  # type: ignore[operator]
+    out = "".join(c for i, c in enumerate(letters) if i not in gone)  # type: ignore[operator]
+    pairs: Any = [(weight, axes[1]), (first, axes[0]), (last, axes[2])]
+    pairs.sort(key=lambda pair: not is_live(pair[0]))
+    return _multiplied(node, [x for x, _ in pairs], [letters for _, letters in pairs], out)
+
+
+def _multiplied(node: fx.Node, operands: Any, terms: Any, out: str) -> fx.Node:
+    """The product of tensors, two at a time."""
     pairs = [_diagonal(node, o, t) for o, t in zip(operands, terms, strict=True)]
     while len(pairs) > 1:
         (a, a_axes), (b, b_axes), *others = pairs

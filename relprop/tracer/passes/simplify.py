@@ -27,6 +27,7 @@ from relprop.tracer.passes.moves import (
 )
 from relprop.tracer.passes.numbers import (
     as_numbers,
+    linear_of_scaled,
     simpler_affine,
     simpler_function,
     simpler_product,
@@ -60,7 +61,7 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if kind(node) is Kind.INDEXED_SUM:
         return picked_once(node, constants)
     if is_call(node, aten.linear, aten.matmul):
-        new = simpler_matrix(node, constants)
+        new = simpler_matrix(node, constants) or linear_of_scaled(node)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
         return new

@@ -44,7 +44,7 @@ from relprop.tracer.passes.indices import (
     summed_by_index,
     written,
 )
-from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix
+from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix, trilinear
 from relprop.tracer.passes.recurrent import unroll
 from relprop.tracer.passes.views import VIEWS
 
@@ -473,6 +473,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addcmul: _addc,
     aten.addcdiv: _addc,
     aten.lerp: _lerp,
+    aten._trilinear: trilinear,
     aten.glu: _glu,
     aten.heaviside: _step,
     aten.cosine_similarity: _cosine,

@@ -205,7 +205,8 @@ def as_cat(node: fx.Node) -> fx.Node | None:
 
 
 def as_index(node: fx.Node) -> fx.Node | None:
-    """``index_select`` and ``take`` → ``index``."""
+    """``index_select`` and ``take`` → ``index``; positions of several axes, picked by one mask, are
+    positions of one."""
     x = node.args[0]
     if is_call(node, aten.index_select):
         dim = argument(node, "dim") % max(rank(x), 1)
@@ -213,6 +214,13 @@ def as_index(node: fx.Node) -> fx.Node | None:
         return emit(node, aten.index.Tensor, x, [*[None] * dim, where])
     if is_call(node, aten.take):
         return emit(node, aten.index.Tensor, reshaped(node, x, [-1]), [argument(node, "index")])  # type: ignore[arg-type]
+    *ahead, mask = argument(node, "indices")
+    if any(ahead) or val(mask).dtype != torch.bool or rank(mask) < 2:
+        return None
+    first, shape = len(ahead), shape_of(x)
+    folded = [*shape[:first], math.prod(shape_of(mask)), *shape[first + rank(mask) :]]
+    picked = reshaped(node, mask, [math.prod(shape_of(mask))])
+    node.args = (reshaped(node, x, folded), [*ahead, picked])  # type: ignore[arg-type]
     return None
 
 

@@ -95,6 +95,12 @@ spell(
     ),
     picked_from_all=lambda x, m: _from_all(x, m),
     split_by_lengths=lambda x, m: torch.stack([p.mean(0) for p in x[m].split(_lengths(m))]),
+    picked_in_one_row=lambda x, m: torch.stack(
+        [x[i : i + 1][m[i : i + 1]].sum(0) / m[i].sum() for i in range(len(x))]
+    ),
+    picked_and_convolved=lambda x, m: torch.stack(
+        [F.avg_pool1d(s[k].T, int(k.sum()))[:, 0] for s, k in zip(x, m, strict=True)]
+    ),
     a_branch_without_padding=lambda x, m: (
         x.mean(1) if bool(m.all()) else (x * m[..., None]).sum(1) / m.sum(1, keepdim=True)
     ),

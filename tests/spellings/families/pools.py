@@ -72,6 +72,12 @@ spell(
     scatter_mean=lambda x: torch.zeros(len(x), 1, x.shape[-1], dtype=x.dtype).scatter_reduce(
         1, torch.zeros(1, dtype=torch.long).expand_as(x), x, "mean", include_self=False
     )[:, 0],
+    scattered_sums_and_counts=lambda x: (lambda to: to(x) / to(torch.ones_like(x)))(
+        lambda what: torch.zeros_like(x).scatter_add(
+            1, torch.zeros(x.shape, dtype=torch.long), what
+        )[:, 0]
+    ),
+    ones_like_summed=lambda x: x.sum(1) / torch.ones_like(x).sum(1),
     embedding_of_groups=lambda x: x.unfold(1, x.shape[1], 1).mean(-1)[:, 0],
     vmap=lambda x: torch.vmap(lambda s: s.mean(0))(x),
     sample_by_sample=lambda x: torch.stack([s.mean(0) for s in x]),

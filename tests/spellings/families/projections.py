@@ -130,9 +130,11 @@ spell(
     features_reversed=lambda x, w, b: F.linear(x.flip(-1), w.flip(1), b),
     outputs_reversed=lambda x, w, b: F.linear(x, w.flip(0), b.flip(0)).flip(-1),
     features_permuted=lambda x, w, b: F.linear(x[..., _mixed(x)], w[:, _mixed(x)], b),
+    scaled_and_back_transposed=lambda x, w, b: (x * 0.5) @ (2 * w.T) + b,
     scaled_and_back=lambda x, w, b: F.linear(2 * x, w / 2, b),
     divided_and_back=lambda x, w, b: F.linear(x / 3, 3 * w, b),
     each_feature_scaled_and_back=lambda x, w, b: F.linear(x * _sizes(x), w / _sizes(x), b),
+    output_turned_and_back=lambda x, w, b: -F.linear(x, -w, -b),
     output_scaled_and_back=lambda x, w, b: F.linear(x, 4 * w, 4 * b) / 4,
     alpha_of_add=lambda x, w, b: torch.add(F.linear(x, w), b, alpha=1),
     bias_subtracted=lambda x, w, b: F.linear(x, w) - (-b),
@@ -190,6 +192,31 @@ spell(
     conv_transpose1d=lambda x, w, b: F.conv_transpose1d(x.mT, w.T[..., None], b).mT,
     conv1d_padded_kernel=lambda x, w, b: (
         F.conv1d(x.mT, F.pad(w[..., None], (1, 1)), b, padding=1).mT
+    ),
+    conv1d_of_the_last_of_three=lambda x, w, b: (
+        F.conv1d(F.pad(x.mT, (2, 0)), torch.cat([0 * w[..., None]] * 2 + [w[..., None]], -1), b).mT
+    ),
+    conv1d_masked_kernel=lambda x, w, b: (
+        F.conv1d(
+            x.mT,
+            w[..., None].expand(-1, -1, 3) * torch.tensor([0, 1, 0]),
+            b,
+            padding="same",
+        ).mT
+    ),
+    conv1d_features_mixed=lambda x, w, b: (
+        F.conv1d(
+            x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1)[:, None],
+            w.unflatten(1, (2, -1)).mT.flatten(1)[:, None],
+            b,
+            stride=x.shape[-1],
+        ).mT
+    ),
+    conv2d_of_blocks=lambda x, w, b: (
+        F.conv2d(x.unflatten(-1, (2, -1)).transpose(1, 2), w.view(len(w), 2, 1, -1), b)[..., 0].mT
+    ),
+    bilinear_with_one_first=lambda x, w, b: F.bilinear(
+        torch.ones_like(x[..., :1]), x, w[:, None], b
     ),
     unfold=lambda x, w, b: F.linear(x.flatten(1).unfold(1, x.shape[-1], x.shape[-1]), w, b),
     unfold_image=lambda x, w, b: (w @ F.unfold(x[:, None], (1, x.shape[-1])) + b[:, None]).mT,
