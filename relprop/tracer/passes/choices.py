@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -31,13 +30,14 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.parts import MOST_NUMBERS
-from relprop.tracer.passes.region import as_before, only_ones, plain
+from relprop.tracer.passes.region import only_ones, same
+from relprop.tracer.passes.tables import FAILURES, Extent, Values, largest, run
 
 LOOKUPS = frozenset({Kind.EMBEDDING, Kind.INDEX, Kind.GATHER})
 #: What ids may pass before they choose.
 ON_NUMBERS = ELEMENTWISE | {Kind.RESHAPE, Kind.EXPAND}
 DRAWS = 8
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
+FAR = (1 << 31) - 1
 
 
 def join_choices(graph: fx.Graph, constants: Constants) -> None:
@@ -118,30 +118,6 @@ def _is_hidden(node: fx.Node, chosen: Iterable[fx.Node], constants: Constants) -
     return kind(node) in (Kind.CHOICE, Kind.PRODUCT) and bool(parts) and len(values) < 2
 
 
-Values = dict[fx.Node, Any]
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """The ids that have rows of their own; those ``beyond`` have that of the nearest."""
-
-    first: int
-    end: int
-    beyond: bool = False
-
-    @property
-    def count(self) -> int:
-        return self.end - self.first
-
-    def around(self) -> tuple[int, int]:
-        """Ids to try, from the first to the one after the last."""
-        return self.first * 4, self.end + 4 * self.beyond
-
-    def places(self, ids: Tensor) -> Tensor:
-        """Their rows."""
-        return ids.flatten().clamp(self.first, self.end - 1) - self.first
-
-
 class _Choice:
     """What is chosen at ``root`` by ids."""
 
@@ -189,11 +165,11 @@ class _Choice:
         known = kind(self.root) is Kind.EMBEDDING and self.root.args[1] is self.ids
         if known or (kind(self.root) not in LOOKUPS and len(self.tables) < 2):
             return None
-        if self._is_joined():
-            return self._emitted(_Extent(0, shape_of(self.tables[0])[0]))
-        if sum(val(t).numel() for t in self.tables) > MOST_NUMBERS:
-            return None
         try:
+            if self._is_joined():
+                return self._emitted(Extent(0, shape_of(self.tables[0])[0]))
+            if sum(val(t).numel() for t in self.tables) > MOST_NUMBERS:
+                return None
             return self._tried(val(self.root).numel() // val(self.ids).numel())
         except FAILURES:
             return None
@@ -218,49 +194,46 @@ class _Choice:
             t: torch.randn(shape_of(t), generator=generator, dtype=torch.float64)
             for t in self.tables
         }
-        extent = self._extent(drawn, width)
+        extent = self._extent(drawn)
         if extent.count < 2 or extent.count * width > MOST_NUMBERS:
             return None
-        rows = self._rows(self._line(extent), drawn).reshape(extent.count, width)
+        rows = self._rows(self._line(extent.ids), drawn).reshape(extent.count, width)
         for _ in range(DRAWS):
             low, high = extent.around()
             ids = torch.randint(low, high, shape_of(self.ids), generator=generator)
             found = self._rows(ids.to(val(self.ids).dtype), drawn)
-            if not torch.equal(found, rows[extent.places(ids)].reshape(found.shape)):
+            if not same(found, rows[extent.places(ids)].reshape(found.shape)):
                 return None
-        for t, drawn_table in drawn.items():
-            if drawn_table.numel() == rows.numel() and torch.equal(
-                drawn_table.flatten(), rows.flatten()
-            ):
-                return self._of_table(t, extent)
-        return self._emitted(extent)
+        whole = [t for t in drawn if torch.equal(drawn[t].flatten(), rows.flatten())]
+        return self._of_table(whole[0], extent) if whole else self._emitted(extent)
 
-    def _line(self, extent: _Extent) -> Tensor:
-        """The ids of a table, along the last axis of ids."""
-        ids = torch.arange(extent.first, extent.end, dtype=val(self.ids).dtype)
-        return ids.reshape([1] * (rank(self.ids) - 1) + [-1])
+    def _line(self, ids: Tensor) -> Tensor:
+        """Ids along the last axis of those that the graph has."""
+        return ids.to(val(self.ids).dtype).reshape([1] * (rank(self.ids) - 1) + [-1])
 
-    def _extent(self, drawn: Values, width: int) -> _Extent:
+    def _extent(self, drawn: Values) -> Extent:
         """Which ids get a row: all from 0 until there is none. If there always is one, then those
         that the graph has numbers for, and those beyond must all get the same."""
         most = 2 * max(self._sizes()) + 2
 
         def is_missing(i: int) -> bool:
             try:
-                self._rows(self._line(_Extent(i, i + 1)), drawn)
+                self._rows(self._line(torch.tensor([i])), drawn)
             except FAILURES:
                 return True
             return False
 
         if is_missing(most):
-            return _Extent(0, bisect_left(range(most), True, key=is_missing))
-        if 2 * most * width > MOST_NUMBERS or not self._are_same(most, 2 * most, drawn):
-            return _Extent(0, 0)
-        below = not is_missing(-1) and self._are_same(-most, 0, drawn)
-        return _Extent(-1 if below else 0, most + 1, beyond=True)
+            return Extent(0, bisect_left(range(most), True, key=is_missing))
+        far = torch.tensor([*range(most, most + 50), *(most * i for i in range(2, 9)), FAR])
+        if not self._are_same(far, drawn):
+            return Extent(0, 0)
+        below = not is_missing(-1) and self._are_same(most - 1 - far, drawn)
+        return Extent(-1 if below else 0, most + 1, beyond=True)
 
-    def _are_same(self, first: int, end: int, drawn: Values) -> bool:
-        rows = self._rows(self._line(_Extent(first, end)), drawn).reshape(end - first, -1)
+    def _are_same(self, ids: Tensor, drawn: Values) -> bool:
+        """Whether all of these ids get the same."""
+        rows = self._rows(self._line(ids), drawn).reshape(len(ids), -1)
         return bool((rows == rows[:1]).all())
 
     def _sizes(self) -> Iterator[int]:
@@ -268,40 +241,21 @@ class _Choice:
         yield from (s for t in self.still for s in shape_of(t))
         for node in self.numbers:
             fixed = [self.constants.value(i) for i in tensor_inputs(node) if not is_live(i)]
-            yield from (_largest(a) for a in (*node.args, *fixed) if not isinstance(a, fx.Node))
+            yield from (largest(a) for a in (*node.args, *fixed) if not isinstance(a, fx.Node))
 
     def _rows(self, ids: Tensor, drawn: Values) -> Tensor:
         """What ids get from drawn tables."""
         known = drawn | self._numbers(ids)
-        return self._run(self.choices, known, _call)[self.root]  # type: ignore[no-any-return]
+        return run(self.choices, known, self.constants)[self.root]  # type: ignore[no-any-return]
 
     def _numbers(self, ids: Tensor) -> Values:
         """What it is chosen by for other ids."""
-        found = self._run(self.numbers, {self.ids: ids}, _call)  # type: ignore[dict-item]
+        found = run(self.numbers, {self.ids: ids}, self.constants)  # type: ignore[dict-item]
         return {end: found[end] for end in self.ends}
 
-    def _run(self, nodes: list[fx.Node], known: Values, call: Callable[..., Any]) -> Values:
-        """The values of ``nodes`` for others than the graph's, in whatever number."""
-        known = dict(known)
-
-        def value(node: fx.Node) -> Any:
-            if node in known:
-                return known[node]
-            number = self.constants.number(node) if is_float(node) else None
-            if number is None:
-                return self.constants.value(node)
-            options = {"dtype": val(node).dtype, "device": self.constants.device}
-            return call(aten.full.default, [1] * rank(node), number, **options)
-
-        for node in nodes:
-            if node not in known:
-                args, kwargs = plain(fx.node.map_arg((node.args, node.kwargs), value))
-                known[node] = _again(node, args, kwargs, call)
-        return known
-
-    def _emitted(self, extent: _Extent) -> fx.Node:
+    def _emitted(self, extent: Extent) -> fx.Node:
         """A lookup in what tables give to the ids one after the other."""
-        at, line = self.root, self._line(extent)
+        at, line = self.root, self._line(extent.ids)
         numbers = self._numbers(line)
         known: Values = {t: t for t in self.still if t in self.tables or not is_float(t)}
         for end, value in numbers.items():
@@ -311,10 +265,10 @@ class _Choice:
                 own = torch.arange(shape_of(table)[0]).reshape([1] * (line.dim() - 1) + [-1])
                 if torch.equal(numbers[node.args[1]], own.to(line.dtype)):  # type: ignore[index]
                     known[node] = reshaped(at, table, [*own.shape, *shape_of(table)[1:]])  # type: ignore[arg-type]
-        made = self._run(self.choices, known, lambda op, *a, **k: emit(at, op, *a, **k))[at]
-        return self._of_table(made, extent)
+        made = run(self.choices, known, self.constants, partial(emit, at))
+        return self._of_table(made[at], extent)
 
-    def _of_table(self, table: fx.Node, extent: _Extent) -> fx.Node:
+    def _of_table(self, table: fx.Node, extent: Extent) -> fx.Node:
         at, ids = self.root, self.ids
         assert ids is not None
         if extent.beyond:
@@ -324,31 +278,3 @@ class _Choice:
             ids = emit(at, aten.sub.Tensor, ids, extent.first)
         rows = reshaped(at, table, [extent.count, val(table).numel() // extent.count])
         return reshaped(at, emit(at, aten.embedding.default, rows, ids), shape_of(at))
-
-
-def _largest(numbers: Any) -> int:
-    """The size of a number, or of the largest of several; of what is none, 0."""
-    if not isinstance(numbers, (int, float, Tensor)):
-        return 0
-    sizes = torch.as_tensor(numbers).double().abs()
-    return int(sizes[sizes.isfinite()].amax()) if bool(sizes.isfinite().any()) else 0
-
-
-def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
-    return op(*args, **{k: v for k, v in kwargs.items() if k != "device"})
-
-
-def _again(node: fx.Node, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
-    """A call of tensors in another shape: shapes that are written out follow."""
-    if kind(node) not in (Kind.RESHAPE, Kind.EXPAND):
-        return call(node.target, *args, **kwargs)
-    old, shape, new = shape_of(node.args[0]), shape_of(node), shape_of(args[0])
-    if kind(node) is Kind.EXPAND:
-        sides = zip(
-            shape[::-1], new[::-1] + [1] * len(shape), old[::-1] + [1] * len(shape), strict=False
-        )
-        sizes = [n if n != 1 or o == s else s for s, n, o in sides][::-1]
-        return call(aten.expand.default, args[0], sizes)
-    if not only_ones(node):
-        raise ValueError("a reshape that does more")
-    return call(aten.reshape.default, args[0], as_before(tuple(old), tuple(shape), new))

@@ -148,10 +148,10 @@ def simpler_slice(node: fx.Node) -> fx.Node | None:
 
 def _slice_of_padded(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node | None:
     """A run inside of what was padded, along the only axis that was."""
-    around, place = [*x.args[1], 0, 0], 2 * (rank(x) - 1 - dim)  # type: ignore[misc]
-    before = around[place] if place < len(around) else 0
-    others = any(a for i, a in enumerate(around) if i not in (place, place + 1))
-    if others or min(around) < 0 or start < before or end > before + shape_of(x.args[0])[dim]:
+    around, place = list(x.args[1]), 2 * (rank(x) - 1 - dim)  # type: ignore[arg-type]
+    before, others = sum(around[place : place + 1]), around[:place] + around[place + 2 :]
+    inside = before <= start and end <= before + shape_of(x.args[0])[dim]
+    if not inside or any(others) or min(around) < 0:
         return None
     return emit(node, aten.slice.Tensor, x.args[0], dim, start - before, end - before, 1)
 
