@@ -64,17 +64,28 @@ def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
 
 
 def _written_apart(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
-    """One write after another, if each is where whole numbers are equal to another number."""
-    masks: list[Any] = [_mask_of(n.args[2]) for n in parts]
-    if any(not is_call(m, aten.eq) or not isinstance(m.args[1], int) for m in masks):
-        return None
-    if len({m.args[0] for m in masks}) > 1 or len({m.args[1] for m in masks}) < len(masks):
+    """One write after another, if each is where the same whole numbers are another number."""
+    cases = [_case_of(_mask_of(n.args[2])) for n in parts]
+    if None in cases or len(set(cases)) < len(cases) or len({c[0] for c in cases if c}) > 1:
         return None
     made, dim = parts[0].args[0], parts[0].args[1] % rank(parts[0])  # type: ignore[operator]
     for n in parts:
         where = reshaped(at, n.args[2], [-1])  # type: ignore[arg-type]
         made = emit(at, aten.index_put.default, made, [*[None] * dim, where], n.args[3])
     return made  # type: ignore[return-value]
+
+
+def _case_of(mask: Any) -> tuple[fx.Node, int] | None:
+    """The tensor and the number to which a mask compares it."""
+    if is_call(mask, aten.eq) and isinstance(mask.args[1], int):
+        return mask.args[0], mask.args[1]
+    if not is_call(mask, aten.select) or not isinstance(mask.args[2], int):
+        return None
+    x, axis, number = mask.args
+    number %= shape_of(x)[axis]
+    while kind(x) is Kind.PERMUTE:
+        x, axis = x.args[0], x.args[1][axis]
+    return (x, number) if is_call(x, aten.one_hot) and axis == rank(x) - 1 else None
 
 
 def _mask_of(places: Any) -> fx.Node | None:

@@ -90,3 +90,16 @@ def products_with_weights_gathered(at, x):
     up, ub, down, db = (w[top] for w in _stacked(at))
     inner = F.gelu((x[..., None, :] * up).sum(-1) + ub)
     return share[..., None] * ((inner[..., None, :] * down).sum(-1) + db)
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_found_by_one_hot(at, x):
+    """As Mixtral's code, of one expert for each token."""
+    share, top = _share(at, x)
+    rows, out = x.reshape(-1, WIDTH), x.new_zeros(x[..., 0].numel(), WIDTH)
+    chosen = F.one_hot(top.flatten(), len(at.experts)).permute(1, 0)
+    for i, expert in enumerate(at.experts):
+        (places,) = torch.where(chosen[i])
+        own = expert(rows[None, places].reshape(-1, WIDTH))
+        out.index_add_(0, places, own * share.reshape(-1, 1)[places])
+    return out.view_as(x)
