@@ -35,8 +35,6 @@ LEFT |= dict.fromkeys(
         "contractions-contract-product_and_nansum-plain",
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
-        "cuts-attention-GroupsHeadByHead-grouped",
-        "cuts-share-joined-grouped",
         "cuts-share-upsampled-grouped",
         "projections-patch-reduced-plain",
         "weights-project-BlocksMultiplied-plain",

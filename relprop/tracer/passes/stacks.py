@@ -15,6 +15,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
+    expanded,
     is_live,
     permuted,
     rank,
@@ -69,15 +70,17 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     """What writes, joins, picks or pads and adds until every number of one tensor stands somewhere
-    once → that tensor with its axes cut, put in another order and merged, if that is what it does.
-    What only orders the positions of one axis is left to ``orders.py``."""
+    once, or is joined until all do equally often → that tensor with its axes cut, repeated, put in
+    another order and merged, if that is what it does. What only orders the positions of one axis is
+    left to ``orders.py``."""
     if not _lays_out(node):
         return None
     inner, sources = _cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
     live = [n for n in sources if is_live(n)]
-    if len(live) != 1 or val(source := live[0]).numel() != val(node).numel():
+    if len(live) != 1 or val(source := live[0]).dtype != val(node).dtype:
         return None
-    if val(source).dtype != val(node).dtype:
+    repeats = val(node).numel() // max(val(source).numel(), 1)
+    if repeats != 1 and (kind(node) is not Kind.JOIN or len(set(node.args[0])) == 1):  # type: ignore[arg-type]
         return None
     part = Part((source,), node, tuple(inner), constants)
     places = _places(part) if part.is_small else None
@@ -112,7 +115,8 @@ def _places(part: Part) -> Tensor | None:
         )
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
-    if not torch.equal(found.sort().values, torch.arange(1.0, count + 1).double()):
+    wanted = torch.arange(1, count + 1).repeat_interleave(len(found) // count).double()
+    if not torch.equal(found.sort().values, wanted):
         return None
     places = names.argsort()[found.long() - 1]
     return places if torch.equal(others[places], same) else None
@@ -132,28 +136,37 @@ def _orders_one_axis(places: Tensor, shape: list[int]) -> bool:
 
 
 def reordered(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
-    """The source with its axes cut, in another order and merged, if its numbers, counted along its
-    rows, then stand in ``places``, whose shape it gets."""
+    """The source with its axes cut, repeated, in another order and merged, if its numbers, counted
+    along its rows, then stand in ``places``, whose shape it gets."""
     shape, places = list(places.shape), places.flatten()
-    digits: list[tuple[int, int]] = []  # step and size of each run, the last first
-    left = places
-    while len(left) > 1:
-        step = int(left[1] - left[0])
-        steady = left == left[0] + step * torch.arange(len(left))
-        size = len(left) if bool(steady.all()) else int(steady.int().argmin())
-        if len(left) % size:
-            return None
-        digits.append((step, size))
-        left = left[::size]
-    laid = sorted(digits, reverse=True)
-    sizes, order = [size for _, size in laid], [laid.index(d) for d in digits[::-1]]
-    whole = torch.arange(len(places)).reshape(sizes).permute(order)
+    runs = _runs(places)
+    laid = sorted(range(len(runs)), key=lambda i: -runs[i][0])
+    order = [laid.index(i) for i in range(len(runs))]
+    sizes = [runs[i][1] for i in laid]
+    once = [runs[i][1] if runs[i][0] else 1 for i in laid]
+    if math.prod(once) != val(source).numel():
+        return None
+    whole = torch.arange(math.prod(once)).reshape(once).expand(sizes).permute(order)
     if not torch.equal(whole.flatten(), places):
         return None
     ones = [1] * (shape_of(source)[:1] == [1])
-    cut = reshaped(at, source, [*ones, *sizes])
+    cut = expanded(at, reshaped(at, source, [*ones, *once]), [*ones, *sizes])
     made = permuted(at, cut, [*range(len(ones)), *(i + len(ones) for i in order)])
     return reshaped(at, made, shape)
+
+
+def _runs(places: Tensor) -> list[tuple[int, int]]:
+    """Step and size of the runs of which places are made, each repeated by the one before it."""
+    found: list[tuple[int, int]] = []
+    while len(places) > 1:
+        step = int(places[1] - places[0])
+        steady = places == places[0] + step * torch.arange(len(places))
+        size = len(places) if bool(steady.all()) else int(steady.int().argmin())
+        if len(places) % size:
+            return []
+        found.insert(0, (step, size))
+        places = places[::size]
+    return found
 
 
 def _cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
