@@ -60,7 +60,6 @@ LEFT |= dict.fromkeys(
         "contractions-contract-product_and_nansum-plain",
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
-        "cuts-share-upsampled-grouped",
         "embeddings-embed-table_in_two-ids",
         "embeddings-embed-two_halves-ids",
         "projections-patch-conv1d_with_stride-plain",
