@@ -5,12 +5,11 @@ EXPERTS = "the products with the experts' weights are one tensor here and one fo
 
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
-NOT_OF_HEADS = "attention_norm finds no one map of all heads' results, and refuses"
 REFUSED = "refused by the operation's name, where an answer could be had"
 NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
-OTHER_MASKS = "a mask after the softmax and a new division by the sum stay as they are written"
 
-LEFT: dict[str, str] = {}
+LEFT: dict[str, str] = {
+}
 LEFT |= dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
@@ -24,7 +23,8 @@ LEFT |= dict.fromkeys(
     OTHER_FORM,
 )
 LEFT |= dict.fromkeys(
-    (),
+    (
+    ),
     EXPERTS,
 )
 LEFT |= dict.fromkeys(
@@ -35,15 +35,10 @@ LEFT |= dict.fromkeys(
         "contractions-contract-product_and_nansum-plain",
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
-        "cuts-share-upsampled-grouped",
         "projections-patch-reduced-plain",
         "weights-project-BlocksMultiplied-plain",
     ),
     OTHER_SUMS,
-)
-LEFT |= dict.fromkeys(
-    (),
-    NOT_OF_HEADS,
 )
 LEFT |= dict.fromkeys(
     (
@@ -54,10 +49,7 @@ LEFT |= dict.fromkeys(
     REFUSED,
 )
 LEFT |= dict.fromkeys(
-    (),
+    (
+    ),
     NOT_LOOKED_UP,
-)
-LEFT |= dict.fromkeys(
-    (),
-    OTHER_MASKS,
 )

@@ -28,8 +28,8 @@ from relprop.tracer.passes.parts import Part
 from relprop.tracer.passes.sums import is_top, terms_of
 
 #: What may stand between a tensor and the same numbers laid out in another way.
-LAID = MOVES | {Kind.PAD, Kind.FILL, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM}
-LAYING = frozenset({Kind.JOIN, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM})
+LAYING = frozenset({Kind.JOIN, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM, Kind.RESAMPLE})
+LAID = MOVES | LAYING | {Kind.PAD, Kind.FILL}
 CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN})
 
 
@@ -70,9 +70,9 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     """What writes, joins, picks or pads and adds until every number of one tensor stands somewhere
-    once, or is joined until all do equally often → that tensor with its axes cut, repeated, put in
-    another order and merged, if that is what it does. What only orders the positions of one axis is
-    left to ``orders.py``."""
+    once, or is joined or resampled until all do equally often → that tensor with its axes cut,
+    repeated, put in another order and merged, if that is what it does. What only orders the
+    positions of one axis is left to ``orders.py``."""
     if not _lays_out(node):
         return None
     inner, sources = _cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
@@ -80,13 +80,19 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     if len(live) != 1 or val(source := live[0]).dtype != val(node).dtype:
         return None
     repeats = val(node).numel() // max(val(source).numel(), 1)
-    if repeats != 1 and (kind(node) is not Kind.JOIN or len(set(node.args[0])) == 1):  # type: ignore[arg-type]
+    if repeats != 1 and not _repeats(node):
         return None
     part = Part((source,), node, tuple(inner), constants)
     places = _places(part) if part.is_small else None
     if places is None or _orders_one_axis(places.reshape(shape_of(node)), shape_of(source)):
         return None
     return reordered(node, source, places.reshape(shape_of(node)))
+
+
+def _repeats(node: fx.Node) -> bool:
+    """Whether a call may lay numbers beside themselves one by one, not the whole tensor."""
+    joins = kind(node) is Kind.JOIN and len(set(node.args[0])) > 1  # type: ignore[arg-type]
+    return joins or kind(node) is Kind.RESAMPLE
 
 
 def _lays_out(node: fx.Node) -> bool:
