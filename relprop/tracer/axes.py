@@ -419,6 +419,11 @@ def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | Non
     return tuple(() if i in gone else axis for i, axis in enumerate(axes) if keep or i not in gone)
 
 
+def _sample(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+    """Values that are read at places of their own: new positions."""
+    return (*axes[:2], *(_fresh(size) for size in val(node).shape[2:]))
+
+
 _MOVED = frozenset({Kind.INDEX, Kind.VIEW, Kind.WINDOWS, Kind.REPEAT, Kind.SHUFFLE})
 _HANDLERS: dict[Kind, Any] = {
     Kind.RESHAPE: _reshape,
@@ -432,4 +437,5 @@ _HANDLERS: dict[Kind, Any] = {
     Kind.MATMUL: _matmul,
     **dict.fromkeys((Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC), _reduce),
     **dict.fromkeys((Kind.AVERAGE_POOL, Kind.MAX_POOL, Kind.RESAMPLE), _pool),
+    Kind.SAMPLE: _sample,
 }

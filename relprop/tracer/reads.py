@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.overrides import TorchFunctionMode
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.editing import is_float, tensor_inputs
 from relprop.tracer.run import template
 
 #: How Python takes values out of a tensor without an operator.
@@ -52,7 +52,14 @@ def choices(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
 
 def _deciding(graph: fx.Graph, live: set[fx.Node]) -> tuple[str, ...]:
     with FakeTensorMode():
-        return tuple(str(n.meta["place"]) for n in graph.nodes if n in live and _decides(n))
+        deciding = (n for n in graph.nodes if not live.isdisjoint(_deciders(n)) and _decides(n))
+        return tuple(str(n.meta["place"]) for n in deciding)
+
+
+def _deciders(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The operands whose values could decide a call's shape: what it picks by, if it has any."""
+    operands = tensor_inputs(node)
+    return tuple(i for i in operands if not is_float(i)) or operands
 
 
 def _is_input(node: fx.Node) -> bool:

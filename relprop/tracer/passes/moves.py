@@ -42,8 +42,7 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
 
 
 def _of_sum(node: fx.Node) -> fx.Node | None:
-    """Tensors that were laid out otherwise, added and laid back → added as they lay; a sum that is
-    laid out to be added to → a sum of what lies so."""
+    """Tensors that were laid out otherwise, added and laid back → added as they lay."""
     total: Any = node.args[0]
     if kind(total) is not Kind.SUM or len(total.users) != 1 or total.kwargs:
         return None
@@ -53,8 +52,7 @@ def _of_sum(node: fx.Node) -> fx.Node | None:
         kind(a) is kind(node) and shape_of(a.args[0]) == shape_of(node) and is_live(a)
         for a in total.args
     )
-    further = len(node.users) == 1 and kind(next(iter(node.users))) is Kind.SUM
-    if not back and not further:
+    if not back:
         return None
     laid = [emit(node, node.target, a, *node.args[1:]) for a in total.args]
     return emit(node, total.target, *laid)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, of
+from relprop.operations import MOVES, Kind, argument, is_call, kind, of
 from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     aten,
@@ -266,13 +266,23 @@ def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
 
 
 def raise_totals(graph: fx.Graph) -> None:
-    """Sums of products of two activations → matrix products, once lanes are merged, too."""
+    """Sums of products of two activations → matrix products, once lanes are merged, too; a sum of
+    what a mask leaves is one of tokens, and stays."""
     for node in list(graph.nodes):
         if kind(node) is Kind.TOTAL and is_live(node) and is_float(node):
             p = letters_of(node)
-            if p is not None and is_live(p.x) and is_live(p.w) and val(p.x).dtype == val(p.w).dtype:
+            if p is None or not is_live(p.x) or not is_live(p.w) or _is_mask(p.x) or _is_mask(p.w):
+                continue
+            if val(p.x).dtype == val(p.w).dtype:
                 swap(node, reshaped(node, _scaled(node, product_of(node, p)), shape_of(node)))
     graph.eliminate_dead_code()
+
+
+def _is_mask(x: Any) -> bool:
+    """Whether a tensor is one of truth values or whole numbers, cast and moved."""
+    while is_float(x) and (kind(x) in MOVES or kind(x) in (Kind.CAST, Kind.AFFINE)):
+        x = next((n for n in x.all_input_nodes if is_live(n)), None)
+    return not is_float(x)
 
 
 def _activations_as_weight(node: fx.Node) -> fx.Node | None:
