@@ -1,16 +1,11 @@
 """Spellings that are not recognised yet, each with the reason: what the suite holds to be wrong, so
 that one that is mended must be taken out. By ``python -m tests.spellings.table``, all of it."""
 
-EXPERTS = "the products with the experts' weights are one tensor here and one for each expert there"
-
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 REFUSED = "refused by the operation's name, where an answer could be had"
-NOT_LOOKED_UP = "its ids are not found to be looked up: refused, though they are"
 
-LEFT: dict[str, str] = {
-}
-LEFT |= dict.fromkeys(
+LEFT: dict[str, str] = dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
         "attentions-attend-queries_by_vmap-plain",
@@ -21,11 +16,6 @@ LEFT |= dict.fromkeys(
         "scores-scores-feature_by_feature-plain",
     ),
     OTHER_FORM,
-)
-LEFT |= dict.fromkeys(
-    (
-    ),
-    EXPERTS,
 )
 LEFT |= dict.fromkeys(
     (
@@ -47,9 +37,4 @@ LEFT |= dict.fromkeys(
         "scores-scores-convolution_by_keys-plain",
     ),
     REFUSED,
-)
-LEFT |= dict.fromkeys(
-    (
-    ),
-    NOT_LOOKED_UP,
 )
