@@ -239,10 +239,9 @@ class Rolling:
             mean = attention.mean(-2)
         mean = mean.flatten(1)
         count = math.prod(layer.value.shape[i + 1] for i in layer.token_axes)
-        if (
-            tokens_of(program, site.values) == tokens_of(program, layer.node)
-            and mean.shape[1] == count
-        ):
+        in_windows = len(tokens_of(program, site.values)) > 1
+        same = tokens_of(program, site.values) == tokens_of(program, layer.node)
+        if same and not in_windows and mean.shape[1] == count:
             return mean
         before = [
             n

@@ -161,7 +161,7 @@ def _contraction(
     key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
     if key_axis and all(_is_no_token(atom) for atom in key_axis):
         copied = any(atom.kind != "feature" for atom in key_axis)
-        if not copied or all(_is_no_token(atom) for atom in axes[attention][over]):
+        if not copied or all(atom.kind == "feature" for atom in axes[attention][over]):
             what = "copies of one token" if copied else "channels, not tokens"
             return None, f"its keys are {what}"
     batches = axes[attention][:-2]

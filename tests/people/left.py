@@ -54,6 +54,14 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "transformer_attribution",
         "each expert runs on its own tokens: a rule that normalises over a tensor sees it",
     ),
+    *(
+        (
+            name,
+            "value_zeroing",
+            "refused: its experts are branches of Python's, which other values would choose anew",
+        )
+        for name in ("mixtral", "moe_listed", "moe_switch")
+    ),
     (
         "megatron_bert",
         "attcat",
@@ -81,6 +89,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
     ),
 )
 
-LEFT: dict[str, dict[str, str]] = {
-    name: dict.fromkeys(methods.split(), why) for name, methods, why in METHODS_LEFT
-}
+LEFT: dict[str, dict[str, str]] = {}
+for name, methods, why in METHODS_LEFT:
+    LEFT.setdefault(name, {}).update(dict.fromkeys(methods.split(), why))
