@@ -8,7 +8,6 @@ REFUSED = "refused by the operation's name, where an answer could be had"
 LEFT: dict[str, str] = dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
-        "attentions-attend-queries_by_vmap-plain",
         "biases-attend-bias_as_a_factor-relative",
         "biases-hide-shifted-relative",
         "loops-blocks-samples_twice-plain",
@@ -21,12 +20,9 @@ LEFT |= dict.fromkeys(
     (
         "contractions-contract-all_heads_with_all_heads-plain",
         "contractions-contract-convolution_by_weights-plain",
-        "contractions-contract-product_and_cumsum-plain",
         "contractions-contract-product_and_nansum-plain",
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
-        "projections-patch-reduced-plain",
-        "weights-project-BlocksMultiplied-plain",
     ),
     OTHER_SUMS,
 )

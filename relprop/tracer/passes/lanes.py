@@ -210,6 +210,9 @@ def fold_rows(graph: fx.Graph) -> None:
     """A matrix product with one row for each place of an axis that its other operand has not → one
     with that axis as its rows (queries that were taken one by one)."""
     for node in list(graph.nodes):
+        if is_call(node, aten.matmul) and (new := _apart(node)) is not None:
+            swap(node, new)
+    for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.matmul):
             continue
         p = letters_of(node)
@@ -229,6 +232,23 @@ def fold_rows(graph: fx.Graph) -> None:
         if (rows and sizes[n] == 1) or (columns and sizes[m] == 1):
             swap(node, reshaped(node, product_of(node, p), shape_of(node)))
     graph.eliminate_dead_code()
+
+
+def _apart(node: fx.Node) -> fx.Node | None:
+    """A product of single rows whose places were merged with its batch: its other operand was
+    repeated for each of them (``vmap`` over queries)."""
+    x, laid = node.args[:2]
+    copies: Any = laid.args[0] if kind(laid) is Kind.RESHAPE else None  # type: ignore[union-attr]
+    if copies is None or kind(copies) is not Kind.EXPAND or shape_of(x)[-2] != 1:
+        return None
+    batch, one = shape_of(copies)[:-2], copies.args[0]
+    first = rank(copies) - rank(one)
+    if shape_of(copies)[-2:] != shape_of(laid)[-2:] or shape_of(x)[:-2] != shape_of(laid)[:-2]:
+        return None
+    if first != 1 or shape_of(one) != shape_of(copies)[1:]:
+        return None
+    made = emit(node, aten.matmul.default, reshaped(node, x, [*batch, 1, shape_of(x)[-1]]), one)  # type: ignore[arg-type]
+    return reshaped(node, made, shape_of(node))
 
 
 def _undo(node: fx.Node, mark: fx.Node) -> None:

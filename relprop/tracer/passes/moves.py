@@ -101,7 +101,8 @@ def simpler_expand(node: fx.Node) -> fx.Node | None:
 
 
 def simpler_select(node: fx.Node) -> fx.Node | None:
-    """Of the one position there is, of a run, or of tensors that were joined."""
+    """Of the one position there is, of a run, of tensors that were joined; the last of the running
+    sums."""
     x, dim, index = node.args[:3]
     if not isinstance(index, int) or not isinstance(dim, int):
         return None
@@ -109,6 +110,13 @@ def simpler_select(node: fx.Node) -> fx.Node | None:
         return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
     if kind(x) is Kind.SLICE and x.args[1] == dim and is_call(x, aten.slice):  # type: ignore[union-attr]
         return emit(node, aten.select.int, x.args[0], dim, x.args[2] + index * x.args[4])  # type: ignore[union-attr, operator]
+    if is_call(x, aten.cumsum) and len(x.users) == 1 and not x.kwargs:  # type: ignore[union-attr]
+        along, last = x.args[1] % rank(x), shape_of(x)[dim] - 1  # type: ignore[union-attr, operator]
+        return (
+            emit(node, aten.sum.dim_IntList, x.args[0], [dim])
+            if (along, last) == (dim, index)
+            else None
+        )  # type: ignore[union-attr]
     if is_call(x, aten.cat) and x.args[1] == dim:  # type: ignore[union-attr]
         part, start = _part_at(x, index)  # type: ignore[arg-type]
         return emit(node, aten.select.int, part, dim, index - start)
