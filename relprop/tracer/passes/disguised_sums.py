@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 
 import torch
 from torch import fx
@@ -131,7 +132,17 @@ def _plain(part: Part) -> fx.Node | None:
     if not same(columns @ weights, found):
         return None
     pairs = zip(part.sources, map(_cleaned, weights.tolist()), strict=True)
-    return _sum(part.output, [(x, weight) for x, weight in pairs if weight])
+    read = Counter(i for n in part.nodes for i in tensor_inputs(n))
+    weighted: list[tuple[fx.Node, float]] = []
+    for x, weight in pairs:
+        times = _times(weight, read[x])
+        weighted += [(x, weight / times)] * times if weight else []
+    return _sum(part.output, weighted)
+
+
+def _times(weight: float, read: int) -> int:
+    """How many terms a tensor is that is added again and again."""
+    return int(abs(weight)) if abs(weight) in range(2, read + 1) else 1
 
 
 def _cleaned(weight: float) -> float:
