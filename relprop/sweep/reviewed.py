@@ -174,6 +174,11 @@ NO_TOKEN_ATTENTION: tuple[tuple[str, str, str], ...] = (
         "hyper-connections: they mix copies of the residual stream",
     ),
     (
+        r"hf/inkling2.*",
+        r"\.(attention|mlp|final)_input: its keys are channels",
+        "attention over depth: it mixes what earlier blocks gave for one token, no tokens",
+    ),
+    (
         r"timm/davit/.*",
         r"blocks\.\d+\.1\.attn: its keys are channels",
         "channel attention: it mixes channels of a token, no tokens",

@@ -79,7 +79,7 @@ def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) 
     if any(x is None for x in xs) or len({x.shape[:-1] for x in xs}) > 1:  # type: ignore[union-attr]
         return None
     beside = torch.cat(xs, -1)  # type: ignore[arg-type]
-    if not beside.numel() or beside.unique().numel() < beside.numel():
+    if beside.unique().numel() < beside.numel() or not _are_features(beside, source):
         return None
     order = beside.flatten(0, -2)[0].argsort()
     x = _placed(at, source, beside[..., order])
@@ -120,6 +120,15 @@ def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
             return None
         x, known = node, pushed
     return known - 1
+
+
+def _are_features(places: Tensor, source: fx.Node) -> bool:
+    """Whether numbers are some features of every position: single tokens that a head reads, each
+    by a map of its own, are two."""
+    along = torch.unravel_index(places.flatten(), shape_of(source))[:-1]
+    return all(
+        len(i.unique()) == size for i, size in zip(along, shape_of(source)[:-1], strict=True)
+    )
 
 
 def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
