@@ -120,8 +120,7 @@ _authors = (
     ((aten.cat,), joined),
     (PRODUCTS, either(carry, _authors_product)),
     ((Kind.MATMUL,), either(share, _authors_matmul)),
-    ((Kind.TOTAL, Kind.SCAN, Kind.RESAMPLE, Kind.FOLD, Kind.INDEXED_SUM), _zrule),
-    ((Kind.AVERAGE_POOL, Kind.MAX_POOL), _zrule),
+    ((Kind.AVERAGE_POOL, Kind.MAX_POOL, aten.mean), _zrule),
     ((aten.conv2d,), _authors_conv2d),
 )
 

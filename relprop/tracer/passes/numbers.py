@@ -42,8 +42,6 @@ def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:
     if len(node.args) != 2 or not all(is_tensor(x) for x in node.args):
         return None
     a, b = node.args
-    if a is b and is_call(node, aten.sub) and is_live(a):
-        return constants.full(node, 0)
     if (number := _number(node, b, a, constants)) is not None:
         return emit(node, _BOUNDS.get(packet(node), node.target), a, number)
     if (number := _number(node, a, b, constants)) is None:
