@@ -132,7 +132,8 @@ def _plain(part: Part) -> fx.Node | None:
     if not same(columns @ weights, found):
         return None
     pairs = zip(part.sources, map(_cleaned, weights.tolist()), strict=True)
-    read = Counter(i for n in part.nodes for i in tensor_inputs(n))
+    plain = all(kind(n) is Kind.SUM for n in part.nodes)
+    read = Counter(i for n in part.nodes for i in tensor_inputs(n) if plain)
     weighted: list[tuple[fx.Node, float]] = []
     for x, weight in pairs:
         times = _times(weight, read[x])
