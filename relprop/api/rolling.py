@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from relprop.api.reading import readings
 from relprop.api.run import Run
-from relprop.errors import OptionError, RollUpError
+from relprop.errors import OptionError, RollUpError, warn
 from relprop.interpreter.backward import propagate
 from relprop.methods import LayerValues, SiteValues, Tokens
 from relprop.methods.fusion import fused, without_smallest
@@ -256,7 +256,14 @@ class Rolling:
             )
         )
         moved = self.move(site.values, mean, nearest)
-        return moved if moved.shape[1] == count else None
+        if moved.shape[1] == count:
+            return moved
+        warn(
+            f"the layer at {site.path!r} is passed over: the attention that a token receives is "
+            f"taken from {moved.shape[1]} tokens there, and its output holds {count} (steps of a "
+            "cache, pooled queries)"
+        )
+        return None
 
     def same_tokens(self, values: SiteValues, layer: LayerValues) -> bool:
         """Whether a site's queries are the tokens of a layer's output, one for one."""

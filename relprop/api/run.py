@@ -193,6 +193,7 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     facts = {
         **facts_of(session, plan, request),
         "attention_sites": [s.path for s in sites],
+        "other_softmaxes": _other_softmaxes(session),
         "inputs_without_attention": apart,
     }
     draft = Draft(
@@ -346,14 +347,16 @@ def reached_inputs(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, f
     )
 
 
+def _other_softmaxes(session: Session) -> list[str]:
+    """Where a softmax is that is no attention over tokens, each with the reason."""
+    return [f"{place(n).call or 'top level'}: {why}" for n, why in session.program.no_sites]
+
+
 def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:
     if sites:
         return
-    seen = session.program.no_sites
-    reasons = (
-        "; ".join(f"the softmax at {place(n).call or 'top level'}: {why}" for n, why in seen[:3])
-        or "it has no softmax"
-    )
+    seen = [f"the softmax at {found}" for found in _other_softmaxes(session)]
+    reasons = "; ".join(seen[:3]) or "it has no softmax"
     hidden = (
         " (its attention is inside a module that a rule of yours treats as one operation)"
         if session.program.sites

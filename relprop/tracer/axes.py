@@ -339,10 +339,12 @@ def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
 
 def _stacks(node: fx.Node, dim: int) -> bool:
     """Whether tensors are laid side by side along an axis that none of them has."""
-    return all(
-        kind(p) is Kind.RESHAPE and val(p).shape[dim] == 1 and val(p.args[0]).dim() < val(p).dim()
-        for p in node.args[0]  # type: ignore[union-attr]
-    )
+
+    def has_one_more(part: fx.Node) -> bool:
+        before, after = val(part.args[0]).shape, val(part).shape
+        return after[dim] == 1 and after.count(1) > before.count(1)
+
+    return all(kind(p) is Kind.RESHAPE and has_one_more(p) for p in node.args[0])  # type: ignore[union-attr]
 
 
 def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:

@@ -14,15 +14,15 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "cache_token_by_token",
-        "transformer_attribution rollout raw_attention attention_times_grad gae attcat "
-        "attention_norm value_zeroing lrp attnlrp gradient_x_input",
-        "each step of a cache is an attention of its own; the whole sequence is one",
+        "transformer_attribution attcat value_zeroing",
+        "each step of a cache is an attention of its own: a rule that normalises over a tensor "
+        "sees it; attcat and value_zeroing say that no layer holds all tokens",
     ),
     (
         "cache_prompt_then_step",
-        "transformer_attribution rollout raw_attention attention_times_grad gae attcat "
-        "attention_norm value_zeroing lrp attnlrp gradient_x_input",
-        "each step of a cache is an attention of its own; the whole sequence is one",
+        "transformer_attribution attcat value_zeroing",
+        "each step of a cache is an attention of its own: a rule that normalises over a tensor "
+        "sees it; attcat and value_zeroing say that no layer holds all tokens",
     ),
     (
         "gat",

@@ -1,6 +1,8 @@
 """Ids, tokens and windows in another order, or cut one by one: the scores are those of the
 positions as they are given, whatever order the model sees them in."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,6 +91,42 @@ def test_ids_are_explained_where_they_are_given(name, method):
     plain = scores(method, table, lambda i: i, lambda x, i: x, ids())
     found = scores(method, table, *MOVED[name], ids())
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+class InParts(nn.Module):
+    """Each part of the ids goes its own way after its own lookup, or after one lookup of all."""
+
+    def __init__(self, cuts, at_once):
+        super().__init__()
+        self.table, self.cuts, self.at_once = table(), cuts, at_once
+        self.ways = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in cuts)
+
+    def forward(self, ids):
+        whole = self.table(ids) if self.at_once else None
+        parts = [self.table(ids[:, c]) if whole is None else whole[:, c] for c in self.cuts]
+        return torch.cat([way(x).tanh() for way, x in zip(self.ways, parts, strict=True)], 1)
+
+
+PARTS = {
+    "halves": (slice(0, 3), slice(3, 6)),
+    "a prompt and one more": (slice(0, 5), slice(5, 6)),
+    "one by one": tuple(slice(i, i + 1) for i in range(LENGTH)),
+    "even and odd": (slice(0, 6, 2), slice(1, 6, 2)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", PARTS)
+def test_ids_that_are_looked_up_in_parts_are_all_explained(name, method):
+    def last(x, _):
+        return x[:, :LENGTH]
+
+    parts, whole = (
+        scores(method, partial(InParts, PARTS[name], once), lambda i: i, last, ids())
+        for once in (False, True)
+    )
+    assert (parts != 0).any(0).all()
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_shifted_ids_score_at_their_own_places():

@@ -194,6 +194,29 @@ def test_the_states_of_a_loop_over_tokens_are_tokens():
     assert len(p.sites) == 1 and not p.no_sites
 
 
+def steps_of_a_cache(m, x):
+    """Two layers over one token after another, which attend to those before."""
+    keys, values = [[], []], [[], []]
+    for i in range(x.shape[1]):
+        state = x[:, i : i + 1]
+        for layer in range(2):
+            q, k, v = m.split(state)
+            keys[layer].append(k)
+            values[layer].append(v)
+            k, v = torch.cat(keys[layer], 2), torch.cat(values[layer], 2)
+            state = state + m.out(
+                F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            )
+    return m.head(state)
+
+
+def test_the_keys_of_a_cache_are_tokens():
+    """Of the second layer only the last step counts, which has every key."""
+    p = program(steps_of_a_cache)
+    assert not p.no_sites and len(p.sites) == TOKENS + 1
+    assert [val(s.attention).shape[-1] for s in p.sites] == [1, 2, 3, 4, 5, 5]
+
+
 NO_SITES = {
     "a softmax at the output": (
         lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1),

@@ -8,8 +8,11 @@ of the id that the sorting puts there.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -35,28 +38,52 @@ from relprop.tracer.editing import (
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.parts import Part
 
+Key = tuple[Any, ...]
 FIRST = 1 << 40  # the number that stands for the first position: no id is as large
 
 
 def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
     """No lookup of ids that were moved."""
-    waiting = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
+    waiting = [n for n in reversed(graph.nodes) if kind(n) is Kind.EMBEDDING]
+    tables: defaultdict[Key, _Table] = defaultdict(_Table)
+    for node in waiting:
+        _Lookup(node, constants, tables).count()
     while waiting:
         node = waiting.pop()
         given = graph.find_nodes(op="placeholder")
         if any(node.args[1] in same_ids(p) for p in given if not is_float(p)):
-            lookup = _Lookup(node, constants)
+            lookup = _Lookup(node, constants, tables)
             if (new := lookup.rewritten()) is not None:
                 swap(node, new)
                 waiting += lookup.made
     graph.eliminate_dead_code()
 
 
-class _Lookup:
-    """A lookup ``node``; ``made``: those in its place."""
+@dataclass
+class _Table:
+    """Of all lookups of some ids in one table: the positions that each has, and the one lookup in
+    place of all, where each has a part of them."""
 
-    def __init__(self, node: fx.Node, constants: Constants) -> None:
-        self.node, self.constants = node, constants
+    parts: list[set[int]] = field(default_factory=list)
+    rows: fx.Node | None = None
+
+    def has(self, count: int) -> bool:
+        """Whether all positions are looked up."""
+        return len(set().union(*self.parts)) == count
+
+    def is_cut(self, count: int) -> bool:
+        """Whether all are, but by none of the lookups alone."""
+        return self.has(count) and all(len(part) < count for part in self.parts)
+
+
+class _Lookup:
+    """A lookup ``node``; ``made``: those in its place. ``tables``: what is looked up of the same
+    ids in the same table, all having been made into others in the same way."""
+
+    def __init__(
+        self, node: fx.Node, constants: Constants, tables: defaultdict[Key, _Table]
+    ) -> None:
+        self.node, self.constants, self.tables = node, constants, tables
         self.made: list[fx.Node] = []
         self.functions: list[fx.Node] = []
         moved: fx.Node = node.args[1]  # type: ignore[assignment]
@@ -64,6 +91,19 @@ class _Lookup:
             self.functions.insert(0, moved)
             (moved,) = moved.all_input_nodes
         self.moved = moved
+
+    def count(self) -> None:
+        """Count the positions that this lookup has."""
+        if is_live(self.moved):
+            nodes, sources = self._moves()
+            x = sources[0] if len(sources) == 1 else self.moved
+            if rank(x) > 1 and rank(self.moved) > 1:
+                places = self._places(nodes, x) or ()
+                self._table(x).parts.append({i - FIRST for i in places if i >= FIRST})
+
+    def _table(self, ids: fx.Node) -> _Table:
+        functions = ((str(f.target), str(f.args[1:]), str(f.kwargs)) for f in self.functions)
+        return self.tables[self.node.args[0], ids, *functions]
 
     def rows(self, ids: fx.Node) -> fx.Node:
         """The rows of other ids, by the same functions of them."""
@@ -135,10 +175,11 @@ class _Lookup:
         if found is None or found == list(range(FIRST, FIRST + old[1])):
             return None if found is None else self._in_shape(self.rows(x))
         kept = [FIRST + i in found for i in range(old[1])]
-        if not all(kept):
+        table = self._table(x)
+        if not table.has(old[1]) and not all(kept):
             mask = torch.tensor(kept).to(val(x).dtype).reshape(-1, *[1] * (len(old) - 2))
             x = emit(self.node, aten.mul.Tensor, x, emit(self.node, self._held(mask)))
-        rows, parts = None, []
+        rows, parts = table.rows, []
         for constant, run in _runs(found):
             if constant:
                 shape = [old[0], len(run), *old[2:]]
@@ -146,6 +187,7 @@ class _Lookup:
                 parts.append(self.rows(emit(self.node, self._held(ids.contiguous()))))
             else:
                 rows = self.rows(x) if rows is None else rows
+                table.rows = rows if table.is_cut(old[1]) else None
                 parts.append(self._part(rows, [i - FIRST for i in run]))
         whole = parts[0] if len(parts) == 1 else emit(self.node, aten.cat.default, parts, 1)
         return self._in_shape(whole)
