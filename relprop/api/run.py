@@ -300,6 +300,7 @@ def facts_of(session: Session, plan: Plan | None, request: Request) -> dict[str,
         "front_end": program.front_end,
         "decisions": list(program.decisions),
         "constant_inputs": dict(program.constant_inputs),
+        "constant_lookups": session.constant_lookups(),
         "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in request.options.items()},
     }

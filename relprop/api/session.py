@@ -16,13 +16,15 @@ from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
 from relprop.errors import InputError, OptionError, message, warn
 from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out
+from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import named, registered
 from relprop.tracer.binding import Inputs
+from relprop.tracer.leaves import looked_up_elsewhere
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Program, Site, describe
+from relprop.tracer.program import Program, Site, describe, place
 from relprop.tracer.trace import trace_program
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -135,6 +137,25 @@ class Session:
             return Merges(self.flow, self.program.sites, self.program.axes)
 
         return self.kept(("merges",), make)  # type: ignore[no-any-return]
+
+    def constant_lookups(self) -> list[str]:
+        """Where the ids of an explained input are looked up but not explained. Warned of, once."""
+        program = self.program
+        inputs = dict(zip(program.inputs, program.placeholders, strict=True))
+        found = [
+            f"{name!r} at {place(n)}"
+            for name, leaf in program.leaves.items()
+            if kind(leaf) is Kind.EMBEDDING
+            for n in looked_up_elsewhere(inputs[name], leaf)
+        ]
+        told = self.kept(("told of lookups",), list)
+        if found and not told:
+            told.append(True)
+            warn(
+                "the ids are looked up several times, and only the first lookup is explained; "
+                f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
+            )
+        return found
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a

@@ -48,11 +48,13 @@ class Slopes:
 
 @dataclass
 class _Own:
-    """Autograd through the model for one sample: gradients by input, and what was seen."""
+    """Autograd through the model for one sample: gradients by input, and what was seen; ``again``:
+    the inputs whose ids it looks up in parts, or shifted, too."""
 
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     functions: dict[str, None] = field(default_factory=dict)
     cuts: dict[str, None] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
     skipped: str = ""
 
 
@@ -89,6 +91,9 @@ def slopes(
             together = _together(program, model, some, nodes)
             if together is not None:
                 off, worst = min((off, worst), _largest(program, mine, together))
+    if off and any(worst in o.again for o in own):
+        skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
+        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
     return Slopes(off, worst, "", functions, cuts)
 
 
@@ -161,7 +166,7 @@ class _Watch(TorchFunctionMode):
         if func in STOPS:
             self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
         out = CALLS.get(func, func)(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point():
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dim():
             if out.is_inference():
                 self.own.skipped = "the model computes under inference_mode"
                 return out
@@ -172,7 +177,17 @@ class _Watch(TorchFunctionMode):
                         leaf = out.detach().requires_grad_()
                         self.leaves.setdefault(name, []).append(leaf)
                         return leaf.clone()
+                if self._again(out, value, args) and not self._below(out, name):
+                    self.own.again.add(name)
         return out
+
+    def _again(self, out: Tensor, value: Tensor, args: tuple[Any, ...]) -> bool:
+        """Whether a lookup gives rows of a leaf's ``value``, but not all of them in order."""
+        rows, known = out.reshape(-1, out.shape[-1]), value.reshape(-1, value.shape[-1])
+        ids = any(isinstance(a, Tensor) and a.dtype in (torch.int64, torch.int32) for a in args)
+        if not ids or not len(rows) or rows.shape[1] != known.shape[1]:
+            return False
+        return any(bool((known == row).all(1).any()) for row in (rows[0], rows[-1]))
 
     def _below(self, out: Tensor, name: str) -> bool:
         """Whether ``out`` was made from a leaf of this name."""

@@ -166,6 +166,7 @@ def facts_of(explanation: Explanation) -> list[list[str]]:
             ("generic", "operations by the generic rule"),
             ("inputs_without_attention", "inputs past all attention"),
             ("constant_inputs", "inputs taken as constants"),
+            ("constant_lookups", "lookups taken as constants"),
         )
         if facts.get(key)
     ]

@@ -89,6 +89,17 @@ def _embedding_of(ids: fx.Node) -> fx.Node | None:
     return next(found, None)
 
 
+def looked_up_elsewhere(ids: fx.Node, leaf: fx.Node) -> list[fx.Node]:
+    """Other lookups of what is ``ids`` that an output depends on: what they give is a constant to
+    an explanation that starts at ``leaf``."""
+    seen, needed = same_ids(ids), set[fx.Node]()
+    for node in reversed(ids.graph.nodes):
+        if node.op == "output" or node in needed:
+            needed |= set(node.all_input_nodes)
+    lookups = [n for n in ids.graph.nodes if kind(n) is Kind.EMBEDDING and n.args[1] in seen]
+    return [n for n in lookups if n is not leaf and n in needed]
+
+
 def same_ids(ids: fx.Node) -> set[fx.Node]:
     """What is ``ids``: moved, joined with others, clamped, shifted or cast, but never compared or
     counted (positions are)."""

@@ -69,6 +69,10 @@ MOVED = {
     ),
     "time first": (lambda i: i.T, lambda x, i: x.transpose(0, 1)),
     "reversed and clamped": (lambda i: i.flip(1).clamp(min=0), lambda x, i: x.flip(1)),
+    "reversed, some of it hidden": (
+        lambda i: torch.where(i.flip(1) > 99, 0, i.flip(1)),
+        lambda x, i: x.flip(1),
+    ),
     "sorted": (
         lambda i: i.sort(1).values,
         lambda x, i: rows(x, i.sort(1).indices.argsort(1)),
@@ -112,6 +116,9 @@ PARTS = {
     "a prompt and one more": (slice(0, 5), slice(5, 6)),
     "one by one": tuple(slice(i, i + 1) for i in range(LENGTH)),
     "even and odd": (slice(0, 6, 2), slice(1, 6, 2)),
+    "a part, and all": (slice(4, 6), slice(0, 6)),
+    "all, and a part": (slice(0, 6), slice(0, 2)),
+    "all, again and again": (slice(0, 6), slice(0, 6)),
 }
 
 
@@ -119,7 +126,7 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_ids_that_are_looked_up_in_parts_are_all_explained(name, method):
     def last(x, _):
-        return x[:, :LENGTH]
+        return x[:, :LENGTH] + x[:, -LENGTH:].flip(1)
 
     parts, whole = (
         scores(method, partial(InParts, PARTS[name], once), lambda i: i, last, ids())
@@ -127,6 +134,68 @@ def test_ids_that_are_looked_up_in_parts_are_all_explained(name, method):
     )
     assert (parts != 0).any(0).all()
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+class Twice(nn.Module):
+    """An encoder and a decoder of the same ids, which the decoder gets shifted by one."""
+
+    def __init__(self, shifted):
+        super().__init__()
+        self.table, self.shifted, self.head = table(), shifted, nn.Linear(WIDTH, 3)
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)) for _ in range(2)
+        )
+
+    def forward(self, ids):
+        encoded, decoded = self.table(ids), self.shifted(self.table, ids)
+        for i, (query, key, value) in enumerate(self.layers):
+            found = (query(decoded if i else encoded) @ key(encoded).mT).softmax(-1)
+            if i:
+                decoded = decoded + found @ value(encoded)
+            else:
+                encoded = encoded + found @ value(encoded)
+        return self.head(decoded[:, -1])
+
+
+def written(embed, ids):
+    """As Hugging Face shifts labels: what is no word becomes one."""
+    shifted = ids.new_zeros(ids.shape)
+    shifted[:, 1:] = ids[:, :-1].clone()
+    shifted[:, 0] = 3
+    return embed(shifted.masked_fill_(shifted == -100, 1))
+
+
+SHIFTED = {
+    "the rows": lambda embed, i: torch.cat(
+        [embed(i.new_full((len(i), 1), 3)), embed(i)[:, :-1]], 1
+    ),
+    "the ids": lambda embed, i: embed(torch.cat([i.new_full((len(i), 1), 3), i[:, :-1]], 1)),
+    "by roll": lambda embed, i: embed(
+        torch.where(torch.arange(LENGTH) == 0, torch.tensor(3), i.roll(1, 1))
+    ),
+    "by pad": lambda embed, i: embed(F.pad(i[:, :-1], (1, 0), value=3)),
+    "written": written,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SHIFTED)
+def test_ids_of_encoder_and_decoder_are_explained_in_both(name, method):
+    found = []
+    for way in (SHIFTED["the rows"], SHIFTED[name]):
+        torch.manual_seed(0)
+        found.append(relprop.explain(Twice(way).double().eval(), ids(), 1, method=method).scores)
+    assert (found[0][:, -2] != 0).all()  # the last token of the decoder, which is read
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_a_lookup_that_is_not_followed_is_told():
+    """Ids that change place by their own values."""
+    torch.manual_seed(0)
+    model = Twice(lambda embed, i: embed(torch.where(i.flip(1) < 3, i, i.flip(1)))).double().eval()
+    with pytest.warns(relprop.RelpropWarning, match="only the first lookup is explained"):
+        found = relprop.explain(model, ids(), 1, method="lrp")
+    assert "'input_0' at table" in found.facts["constant_lookups"][0]
 
 
 def test_shifted_ids_score_at_their_own_places():
@@ -146,7 +215,7 @@ def test_shifted_ids_score_at_their_own_places():
 @pytest.mark.parametrize(
     ("first", "why"),
     [
-        (lambda i: torch.where(i.flip(1) < 3, 0, i.flip(1)), "is looked up out of order"),
+        (lambda i: torch.where(i.flip(1) < 3, i, i.flip(1)), "is looked up out of order"),
         (lambda i: torch.from_numpy(i.numpy().copy()), "takes values of its inputs into Python"),
     ],
     ids=["out of order", "by numpy"],

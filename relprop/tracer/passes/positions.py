@@ -61,19 +61,15 @@ def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
 
 @dataclass
 class _Table:
-    """Of all lookups of some ids in one table: the positions that each has, and the one lookup in
-    place of all, where each has a part of them."""
+    """Of all lookups of some ids in one table: the positions that they have, and the rows of all
+    ids, once they are looked up."""
 
-    parts: list[set[int]] = field(default_factory=list)
+    places: set[int] = field(default_factory=set)
     rows: fx.Node | None = None
 
-    def has(self, count: int) -> bool:
-        """Whether all positions are looked up."""
-        return len(set().union(*self.parts)) == count
-
-    def is_cut(self, count: int) -> bool:
-        """Whether all are, but by none of the lookups alone."""
-        return self.has(count) and all(len(part) < count for part in self.parts)
+    def has_all(self, ids: fx.Node) -> bool:
+        """Whether there is a lookup of each."""
+        return self.places.issuperset(range(shape_of(ids)[1]))
 
 
 class _Lookup:
@@ -85,12 +81,7 @@ class _Lookup:
     ) -> None:
         self.node, self.constants, self.tables = node, constants, tables
         self.made: list[fx.Node] = []
-        self.functions: list[fx.Node] = []
-        moved: fx.Node = node.args[1]  # type: ignore[assignment]
-        while _is_function(moved):
-            self.functions.insert(0, moved)
-            (moved,) = moved.all_input_nodes
-        self.moved = moved
+        self.functions, self.moved = _functions(node.args[1])  # type: ignore[arg-type]
 
     def count(self) -> None:
         """Count the positions that this lookup has."""
@@ -99,17 +90,39 @@ class _Lookup:
             x = sources[0] if len(sources) == 1 else self.moved
             if rank(x) > 1 and rank(self.moved) > 1:
                 places = self._places(nodes, x) or ()
-                self._table(x).parts.append({i - FIRST for i in places if i >= FIRST})
+                self._table(x).places.update(i - FIRST for i in places if i >= FIRST)
 
     def _table(self, ids: fx.Node) -> _Table:
-        functions = ((str(f.target), str(f.args[1:]), str(f.kwargs)) for f in self.functions)
-        return self.tables[self.node.args[0], ids, *functions]
+        """What is looked up of ``ids`` after the same functions of them; or as they are, where all
+        are, and the functions change no number of a row."""
+        table = self.node.args[0]
+        owner = table.target if table.op == "get_attr" else table  # type: ignore[union-attr]
+        plain = self.tables[owner, ids]
+        if rank(ids) > 1 and plain.has_all(ids) and self._is_identity():
+            return plain
+        places = {n: i for i, n in enumerate((self.moved, *self.functions))}
+        functions = (
+            (str(f.target), str(fx.node.map_arg((f.args, f.kwargs), lambda n: places.get(n, n))))
+            for f in self.functions
+        )
+        return self.tables[owner, ids, *functions]
+
+    def _is_identity(self) -> bool:
+        """Whether the functions change no number of the table's rows."""
+        numbers = torch.arange(shape_of(self.node.args[0])[0])
+        numbers = numbers.reshape(-1, *[1] * (rank(self.moved) - 1)).to(val(self.moved).dtype)
+        part = Part((self.moved,), self.node.args[1], tuple(self.functions), self.constants)  # type: ignore[arg-type]
+        try:
+            return torch.equal(part(numbers), numbers)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
 
     def rows(self, ids: fx.Node) -> fx.Node:
         """The rows of other ids, by the same functions of them."""
+        made = {self.moved: ids}
         for f in self.functions:
-            args, kwargs = fx.node.map_arg((f.args, f.kwargs), lambda _, ids=ids: ids)
-            ids = emit(self.node, f.target, *args, **kwargs)
+            args, kwargs = fx.node.map_arg((f.args, f.kwargs), lambda n: made.get(n, n))
+            ids = made[f] = emit(self.node, f.target, *args, **kwargs)
         self.made.append(emit(self.node, aten.embedding.default, self.node.args[0], ids))
         return self.made[-1]
 
@@ -117,8 +130,10 @@ class _Lookup:
         """The same rows, by a lookup of ids that are moved once less; ``None``: of ids as they
         are."""
         moved, what = self.moved, kind(self.moved)
-        if moved.op != "call_function" or not is_live(moved):
+        if not is_live(moved):
             return None
+        if moved.op != "call_function":
+            return self._once(self._table(moved))
         x = moved.args[0]
         if what is Kind.PERMUTE:
             return permuted(self.node, self.rows(x), [*moved.args[1], rank(x)])  # type: ignore[arg-type, misc]
@@ -156,10 +171,11 @@ class _Lookup:
             node = left.pop()
             if node in moves or not is_live(node):
                 continue
-            first = node.args[0] if node.args else None
-            others = [i for i in tensor_inputs(node) if i is not first]
-            constant = kind(node) is Kind.JOIN or not any(map(is_live, others))
-            if node.op == "call_function" and constant and kind(node) in MOVES | {Kind.PAD}:
+            live = [i for i in tensor_inputs(node) if is_live(i)]
+            one = live == [*node.args[:1]] or (kind(node) is Kind.CHOICE and len(live) == 1)
+            kinds = MOVES | {Kind.PAD, Kind.CHOICE}
+            constant = not is_float(node) and (kind(node) is Kind.JOIN or one)
+            if node.op == "call_function" and constant and kind(node) in kinds:
                 moves.add(node)
                 left += tensor_inputs(node)
             else:
@@ -176,7 +192,7 @@ class _Lookup:
             return None if found is None else self._in_shape(self.rows(x))
         kept = [FIRST + i in found for i in range(old[1])]
         table = self._table(x)
-        if not table.has(old[1]) and not all(kept):
+        if not (whole := table.has_all(x)):
             mask = torch.tensor(kept).to(val(x).dtype).reshape(-1, *[1] * (len(old) - 2))
             x = emit(self.node, aten.mul.Tensor, x, emit(self.node, self._held(mask)))
         rows, parts = table.rows, []
@@ -187,10 +203,15 @@ class _Lookup:
                 parts.append(self.rows(emit(self.node, self._held(ids.contiguous()))))
             else:
                 rows = self.rows(x) if rows is None else rows
-                table.rows = rows if table.is_cut(old[1]) else None
+                table.rows = rows if whole and x.op == "placeholder" else None
                 parts.append(self._part(rows, [i - FIRST for i in run]))
-        whole = parts[0] if len(parts) == 1 else emit(self.node, aten.cat.default, parts, 1)
-        return self._in_shape(whole)
+        joined = parts[0] if len(parts) == 1 else emit(self.node, aten.cat.default, parts, 1)
+        return self._in_shape(joined)
+
+    def _once(self, table: _Table) -> fx.Node | None:
+        """The rows of all ids, if another lookup has them."""
+        table.rows = table.rows or self.node
+        return None if table.rows is self.node else table.rows
 
     def _in_shape(self, rows: fx.Node) -> fx.Node:
         return reshaped(self.node, rows, [*shape_of(self.moved), shape_of(rows)[-1]])
@@ -235,14 +256,24 @@ def _runs(places: list[int]) -> Iterator[tuple[bool, list[int]]]:
         yield constant, list(run)
 
 
-def _is_function(node: fx.Node) -> bool:
-    """Whether ids are a function, id by id, of others."""
-    return (
-        node.op == "call_function"
-        and kind(node) in ELEMENTWISE
-        and len(node.all_input_nodes) == 1
-        and len(tensor_inputs(node)) == 1
-        and is_live(node)
-        and shape_of(node) == shape_of(node.all_input_nodes[0])
-        and not val(node.all_input_nodes[0]).is_floating_point()
-    )
+def _functions(ids: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+    """What makes ids, id by id, of others, in order; and the others."""
+    found: set[fx.Node] = set()
+    while _is_function(source := max(_read(found) or {ids}), ids):
+        found.add(source)
+    return (sorted(found), source) if len(_read(found)) < 2 else ([], ids)
+
+
+def _read(functions: set[fx.Node]) -> set[fx.Node]:
+    """What some calls read that depends on an input and is none of them."""
+    return {i for f in functions for i in tensor_inputs(f) if is_live(i)} - functions
+
+
+def _is_function(node: fx.Node, ids: fx.Node) -> bool:
+    """Whether a call works out, id by id, something of other ids, and of single numbers."""
+    if node.op != "call_function" or kind(node) not in ELEMENTWISE or not is_live(node):
+        return False
+    given = tensor_inputs(node)
+    live = [i for i in given if is_live(i)]
+    alike = all(shape_of(i) == shape_of(ids) and not is_float(i) for i in (node, *live))
+    return alike and all(val(i).numel() == 1 for i in given if i not in live)
