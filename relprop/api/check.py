@@ -66,6 +66,7 @@ class Report:
     past_attention: tuple[str, ...] = ()
     rollup_error: str = ""
     constant_inputs: tuple[str, ...] = ()
+    constant_lookups: tuple[str, ...] = ()
     compared: str = ""
     functions: tuple[str, ...] = ()
     gradient_error: str = ""
@@ -129,6 +130,7 @@ class Report:
             ("UNKNOWN", self.unknown),
             ("hidden site", self.hidden_sites),
             ("constant input", self.constant_inputs),
+            ("constant lookup", self.constant_lookups),
             ("input past all attention (no scores over attention)", self.past_attention),
             ("detach (gradient stops, relevance passes)", self.detached),
             ("baked decision", self.decisions),
@@ -232,6 +234,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         past,
         why,
         tuple(f"{name!r} {reason}" for name, reason in program.constant_inputs.items()),
+        session.constant_lookups(),
     )
 
 

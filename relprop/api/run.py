@@ -193,7 +193,7 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     facts = {
         **facts_of(session, plan, request),
         "attention_sites": [s.path for s in sites],
-        "other_softmaxes": _other_softmaxes(session),
+        "softmaxes_without_site": _softmaxes_without_site(session),
         "inputs_without_attention": apart,
     }
     draft = Draft(
@@ -296,11 +296,12 @@ def named_nodes(program: Program, paths: Any) -> tuple[fx.Node, ...]:
 def facts_of(session: Session, plan: Plan | None, request: Request) -> dict[str, Any]:
     """How an explanation is made, for ``Explanation.facts``."""
     program = session.program
+    session.tell_of_lookups()
     return {
         "front_end": program.front_end,
         "decisions": list(program.decisions),
         "constant_inputs": dict(program.constant_inputs),
-        "constant_lookups": session.constant_lookups(),
+        "constant_lookups": list(session.constant_lookups()),
         "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in request.options.items()},
     }
@@ -348,7 +349,7 @@ def reached_inputs(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, f
     )
 
 
-def _other_softmaxes(session: Session) -> list[str]:
+def _softmaxes_without_site(session: Session) -> list[str]:
     """Where a softmax is that is no attention over tokens, each with the reason."""
     return [f"{place(n).call or 'top level'}: {why}" for n, why in session.program.no_sites]
 
@@ -356,7 +357,7 @@ def _other_softmaxes(session: Session) -> list[str]:
 def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:
     if sites:
         return
-    seen = [f"the softmax at {found}" for found in _other_softmaxes(session)]
+    seen = [f"the softmax at {found}" for found in _softmaxes_without_site(session)]
     reasons = "; ".join(seen[:3]) or "it has no softmax"
     hidden = (
         " (its attention is inside a module that a rule of yours treats as one operation)"

@@ -138,24 +138,26 @@ class Session:
 
         return self.kept(("merges",), make)  # type: ignore[no-any-return]
 
-    def constant_lookups(self) -> list[str]:
-        """Where the ids of an explained input are looked up but not explained. Warned of, once."""
+    def constant_lookups(self) -> tuple[str, ...]:
+        """Where the ids of an explained input are looked up but not explained."""
         program = self.program
         inputs = dict(zip(program.inputs, program.placeholders, strict=True))
-        found = [
+        return tuple(
             f"{name!r} at {place(n)}"
             for name, leaf in program.leaves.items()
             if kind(leaf) is Kind.EMBEDDING
             for n in looked_up_elsewhere(inputs[name], leaf)
-        ]
-        told = self.kept(("told of lookups",), list)
+        )
+
+    def tell_of_lookups(self) -> None:
+        """Warn of constant lookups, once."""
+        found, told = self.constant_lookups(), self.kept(("told of lookups",), list)
         if found and not told:
             told.append(True)
             warn(
                 "the ids are looked up several times, and only the first lookup is explained; "
                 f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
             )
-        return found
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a

@@ -161,7 +161,7 @@ def facts_of(explanation: Explanation) -> list[list[str]]:
         [name, ", ".join(map(str, facts[key]))]
         for key, name in (
             ("attention_sites", "attention sites"),
-            ("other_softmaxes", "softmaxes that are no attention"),
+            ("softmaxes_without_site", "softmaxes that are no attention"),
             ("decisions", "branches decided at capture"),
             ("generic", "operations by the generic rule"),
             ("inputs_without_attention", "inputs past all attention"),
