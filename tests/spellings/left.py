@@ -11,10 +11,7 @@ REFUSED = "refused by the operation's name, where an answer could be had"
 LEFT: dict[str, str] = dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
-        "biases-attend-bias_as_a_factor-relative",
-        "biases-hide-shifted-relative",
         "loops-blocks-samples_twice-plain",
-        "scores-scores-einsum_with_a_scale_per_feature-plain",
         "scores-scores-feature_by_feature-plain",
     ),
     OTHER_FORM,
@@ -22,8 +19,6 @@ LEFT: dict[str, str] = dict.fromkeys(
 LEFT |= dict.fromkeys(
     (
         "contractions-contract-all_heads_with_all_heads-plain",
-        "contractions-contract-convolution_by_weights-plain",
-        "contractions-contract-product_and_nansum-plain",
         "cuts-attention-GroupsAsLongerSequences-grouped",
         "cuts-attention-GroupsByEinsum-grouped",
     ),
@@ -33,7 +28,6 @@ LEFT |= dict.fromkeys(
     (
         "cuts-share-kron-grouped",
         "masks-hide-minimum-causal",
-        "scores-scores-convolution_by_keys-plain",
     ),
     REFUSED,
 )

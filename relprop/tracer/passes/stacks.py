@@ -37,6 +37,8 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
     stand in each window; ``None`` for anything else."""
     new = node.args[1]
+    if len(node.args[0]) < 2:  # type: ignore[arg-type]
+        return None
     if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in node.args[0]):  # type: ignore[index, union-attr]
         return None
     inner, sources = _cuts(node, CUTS)

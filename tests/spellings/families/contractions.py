@@ -52,6 +52,9 @@ spell(
     product_and_sum_over_the_last=lambda a, v: (a[:, :, :, None] * v.mT[:, :, None]).sum(-1),
     product_and_mean=lambda a, v: (a[..., None] * v[:, :, None]).mean(3) * a.shape[-1],
     product_and_nansum=lambda a, v: (a[..., None] * v[:, :, None]).nansum(3),
+    product_and_nansum_over_the_last=lambda a, v: (
+        (a[:, :, :, None] * v.mT[:, :, None]).nansum(-1, keepdim=True).squeeze(-1)
+    ),
     product_and_cumsum=lambda a, v: (a[..., None] * v[:, :, None]).cumsum(3)[:, :, :, -1],
     product_and_pool=lambda a, v: _pooled(a[:, :, :, None] * v.mT[:, :, None]),
     product_and_ones=lambda a, v: (
@@ -78,6 +81,7 @@ spell(
     convolution_by_weights=lambda a, v: F.conv1d(
         v.flatten(0, 2)[None, :, :], a.flatten(0, 2)[..., None], groups=a.shape[0] * a.shape[1]
     ).view_as(v),
+    convolution_of_every_head=_mapped(lambda x, y: F.conv1d(y[None], x[..., None])[0]),
     complex=lambda a, v: (a.to(torch.complex128) @ v.to(torch.complex128)).real,
 )
 

@@ -67,6 +67,12 @@ spell(
     einsum_with_a_scale_per_feature=lambda q, k: torch.einsum(
         "bhqd,bhkd,d->bhqk", q, k, torch.full(q.shape[-1:], _scale(q), dtype=q.dtype)
     ),
+    einsum_with_a_scale_per_head_and_feature=lambda q, k: torch.einsum(
+        "bhqd,bhkd,hd->bhqk", q, k, torch.full((q.shape[1], 4), _scale(q), dtype=q.dtype)
+    ),
+    einsum_with_a_matrix=lambda q, k: torch.einsum(
+        "bhqd,bhke,de->bhqk", q, k, _scale(q) * torch.eye(q.shape[-1], dtype=q.dtype)
+    ),
     product_and_sum=lambda q, k: (q[:, :, :, None] * k[:, :, None]).sum(-1) * _scale(q),
     product_and_sum_over_an_inner_axis=lambda q, k: (
         (q[..., None] * k.mT[:, :, None]).sum(3) * _scale(q)
@@ -132,6 +138,20 @@ spell(
         )
         .view(*k.shape[:3], q.shape[2])
         .mT
+        * _scale(q)
+    ),
+    convolution_by_queries_of_every_head=lambda q, k: (
+        torch.stack(
+            [
+                torch.stack(
+                    [
+                        F.conv2d(b.T[None, :, :, None], a[:, :, None, None])[0, :, :, 0]
+                        for a, b in zip(s, t, strict=True)
+                    ]
+                )
+                for s, t in zip(q, k, strict=True)
+            ]
+        )
         * _scale(q)
     ),
     vmap=lambda q, k: torch.vmap(torch.vmap(lambda a, b: a @ b.T))(q, k) * _scale(q),
