@@ -12,7 +12,6 @@ LEFT: dict[str, str] = dict.fromkeys(
     (
         "attentions-attend-heads_as_blocks_of_one_map-plain",
         "loops-blocks-samples_twice-plain",
-        "scores-scores-feature_by_feature-plain",
     ),
     OTHER_FORM,
 )

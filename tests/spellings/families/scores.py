@@ -13,6 +13,10 @@ def _scale(q):
     return q.shape[-1] ** -0.5
 
 
+def _features(q, k):
+    return zip(q.unbind(-1), k.unbind(-1), strict=True)
+
+
 spell(
     "scores",
     PLAIN,
@@ -81,6 +85,12 @@ spell(
     vecdot=lambda q, k: torch.linalg.vecdot(q[:, :, :, None], k[:, :, None]) * _scale(q),
     feature_by_feature=lambda q, k: (
         sum(q[..., i, None] * k[..., i][:, :, None] for i in range(q.shape[-1])) * _scale(q)
+    ),
+    feature_by_feature_scaled=lambda q, k: sum(
+        torch.einsum("bhq,bhk->bhqk", _scale(q) * q[..., i], k[..., i]) for i in range(q.shape[-1])
+    ),
+    features_stacked=lambda q, k: (
+        torch.stack([a[..., None] * b[:, :, None] for a, b in _features(q, k)]).sum(0) * _scale(q)
     ),
     two_halves_of_the_features=lambda q, k: (
         sum(a @ b.mT for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)) * _scale(q)
