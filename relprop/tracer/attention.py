@@ -4,6 +4,7 @@ does not, over the softmax's axis."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, fx
 from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
 from relprop.tracer.axes import Atom, Axes
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
+from relprop.tracer.editing import aten, emit, permuted, rank, reshaped, shape_of, swap, val
 from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
 
@@ -50,6 +51,56 @@ def attend_to_constants(
         made = emit(node, aten.matmul.default, x, permuted(node, weight, dims))
         swap(node, made if bias is None else emit(node, aten.add.Tensor, made, bias))
     return bool(found)
+
+
+def split_heads(graph: fx.Graph, axes: dict[fx.Node, Axes], sites: Sequence[Site]) -> bool:
+    """Write a product whose rows are the queries of several heads, one head after another, with the
+    heads on an axis of their own. Whether there was one."""
+    beside = _summed_with_features(graph, axes)
+    found = False
+    for site in sites:
+        rows = axes[site.attention][-1 if site.transposed else -2]
+        heads = [a in beside and a.group.root().kind == "feature" for a in rows]
+        if any(heads) and any(a.group.root().kind == "token" for a in rows):
+            swap(site.contraction, _with_heads(site, [a.size for a in rows], heads))
+            found = True
+    return found
+
+
+def _summed_with_features(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:
+    """The features that a linear map sums over beside others: heads, and what each of them
+    holds."""
+    found: set[Atom] = set()
+    for node in graph.nodes:
+        if kind(node) is Kind.LINEAR and node.args[0] in axes:
+            last = [a for a in axes[node.args[0]][-1] if a.group.root().kind == "feature"]
+            found |= set(last) if len(last) > 1 else set()
+    return found
+
+
+def _with_heads(site: Site, sizes: list[int], heads: list[bool]) -> fx.Node:
+    """A site's product with those parts of its rows as batches, and its result as it was."""
+    at, given, values = site.contraction, site.attention, site.values
+    turned = [*range(rank(at) - 2), rank(at) - 1, rank(at) - 2]
+    if site.transposed:
+        given = permuted(at, given, [*range(rank(given) - 2), rank(given) - 1, rank(given) - 2])
+        values = permuted(
+            at, values, [*range(rank(values) - 2), rank(values) - 1, rank(values) - 2]
+        )
+    *batch, _, keys = shape_of(given)
+    first, width = len(batch), shape_of(values)[-1]
+    order = [first + i for i in sorted(range(len(sizes)), key=lambda i: not heads[i])]
+    order = [*range(first), *order, first + len(sizes)]
+    count = math.prod(s for s, head in zip(sizes, heads, strict=True) if head)
+    cut = permuted(at, reshaped(at, given, [*batch, *sizes, keys]), order)
+    rows = reshaped(at, cut, [*batch, count, math.prod(sizes) // count, keys])
+    values = reshaped(at, values, [*shape_of(values)[:-2], 1, *shape_of(values)[-2:]])
+    made = emit(at, aten.matmul.default, rows, values)
+    wide = shape_of(made)[:-3]
+    made = reshaped(at, made, [*wide, *shape_of(cut)[first:-1], width])
+    made = permuted(at, made, [order.index(i) for i in range(len(order))])
+    made = reshaped(at, made, [*wide, math.prod(sizes), width])
+    return permuted(at, made, turned) if site.transposed else made
 
 
 def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes]) -> bool:

@@ -16,11 +16,7 @@ LEFT: dict[str, str] = dict.fromkeys(
     OTHER_FORM,
 )
 LEFT |= dict.fromkeys(
-    (
-        "contractions-contract-all_heads_with_all_heads-plain",
-        "cuts-attention-GroupsAsLongerSequences-grouped",
-        "cuts-attention-GroupsByEinsum-grouped",
-    ),
+    ("contractions-contract-all_heads_with_all_heads-plain",),
     OTHER_SUMS,
 )
 LEFT |= dict.fromkeys(
