@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
+from relprop.tracer.passes.blocks import raise_blocks
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.convolutions import raise_convolutions
 from relprop.tracer.passes.disguised import raise_disguised_functions
@@ -67,6 +68,7 @@ def canonicalise(
     join_same(graph)
     raise_convolutions(graph, Constants(given, device))
     raise_products(graph, spreads=False)
+    raise_blocks(graph, Constants(given, device))
     cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))

@@ -78,6 +78,12 @@ spell(
     all_heads_with_all_heads=lambda a, v: (
         torch.einsum("bhqk,bgkd->bqdhg", a, v).diagonal(dim1=-2, dim2=-1).permute(0, 3, 1, 2)
     ),
+    all_heads_with_all_heads_selected=lambda a, v: (
+        lambda y: torch.stack([y[:, h, h] for h in range(y.shape[1])], 1)
+    )(torch.einsum("bhqk,bgkd->bhgqd", a, v)),
+    all_heads_with_all_heads_picked=lambda a, v: (
+        torch.einsum("bgkd,bhqk->hgqbd", v, a)[[0, 1], [0, 1]].transpose(0, 2).transpose(1, 2)
+    ),
     convolution_by_weights=lambda a, v: F.conv1d(
         v.flatten(0, 2)[None, :, :], a.flatten(0, 2)[..., None], groups=a.shape[0] * a.shape[1]
     ).view_as(v),
