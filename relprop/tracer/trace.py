@@ -265,7 +265,7 @@ def _structure_from(
     sites, without = find_sites(graph, axes, constants)
     if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
         return _structure_from(graph, leaves, constants, roots)
-    if split_heads(graph, axes, sites):
+    if split_heads(graph, axes, sites, constants):
         return _structure_from(graph, leaves, constants, roots)
     return axes, tuple(s for s in sites if s.contraction in below), without
 

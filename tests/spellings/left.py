@@ -8,10 +8,7 @@ OTHER_FORM = "not brought to the base's form"
 REFUSED = "refused by the operation's name, where an answer could be had"
 
 LEFT: dict[str, str] = dict.fromkeys(
-    (
-        "attentions-attend-heads_as_blocks_of_one_map-plain",
-        "loops-blocks-samples_twice-plain",
-    ),
+    ("loops-blocks-samples_twice-plain",),
     OTHER_FORM,
 )
 LEFT |= dict.fromkeys(

@@ -36,13 +36,14 @@ from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
-from relprop.tracer.passes.products import raise_products, raise_totals, scale_stored
+from relprop.tracer.passes.products import raise_products, raise_totals
 from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.split import cut_inputs, join_outputs, join_split_inputs
+from relprop.tracer.passes.stored import scale_stored
 from relprop.tracer.passes.sums import (
     drop_constant_inputs,
     join_biases,

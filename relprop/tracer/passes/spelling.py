@@ -15,13 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind, packet
+from relprop.operations import Kind, argument, is_call, kind, packet
 from relprop.operations.vocabulary import Held
 from relprop.tracer.capture import without_values
 from relprop.tracer.editing import (
     Rewrite,
     aten,
-    dims_of,
     emit,
     expanded,
     is_float,
@@ -45,6 +44,7 @@ from relprop.tracer.passes.indices import (
     summed_by_index,
     written,
 )
+from relprop.tracer.passes.numbers import sum_of_numbers
 from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix, trilinear
 from relprop.tracer.passes.recurrent import unroll
 from relprop.tracer.passes.views import VIEWS
@@ -358,34 +358,6 @@ def _step(node: fx.Node) -> fx.Node:
     return emit(node, aten.where.self, emit(node, aten.eq.Scalar, x, 0), middle, above)
 
 
-def _sum_of_numbers(node: fx.Node) -> fx.Node | None:
-    """``nansum`` where all are numbers is a sum."""
-    if not _all_numbers(node.args[0]):
-        return None
-    dims, keepdim = dims_of(node), bool(argument(node, "keepdim"))
-    made = emit(node, aten.sum.dim_IntList, node.args[0], dims, keepdim)
-    return made if val(made).dtype == val(node).dtype else None
-
-
-_GIVES_NUMBERS = frozenset({Kind.LINEAR, Kind.CONVOLUTION, Kind.MATMUL, Kind.NORM})
-_KEEPS_NUMBERS = MOVES | {Kind.SUM, Kind.PRODUCT, Kind.AFFINE, Kind.SOFTMAX}
-
-
-def _all_numbers(x: Any) -> bool:
-    """Whether a tensor holds numbers alone if its inputs are finite: none of what it is made of, up
-    to layers, divides, takes logarithms, or hides scores."""
-    left = [x]
-    while left:
-        here = left.pop()
-        if here.op == "get_attr" or kind(here) in _GIVES_NUMBERS:
-            continue
-        divides = kind(here) is Kind.QUOTIENT and not is_tensor(here.args[1])
-        if kind(here) not in _KEEPS_NUMBERS and not divides:
-            return False
-        left += here.all_input_nodes
-    return True
-
-
 def _cosine(node: fx.Node) -> fx.Node | None:
     """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
     pair, dim, eps = node.args[:2], argument(node, "dim"), argument(node, "eps")
@@ -505,7 +477,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten._trilinear: trilinear,
     aten.glu: _glu,
     aten.heaviside: _step,
-    aten.nansum: _sum_of_numbers,
+    aten.nansum: sum_of_numbers,
     aten.cosine_similarity: _cosine,
     aten.linalg_vector_norm: _sum_of_sizes,
     aten.std: _deviation,
