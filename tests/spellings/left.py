@@ -8,7 +8,12 @@ OTHER_FORM = "not brought to the base's form"
 REFUSED = "refused by the operation's name, where an answer could be had"
 
 LEFT: dict[str, str] = dict.fromkeys(
-    ("loops-blocks-samples_twice-plain",),
+    (
+        "contractions-contract-all_heads_with_all_heads_masked-plain",
+        "contractions-contract-all_values_of_every_head-plain",
+        "contractions-contract-product_and_nanmean-plain",
+        "loops-blocks-samples_twice-plain",
+    ),
     OTHER_FORM,
 )
 LEFT |= dict.fromkeys(
