@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, InputError, message
-from relprop.tracer.attention import attend_to_constants, find_sites
+from relprop.tracer.attention import attend_to_constants, find_sites, split_heads
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
@@ -264,6 +264,8 @@ def _structure_from(
     axes = follow(graph, dict(roots or leaves), constants)
     sites, without = find_sites(graph, axes, constants)
     if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
+        return _structure_from(graph, leaves, constants, roots)
+    if split_heads(graph, axes, sites, constants):
         return _structure_from(graph, leaves, constants, roots)
     return axes, tuple(s for s in sites if s.contraction in below), without
 

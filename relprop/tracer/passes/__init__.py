@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
+from relprop.tracer.passes.blocks import raise_blocks
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.convolutions import raise_convolutions
 from relprop.tracer.passes.disguised import raise_disguised_functions
@@ -35,13 +36,14 @@ from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
-from relprop.tracer.passes.products import raise_products, raise_totals, scale_stored
+from relprop.tracer.passes.products import raise_products, raise_totals
 from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.split import cut_inputs, join_outputs, join_split_inputs
+from relprop.tracer.passes.stored import scale_stored
 from relprop.tracer.passes.sums import (
     drop_constant_inputs,
     join_biases,
@@ -67,6 +69,7 @@ def canonicalise(
     join_same(graph)
     raise_convolutions(graph, Constants(given, device))
     raise_products(graph, spreads=False)
+    raise_blocks(graph, Constants(given, device))
     cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))
     simplify(graph, Constants(given, device))

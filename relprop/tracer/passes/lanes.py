@@ -38,7 +38,7 @@ from relprop.tracer.passes.lifted import Known, lifted, on_an_axis
 from relprop.tracer.passes.longer import longer
 from relprop.tracer.passes.products import Product, as_linear, letters_of, product_of
 from relprop.tracer.passes.split import joined_linear
-from relprop.tracer.passes.sums import added, is_top, terms_of
+from relprop.tracer.passes.sums import added, is_scaled, is_top, position, scale_of, terms_of
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
 WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})
@@ -95,12 +95,25 @@ def merge_weighted(graph: fx.Graph) -> None:
         if node._erased or not is_top(node):
             continue
         terms = terms_of(node)
-        parts = [n for sign, n in terms if sign > 0 and _is_weighted(n)]
-        made = _weighted(node, tuple(parts)) if len(parts) > 1 else None
+        parts = [(n, *_unscaled(n)) for sign, n in terms if sign > 0]
+        parts = [part for part in parts if _is_weighted(part[1])]
+        alike = len(parts) > 1 and len({scale for *_, scale in parts}) == 1
+        made = _weighted(node, tuple(product for _, product, _ in parts)) if alike else None
         if made is not None:
-            rest = [(sign, n) for sign, n in terms if n not in parts]
+            scale, gone = parts[0][2], [n for n, *_ in parts]
+            made = made if scale == 1 else emit(node, aten.mul.Tensor, made, scale)
+            rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, (1, made)]))
     graph.eliminate_dead_code()
+
+
+def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
+    """What a number multiplies, and that number."""
+    way: list[fx.Node] = []
+    while is_scaled(node) and len(node.users) == 1:
+        way.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return node, scale_of(way)
 
 
 def _is_weighted(node: fx.Node) -> bool:
@@ -261,7 +274,34 @@ def _worth(parts: Lanes) -> bool:
     """Whether the lanes do something of their own that a rule would see apart, and none of them
     reads another."""
     own = _own(parts)
-    return own is not None and any(kind(n) in WORTH and len(n.all_input_nodes) > 0 for n in own)
+    if own is None:
+        return False
+    return _multiply_in_turn(parts) or any(
+        kind(n) in WORTH and len(n.all_input_nodes) > 0 for n in own
+    )
+
+
+def _multiply_in_turn(parts: Lanes) -> bool:
+    """Whether the lanes are products of one tensor's positions along an axis with another's, one
+    after another."""
+    products: list[Any] = list(parts)
+    while all(kind(p) is Kind.RESHAPE for p in products):
+        products = [p.args[0] for p in products]
+    if not all(_is_weighted(p) for p in products):
+        return False
+    for factors in ([p.args[i] for p in products] for i in (0, 1)):
+        places = [_place_of(f) for f in factors]
+        first = places[0]
+        if first is None or places != [(*first[:2], first[2] + i) for i in range(len(places))]:
+            return False
+    return True
+
+
+def _place_of(factor: Any) -> tuple[fx.Node, int, int] | None:
+    """Of which tensor a factor is a position, in whatever shape and times whatever number."""
+    while kind(factor) in (Kind.RESHAPE, Kind.PERMUTE) or is_scaled(factor):
+        factor = factor.args[0]
+    return position(factor)
 
 
 def _own(parts: Lanes) -> set[fx.Node] | None:

@@ -47,21 +47,19 @@ def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:
 
 
 def _exponents(at: fx.Node, e: Any, axis: int, constants: Constants) -> fx.Node | None:
-    """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax; −∞
-    where a mask leaves numbers out."""
-    hidden: list[fx.Node] = []
-    while not is_call(e, aten.exp):
-        if kind(e) is Kind.SOFTMAX and rank(e) == rank(at) and e.args[1] == axis:
-            break
-        kept = _kept(at, e, constants)
-        if kept is None:
-            return None
-        e = kept[0]
-        hidden.append(kept[1])
-    scores = e.args[0]
-    for mask in reversed(hidden):
-        scores = _without(at, scores, mask)
-    return scores  # type: ignore[no-any-return]
+    """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax, of
+    products and quotients of such; −∞ where a mask leaves numbers out."""
+    own = kind(e) is Kind.SOFTMAX and e.args[1] - rank(e) == axis - rank(at)
+    if is_call(e, aten.exp) or own:
+        return e.args[0]  # type: ignore[no-any-return]
+    if (kept := _kept(at, e, constants)) is not None:
+        scores = _exponents(at, kept[0], axis, constants)
+        return None if scores is None else _without(at, scores, kept[1])
+    if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in e.args):
+        return None
+    both = [_exponents(at, x, axis, constants) for x in e.args]
+    op = aten.add.Tensor if is_call(e, aten.mul) else aten.sub.Tensor
+    return None if None in both else emit(at, op, *both)
 
 
 def _kept(at: fx.Node, e: Any, constants: Constants) -> tuple[Any, fx.Node] | None:

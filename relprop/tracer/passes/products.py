@@ -7,6 +7,7 @@ left. A letter that both operands have and the result has not is summed over.
 
 from __future__ import annotations
 
+import itertools
 import math
 import string
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def _multiplied(node: fx.Node, operands: Any, terms: Any, out: str) -> fx.Node:
     """The product of tensors, two at a time."""
     pairs = [_diagonal(node, o, t) for o, t in zip(operands, terms, strict=True)]
     while len(pairs) > 1:
-        (a, a_axes), (b, b_axes), *others = pairs
+        (a, a_axes), (b, b_axes), *others = _two_first([t for _, t in pairs], out, pairs)
         later = set(out).union(*(axes for _, axes in others))
         a, a_axes = _summed(node, a, a_axes, later | set(b_axes))
         b, b_axes = _summed(node, b, b_axes, later | set(a_axes))
@@ -105,6 +106,19 @@ def _multiplied(node: fx.Node, operands: Any, terms: Any, out: str) -> fx.Node:
         pairs = [(product_of(node, Product(a, a_axes, b, b_axes, kept)), kept), *others]
     x, axes = _summed(node, *pairs[0], set(out))
     return permuted(node, x, [axes.index(c) for c in out])
+
+
+def _two_first(axes: list[str], out: str, pairs: list[Any]) -> list[Any]:
+    """Operands, those two in front whose product comes first: the first two of which it sums
+    something, or one only scales the other; the first two where every product grows."""
+
+    def fits(i: int, j: int) -> bool:
+        others = set(out).union(*(t for k, t in enumerate(axes) if k not in (i, j)))
+        a, b = set(axes[i]), set(axes[j])
+        return a <= b or b <= a or not a & b <= others
+
+    chosen = next((p for p in itertools.combinations(range(len(axes)), 2) if fits(*p)), (0, 1))
+    return [*(pairs[i] for i in chosen), *(p for k, p in enumerate(pairs) if k not in chosen)]
 
 
 def _spelled_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
@@ -301,6 +315,8 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     if is_live(p.x) and is_live(p.w):
         picked = [is_picked(n) for n in (p.x, p.w)]
         if sum(picked) != 1 or is_call(node, aten.mul):
+            if kind(node) is Kind.CONVOLUTION:
+                return _with_channels(node, product_of(node, p))
             return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
         p = p.turned() if picked[0] else p
     p = p if is_live(p.x) else p.turned()
@@ -312,10 +328,16 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
         made = emit(node, aten.mul.Tensor, node.args[0], factors)
     if made is None:
         return None
-    if kind(node) is Kind.CONVOLUTION and (bias := argument(node, "bias")) is not None:
-        channels = reshaped(node, bias, [-1, *[1] * of(node).axes])
-        return emit(node, aten.add.Tensor, reshaped(node, made, shape_of(node)), channels)
-    return _scaled(node, made)
+    return _scaled(node, _with_channels(node, made))
+
+
+def _with_channels(node: fx.Node, made: fx.Node) -> fx.Node:
+    """What a convolution adds to every channel, added."""
+    bias = argument(node, "bias") if kind(node) is Kind.CONVOLUTION else None
+    if bias is None:
+        return made
+    channels = reshaped(node, bias, [-1, *[1] * of(node).axes])
+    return emit(node, aten.add.Tensor, reshaped(node, made, shape_of(node)), channels)
 
 
 def _scaled(node: fx.Node, made: fx.Node) -> fx.Node:
@@ -415,19 +437,21 @@ def _of_convolution(node: fx.Node) -> Product | None:
     rows = "YZ" if of(node).transposed else "ZY"
     shape, x_axes = [batch, groups, channels // groups], "XGY"
     w_axes, out = "G" + rows, "XGZ"
+    seen: list[int] = []
     for i, (k, s, size) in enumerate(zip(kernel, steps, space, strict=True)):
         place, inside = string.ascii_letters[i], string.ascii_letters[axes + i]
-        w_axes += inside
         shape.append(size)
         if k == s == 1:
             x_axes += place
             out += place
         elif k == size:
             x_axes += inside
+            w_axes += inside
+            seen.append(size)
         else:
             return None
     x = reshaped(node, x, shape)  # type: ignore[arg-type]
-    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, *shape_of(w)[1:]])  # type: ignore[arg-type]
+    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, shape_of(w)[1], *seen])  # type: ignore[arg-type]
     return Product(x, x_axes, w, w_axes, out)
 
 
@@ -443,48 +467,6 @@ def _makes_features(p: Product) -> bool:
     )
     strides = dict(zip(p.w_axes, repeats(p.w), strict=True))
     return any(w.get(c, 1) > 1 == x.get(c, 1) and strides[c] != 0 for c in p.out)
-
-
-def scale_stored(graph: fx.Graph) -> None:
-    """A linear map whose matrix is stored as whole numbers, then one factor for each output → the
-    linear map with the scaled matrix, which is the one that was meant."""
-    for node in list(graph.nodes):
-        if kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT) or not is_live(node):
-            continue
-        x, factor = node.args[:2]
-        if kind(node) is Kind.PRODUCT and not is_live(x):
-            x, factor = factor, x
-        layer = x
-        while kind(layer) is Kind.RESHAPE and shape_of(layer)[-1:] == shape_of(node)[-1:]:  # type: ignore[arg-type]
-            if len(layer.users) != 1:  # type: ignore[union-attr]
-                break
-            layer = layer.args[0]  # type: ignore[union-attr]
-        if not _is_of_whole_numbers(layer) or len(layer.users) != 1 or is_live(factor):  # type: ignore[union-attr]
-            continue
-        if not is_float(factor) or math.prod(shape_of(factor)[:-1]) != 1:
-            continue
-        if shape_of(layer)[-1:] != shape_of(node)[-1:] or shape_of(x) != shape_of(node):
-            continue
-        factor = reshaped(node, factor, [-1])  # type: ignore[arg-type]
-        if shape_of(factor)[0] not in (1, shape_of(node)[-1]):
-            continue
-        weight, *bias = layer.args[1:]  # type: ignore[union-attr]
-        column = emit(node, aten.unsqueeze.default, factor, -1)
-        given = [emit(node, node.target, weight, column)]
-        given += [emit(node, node.target, b, factor) for b in bias if b is not None]
-        made = emit(node, aten.linear.default, layer.args[0], *given)  # type: ignore[union-attr]
-        swap(node, reshaped(node, made, shape_of(node)))
-    graph.eliminate_dead_code()
-
-
-def _is_of_whole_numbers(layer: Any) -> bool:
-    """Whether a node is a linear map whose matrix is an integer one, cast."""
-    if not is_call(layer, aten.linear) or is_live(layer.args[1]):
-        return False
-    weight: Any = layer.args[1]
-    while is_float(weight) and weight.op == "call_function" and len(weight.all_input_nodes) == 1:
-        weight = weight.all_input_nodes[0]
-    return not is_float(weight)
 
 
 # ---- one spelling

@@ -37,9 +37,11 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
     stand in each window; ``None`` for anything else."""
     new = node.args[1]
+    if len(node.args[0]) < 2:  # type: ignore[arg-type]
+        return None
     if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in node.args[0]):  # type: ignore[index, union-attr]
         return None
-    inner, sources = _cuts(node, CUTS)
+    inner, sources = cuts(node, CUTS)
     if len(sources) != 1 or rank(source := sources.pop()) + 1 != rank(node):
         return None
     shape, target = shape_of(source), shape_of(node)
@@ -75,7 +77,7 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     positions of one axis is left to ``orders.py``."""
     if not _lays_out(node):
         return None
-    inner, sources = _cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
+    inner, sources = cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
     live = [n for n in sources if is_live(n)]
     if len(live) != 1 or val(source := live[0]).dtype != val(node).dtype:
         return None
@@ -175,7 +177,7 @@ def _runs(places: Tensor) -> list[tuple[int, int]]:
     return found
 
 
-def _cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
+def cuts(node: fx.Node, kinds: frozenset[Kind]) -> tuple[list[fx.Node], set[fx.Node]]:
     """What moves numbers until they stand in ``node``, in order, and where they come from: not all
     of it where that is more than one live tensor."""
     inner: set[fx.Node] = set()

@@ -127,14 +127,14 @@ def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     while len(term.users) == 1:
         if _takes_bias(term):
             return term, way
-        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not _is_scaled(term):
+        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not is_scaled(term):
             return None
         way.append(term)
         term = term.args[0]  # type: ignore[assignment]
     return None
 
 
-def _is_scaled(node: fx.Node) -> bool:
+def is_scaled(node: fx.Node) -> bool:
     """Whether a call multiplies a tensor with a number."""
     scales = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and len(node.args) == 2
     return scales and isinstance(node.args[1], (int, float)) and is_float(node.args[0])
@@ -203,7 +203,7 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
     found = _bias_for(term, bias)
     assert found is not None
     layer, way = found
-    if any(_is_scaled(n) for n in way) and kind(layer) is Kind.NORM:
+    if any(is_scaled(n) for n in way) and kind(layer) is Kind.NORM:
         return None
     value = bias if sign == minus else emit(node, aten.neg.default, bias)
     value = reshaped(node, value, [1] * (rank(term) - rank(bias)) + shape_of(bias))
@@ -214,15 +214,16 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
     for i in reversed(range(rank(value))):
         if i not in axes:
             value = emit(node, aten.select.int, value, i, 0)
-    made = _biased(node, layer, value, _scale_of(way))
+    made = _biased(node, layer, value, scale_of(way))
     for n in reversed(way):
-        if not _is_scaled(n):
+        if not is_scaled(n):
             made = _again(node, n, made)
     rest = [(sign, made) if i == t else pair for i, pair in enumerate(terms) if i != b]
     return added(node, rest)
 
 
-def _scale_of(way: list[fx.Node]) -> float:
+def scale_of(way: list[fx.Node]) -> float:
+    """The product of the numbers on a way."""
     scale = 1.0
     for n in way:
         number: Any = n.args[1] if len(n.args) > 1 else None
@@ -308,7 +309,7 @@ def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
     """Σ of neighbouring positions of one axis of one tensor."""
     if len(terms) < 2 or any(sign < 0 for sign, _ in terms):
         return None
-    chosen = [_position(n) for _, n in terms]
+    chosen = [position(n) for _, n in terms]
     if any(c is None for c in chosen):
         return None
     (x, axis, _), shapes = chosen[0], {tuple(shape_of(n)) for _, n in terms}  # type: ignore[misc]
@@ -323,7 +324,8 @@ def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
     return emit(at, aten.sum.dim_IntList, part, [axis])
 
 
-def _position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+def position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+    """The tensor and the axis of which a call takes one position, and which."""
     while kind(node) is Kind.RESHAPE:
         node = node.args[0]  # type: ignore[assignment]
     if is_call(node, aten.select) and isinstance(node.args[2], int):

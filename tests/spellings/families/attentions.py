@@ -138,6 +138,24 @@ def heads_as_blocks_of_one_map(parts, q, k, v, allowed):
     return attend_plainly(*(t.flatten(1, 2) for t in (q, k, v)), own).unflatten(1, (h, n))
 
 
+@spells("attend", PLAIN)
+def heads_as_turns_of_one_map(parts, q, k, v, allowed):
+    """The same, head beside head, other heads' keys far below all others."""
+    h, n = q.shape[1:3]
+    hidden = -1e9 * (1 - torch.eye(h, dtype=q.dtype)).repeat(n, n)
+    a, b, c = (t.transpose(1, 2).flatten(1, 2) for t in (q, k, v))
+    made = (a @ b.mT / math.sqrt(a.shape[-1]) + hidden).softmax(-1) @ c
+    return made.unflatten(1, (n, h)).transpose(1, 2)
+
+
+@spells("attend", CAUSAL)
+def heads_as_blocks_of_a_mask(parts, q, k, v, allowed):
+    h, n = q.shape[1:3]
+    own = torch.block_diag(*[allowed.double()] * h).bool()
+    made = F.scaled_dot_product_attention(*(t.flatten(1, 2) for t in (q, k, v)), own)
+    return made.unflatten(1, (h, n))
+
+
 # Queries.
 
 

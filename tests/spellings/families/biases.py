@@ -116,6 +116,12 @@ spell(
     less_the_negative=lambda s, m: s - (-m),
     stacked=lambda s, m: torch.stack([s, m.expand_as(s)]).sum(0),
     shifted=lambda s, m: s + (m - m.amax(-1, keepdim=True)),
+    shifted_both=lambda s, m: (
+        (s - s.amax(-1, keepdim=True)) + (m - m.mean(-1, keepdim=True).detach())
+    ),
+    shifted_and_scaled=lambda s, m: (2 * (s + m) - (s + m).amax(-1, keepdim=True)) / 2,
+    taken_from_the_largest=lambda s, m: -(m.amax(-1, keepdim=True) - m - s),
+    logarithms_of_shares=lambda s, m: s + m.log_softmax(-1),
 )
 
 
@@ -143,6 +149,19 @@ def bias_as_a_factor(parts, q, k, v, given):
     """The numbers' exponentials multiply those of the scores."""
     e = parts.scores(q, k).exp() * given.exp()
     return (e / e.sum(-1, keepdim=True)) @ v
+
+
+@spells("attend", RELATIVE)
+def bias_as_a_divisor_and_shifts(parts, q, k, v, given):
+    s = parts.scores(q, k)
+    e = torch.exp(s - s.amax(-1, keepdim=True)) / torch.exp(given.amax(-1, keepdim=True) - given)
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+@spells("attend", RELATIVE)
+def shares_as_factors(parts, q, k, v, given):
+    e = parts.scores(q, k).softmax(-1) * given.softmax(-1)
+    return F.normalize(e, p=1, dim=-1) @ v
 
 
 spell("attend", RELATIVE, divided_after_the_product=divided_after_the_product)

@@ -52,6 +52,10 @@ spell(
     product_and_sum_over_the_last=lambda a, v: (a[:, :, :, None] * v.mT[:, :, None]).sum(-1),
     product_and_mean=lambda a, v: (a[..., None] * v[:, :, None]).mean(3) * a.shape[-1],
     product_and_nansum=lambda a, v: (a[..., None] * v[:, :, None]).nansum(3),
+    product_and_nansum_over_the_last=lambda a, v: (
+        (a[:, :, :, None] * v.mT[:, :, None]).nansum(-1, keepdim=True).squeeze(-1)
+    ),
+    product_and_nanmean=lambda a, v: (a[..., None] * v[:, :, None]).nanmean(3) * a.shape[-1],
     product_and_cumsum=lambda a, v: (a[..., None] * v[:, :, None]).cumsum(3)[:, :, :, -1],
     product_and_pool=lambda a, v: _pooled(a[:, :, :, None] * v.mT[:, :, None]),
     product_and_ones=lambda a, v: (
@@ -75,9 +79,26 @@ spell(
     all_heads_with_all_heads=lambda a, v: (
         torch.einsum("bhqk,bgkd->bqdhg", a, v).diagonal(dim1=-2, dim2=-1).permute(0, 3, 1, 2)
     ),
+    all_heads_with_all_heads_selected=lambda a, v: (
+        lambda y: torch.stack([y[:, h, h] for h in range(y.shape[1])], 1)
+    )(torch.einsum("bhqk,bgkd->bhgqd", a, v)),
+    all_heads_with_all_heads_picked=lambda a, v: (
+        torch.einsum("bgkd,bhqk->hgqbd", v, a)[[0, 1], [0, 1]].transpose(0, 2).transpose(1, 2)
+    ),
+    all_heads_with_all_heads_masked=lambda a, v: torch.einsum(
+        "bhqk,bgkd,hg->bhqd", a, v, torch.eye(v.shape[1], dtype=v.dtype)
+    ),
+    all_values_of_every_head=lambda a, v: torch.stack(
+        [
+            (a[:, h] @ v.transpose(1, 2).flatten(2))[..., 4 * h : 4 * h + 4]
+            for h in range(a.shape[1])
+        ],
+        1,
+    ),
     convolution_by_weights=lambda a, v: F.conv1d(
         v.flatten(0, 2)[None, :, :], a.flatten(0, 2)[..., None], groups=a.shape[0] * a.shape[1]
     ).view_as(v),
+    convolution_of_every_head=_mapped(lambda x, y: F.conv1d(y[None], x[..., None])[0]),
     complex=lambda a, v: (a.to(torch.complex128) @ v.to(torch.complex128)).real,
 )
 

@@ -197,6 +197,26 @@ class GroupsAsLongerSequences(_Groups):
 
 
 @spells("attention", GROUPED)
+class GroupsAsMoreQueries(_Groups):
+    """The queries of a group's heads beside each other, token by token."""
+
+    def mixed(self, q, k, v):
+        long = q.unflatten(1, (self.groups, -1)).transpose(2, 3).flatten(2, 3)
+        made = attend_plainly(long, k, v).unflatten(2, (q.shape[2], -1))
+        return made.transpose(2, 3).flatten(1, 2)
+
+
+@spells("attention", GROUPED)
+class GroupsKeysFirst(_Groups):
+    """Longer sequences, each query a column of the map."""
+
+    def mixed(self, q, k, v):
+        long = q.unflatten(1, (self.groups, -1)).flatten(2, 3)
+        a = (k @ long.mT / math.sqrt(q.shape[-1])).softmax(2)
+        return (v.mT @ a).mT.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
+
+
+@spells("attention", GROUPED)
 class GroupsHeadByHead(_Groups):
     def mixed(self, q, k, v):
         times = self.heads // self.groups

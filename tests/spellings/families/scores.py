@@ -13,6 +13,10 @@ def _scale(q):
     return q.shape[-1] ** -0.5
 
 
+def _features(q, k):
+    return zip(q.unbind(-1), k.unbind(-1), strict=True)
+
+
 spell(
     "scores",
     PLAIN,
@@ -67,6 +71,12 @@ spell(
     einsum_with_a_scale_per_feature=lambda q, k: torch.einsum(
         "bhqd,bhkd,d->bhqk", q, k, torch.full(q.shape[-1:], _scale(q), dtype=q.dtype)
     ),
+    einsum_with_a_scale_per_head_and_feature=lambda q, k: torch.einsum(
+        "bhqd,bhkd,hd->bhqk", q, k, torch.full((q.shape[1], 4), _scale(q), dtype=q.dtype)
+    ),
+    einsum_with_a_matrix=lambda q, k: torch.einsum(
+        "bhqd,bhke,de->bhqk", q, k, _scale(q) * torch.eye(q.shape[-1], dtype=q.dtype)
+    ),
     product_and_sum=lambda q, k: (q[:, :, :, None] * k[:, :, None]).sum(-1) * _scale(q),
     product_and_sum_over_an_inner_axis=lambda q, k: (
         (q[..., None] * k.mT[:, :, None]).sum(3) * _scale(q)
@@ -75,6 +85,12 @@ spell(
     vecdot=lambda q, k: torch.linalg.vecdot(q[:, :, :, None], k[:, :, None]) * _scale(q),
     feature_by_feature=lambda q, k: (
         sum(q[..., i, None] * k[..., i][:, :, None] for i in range(q.shape[-1])) * _scale(q)
+    ),
+    feature_by_feature_scaled=lambda q, k: sum(
+        torch.einsum("bhq,bhk->bhqk", _scale(q) * q[..., i], k[..., i]) for i in range(q.shape[-1])
+    ),
+    features_stacked=lambda q, k: (
+        torch.stack([a[..., None] * b[:, :, None] for a, b in _features(q, k)]).sum(0) * _scale(q)
     ),
     two_halves_of_the_features=lambda q, k: (
         sum(a @ b.mT for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)) * _scale(q)
@@ -132,6 +148,20 @@ spell(
         )
         .view(*k.shape[:3], q.shape[2])
         .mT
+        * _scale(q)
+    ),
+    convolution_by_queries_of_every_head=lambda q, k: (
+        torch.stack(
+            [
+                torch.stack(
+                    [
+                        F.conv2d(b.T[None, :, :, None], a[:, :, None, None])[0, :, :, 0]
+                        for a, b in zip(s, t, strict=True)
+                    ]
+                )
+                for s, t in zip(q, k, strict=True)
+            ]
+        )
         * _scale(q)
     ),
     vmap=lambda q, k: torch.vmap(torch.vmap(lambda a, b: a @ b.T))(q, k) * _scale(q),
