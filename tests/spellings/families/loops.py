@@ -159,8 +159,6 @@ spell(
     samples_by_vmap=lambda ls, x, m: torch.vmap(lambda s: _each(ls, s[None], m)[0])(x),
     samples_into_a_buffer=lambda ls, x, m: _samples_into(ls, x, m),
     checkpointed=lambda ls, x, m: checkpoint(_each, ls, x, m, use_reentrant=False),
-    a_branch_on_values=lambda ls, x, m: _each(ls, x, m) if bool((x.abs() < 1e6).all()) else x * 0,
-    a_check_for_nan=lambda ls, x, m: _checked(ls, x, m),
     functional=lambda ls, x, m: functools.reduce(_functional, ls, x),
     weights_stacked=lambda ls, x, m: _from_stacked_weights(ls, x),
     a_generator=lambda ls, x, m: list(_generated(ls, x, m))[-1],
@@ -174,6 +172,16 @@ spell(
         3, 1
     ),
     tokens_by_a_matrix=lambda ls, x, m: _permutation(x).T @ _each(ls, _permutation(x) @ x, m),
+)
+
+
+# Python branches on values: value zeroing has others, and refuses.
+spell(
+    "blocks",
+    PLAIN,
+    either=True,
+    a_branch_on_values=lambda ls, x, m: _each(ls, x, m) if bool((x.abs() < 1e6).all()) else x * 0,
+    a_check_for_nan=lambda ls, x, m: _checked(ls, x, m),
 )
 
 
