@@ -30,11 +30,7 @@ LEFT |= dict.fromkeys(
     OTHER_SUMS,
 )
 LEFT |= dict.fromkeys(
-    (
-        "cuts-share-kron-grouped",
-        "masks-hide-minimum-causal",
-        "scores-scores-convolution_by_keys-plain",
-    ),
+    ("scores-scores-convolution_by_keys-plain",),
     REFUSED,
 )
 LEFT |= dict.fromkeys(
