@@ -44,6 +44,3 @@ LEFT |= dict.fromkeys(
     ),
     OTHER_POOLS,
 )
-LEFT["writes-begin-read_between_writes-start"] = (
-    "a tensor less itself stays, as it may be its batch's mean"
-)
