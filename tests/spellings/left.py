@@ -1,9 +1,6 @@
 """Spellings that are not recognised yet, each with the reason: what the suite holds to be wrong, so
 that one that is mended must be taken out. By ``python -m tests.spellings.table``, all of it."""
 
-OTHER_POOLS = (
-    "a mean of picked tokens has the authors' rule of a mean, a sum that is divided has not"
-)
 OTHER_FORM = "not brought to the base's form"
 OTHER_SUMS = "a sum, a join or a product is not brought to the base's form: a rule sees other terms"
 REFUSED = "refused by the operation's name, where an answer could be had"
@@ -32,15 +29,4 @@ LEFT |= dict.fromkeys(
 LEFT |= dict.fromkeys(
     ("scores-scores-convolution_by_keys-plain",),
     REFUSED,
-)
-LEFT |= dict.fromkeys(
-    (
-        "choices-pool-a_branch_without_padding-padded",
-        "choices-pool-lengths_in_python-padded",
-        "choices-pool-picked-padded",
-        "choices-pool-picked_and_convolved-padded",
-        "choices-pool-picked_by_nonzero-padded",
-        "choices-pool-split_by_lengths-padded",
-    ),
-    OTHER_POOLS,
 )
