@@ -93,7 +93,11 @@ def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
     if first and alone is not None and _plain(node):
         return alone
     if what in TOGETHER:
-        if len(operands) == 1 and (first or what is not Kind.QUOTIENT):
+        if (
+            len(operands) == 1
+            and what is not Kind.EXTREMUM
+            and (first or what is not Kind.QUOTIENT)
+        ):
             return None
         return TOGETHER[what]
     raise _undefined(node, "DeepLIFT has no rule for it")

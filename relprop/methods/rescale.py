@@ -221,9 +221,51 @@ def _max_pool(at: Operation) -> Tensor:
     x, x0 = (
         t.flatten(-space).gather(-1, chosen).reshape(y.shape) for t in (at.args[0], at.reference[0])
     )
-    change = _difference(x.detach(), x0)
-    multiplier = torch.where(change == 0, 1.0, (y - y0) / torch.where(change == 0, 1.0, change))
-    return y + multiplier * moved(x)
+    return _taken(Pair(y, y0), Pair(x, x0))
+
+
+def _taken(y: Pair, x: Pair) -> Tensor:
+    """y, whose whole difference is due to x, one element for each of its own."""
+    change = _difference(x.value.detach(), x.reference)
+    still = change == 0
+    multiplier = torch.where(still, 1.0, _difference(*y) / torch.where(still, 1.0, change))
+    return y.value + multiplier * moved(x.value)
+
+
+def _largest(sign: int) -> Rule:
+    """The largest along axes, as a pool of one window; the smallest is that of what is turned
+    (``sign`` −1)."""
+
+    def rule(at: Operation) -> Tensor:
+        wide = at.args[0].dim()
+        axes = [d % wide for d in at.argument(1, "dim", ())] or list(range(wide))
+        order = [*(i for i in range(wide) if i not in axes), *axes]
+        rows = [t.permute(order).flatten(wide - len(axes)) for t in (at.args[0], at.reference[0])]
+        (y, own), (y0, theirs) = ((sign * t.detach()).max(-1, keepdim=True) for t in rows)
+        chosen = torch.where(y >= y0, own, theirs)
+        made = _taken(Pair(sign * y, sign * y0), Pair(*(t.gather(-1, chosen) for t in rows)))
+        return made.reshape(at.run(at.args[0].detach(), *at.args[1:], **at.kwargs).shape)
+
+    return rule
+
+
+def _extremum(at: Operation) -> Tensor:
+    """The larger of a and b is a + max(0, b − a), and the smaller likewise: a sum, and a function
+    of the difference."""
+    a, b = at.pair(0), at.pair(1)
+    change = Pair(*((v - u).nan_to_num() for u, v in zip(_detached(a), _detached(b), strict=True)))
+
+    def beyond(d: Tensor) -> Tensor:
+        difference = Pair(d, change.reference)
+        return univariate(lambda t: at.run(torch.zeros_like(t), t), difference).value
+
+    of_b = torch.func.vjp(beyond, change.value)[1](torch.ones_like(change.value))[0]
+    changes = (1 - of_b) * moved(a.value) + of_b * moved(b.value)
+    return at.run(*(p.value.detach() for p in (a, b))) + changes
+
+
+def _detached(x: Pair) -> Pair:
+    return Pair(x.value.detach(), x.reference)
 
 
 def _written_norm(at: Operation) -> Tensor:
@@ -254,13 +296,16 @@ ALONE: dict[Any, Rule] = {
     Kind.SOFTMAX: _softmax,
     Kind.LOG_SOFTMAX: lambda at: _log_softmax(at).value,
     Kind.MAX_POOL: _max_pool,
+    aten.amax: _largest(1),
+    aten.amin: _largest(-1),
     Kind.DETACH: lambda at: at.args[0].detach() + moved(at.args[0]),
     WrittenNorm: _written_norm,
 }
 #: Rules for two operands that both depend on the input; with one that does, these are affine (a
-#: quotient: in its numerator).
+#: quotient: in its numerator), but for an extremum.
 TOGETHER: dict[Kind, Rule] = {
     Kind.PRODUCT: _product,
     Kind.MATMUL: _product,
     Kind.QUOTIENT: _division,
+    Kind.EXTREMUM: _extremum,
 }

@@ -2,8 +2,8 @@
 its numbers.
 
 Facts about that code, written anew: their stabiliser stands on index, cat and fan-out too, pools
-take the generic z-rule, a three-channel convolution is taken to be the image's and gets the z^B
-rule.
+(in whatever way a mean is written) take the generic z-rule, a three-channel convolution is taken to
+be the image's and gets the z^B rule.
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ _authors = (
     ((Kind.SELECT,), indexed),
     ((aten.cat,), joined),
     (PRODUCTS, either(carry, _authors_product)),
-    ((Kind.MATMUL,), either(share, _authors_matmul)),
-    ((Kind.AVERAGE_POOL, Kind.MAX_POOL, aten.mean), _zrule),
+    ((Kind.MATMUL,), either(_zrule, _authors_matmul)),
+    ((Kind.TOTAL, Kind.SCAN, Kind.INDEXED_SUM), _zrule),
+    ((Kind.AVERAGE_POOL, Kind.MAX_POOL), _zrule),
     ((aten.conv2d,), _authors_conv2d),
 )
 

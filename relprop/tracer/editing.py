@@ -112,6 +112,18 @@ def _is_computed(places: fx.Node) -> bool:
     return False
 
 
+def is_of_masks(w: fx.Node) -> bool:
+    """Whether a tensor that is held still is made of truth values or whole numbers of an input, and
+    of no parameter: it says which tokens are there, and is no weight."""
+    above, left = {w}, [] if is_live(w) else [w]
+    while left:
+        new = [n for n in left.pop().all_input_nodes if n not in above]
+        above.update(new)
+        left += new
+    given = [n for n in above if n.op == "placeholder"]
+    return bool(given) and not any(is_float(n) for n in above if n in given or n.op == "get_attr")
+
+
 def _ask_again(node: fx.Node) -> None:
     """What depends on a node may depend on no input without it."""
     left = [node]

@@ -69,7 +69,7 @@ def trace_program(
         program = assemble(raw, sample.names, token_inputs, model)
         if still := _without_tokens(program, raw.constants):
             hold_still(raw.graph, still)
-            canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
+            canonicalise(raw.graph, sample.tensors[0].device, raw.constants, again=True)
             settled = assemble(raw, sample.names, tuple(program.leaves), model)
             program = replace(settled, constant_inputs=program.constant_inputs)
         verify(program, model, sample, raw, chance)

@@ -413,6 +413,16 @@ OPERATIONS = {
     "max_pool1d": lambda x: F.max_pool1d(x, 3, 1),
     "max_pool2d": lambda x: F.max_pool2d(x.unsqueeze(1), (2, 3), 1),
     "norm": lambda x: x.norm(dim=-1),
+    "the larger of two": lambda x: torch.maximum(x, x.flip(1)),
+    "the smaller of two": lambda x: torch.fmin(x, 2 * x.flip(2)),
+    "the larger, hidden": lambda x: torch.maximum(
+        x.masked_fill(torch.eye(4, 5) > 0, float("-inf")), x.flip(1)
+    ),
+    "the smaller of fixed numbers": lambda x: torch.minimum(torch.arange(5) / 5 - 0.5, x),
+    "clamp between": lambda x: x.clamp(x.flip(1), 0.2 + x.flip(2)),
+    "amax": lambda x: x.amax(1),
+    "amin of two axes": lambda x: x - x.amin((1, 2), keepdim=True),
+    "max along an axis": lambda x: x.max(-1).values,
     "where": lambda x: torch.where(torch.eye(4, 5) > 0, x * x, 2 * x),
     "a choice by its own values": lambda x: torch.where(x > 0.1, x, 3 * x),
     "bessel_j0": torch.special.bessel_j0,
@@ -520,10 +530,6 @@ class Refused(nn.Module):
 
 
 NO_RULE = {
-    "two maxima": (
-        lambda x: torch.maximum(x, x.flip(1)),
-        r"aten.maximum.default: DeepLIFT has no rule for it",
-    ),
     "a sort": (lambda x: x.sort(-1).values, r"aten.sort.default: DeepLIFT has no rule for it"),
     "a product over an axis": (
         lambda x: x.prod(-1),

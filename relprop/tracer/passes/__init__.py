@@ -34,6 +34,7 @@ from relprop.tracer.passes.lanes import (
 )
 from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
+from relprop.tracer.passes.numbers import drop_differences
 from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, raise_totals
@@ -54,10 +55,17 @@ from relprop.tracer.passes.writes import functionalise
 
 
 def canonicalise(
-    graph: fx.Graph, device: torch.device, given: Mapping[str, Tensor] | None = None
+    graph: fx.Graph,
+    device: torch.device,
+    given: Mapping[str, Tensor] | None = None,
+    *,
+    again: bool = False,
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
-    ``given``: the constants that the graph holds by name."""
+    ``given``: the constants that the graph holds by name. ``again``: the graph has been through
+    them once."""
+    if not again:
+        drop_differences(graph, Constants(given, device))
     inline_regions(graph, device)
     drop_checks(graph)
     functionalise(graph, Constants(given, device))

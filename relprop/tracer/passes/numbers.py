@@ -21,6 +21,7 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    swap,
     val,
 )
 
@@ -31,6 +32,15 @@ _BOUNDS = {
     aten.minimum: aten.clamp_max.default,
     aten.fmin: aten.clamp_max.default,
 }
+
+
+def drop_differences(graph: fx.Graph, constants: Constants) -> None:
+    """A tensor that the model takes from itself → 0. Asked before all passes: after them what is
+    the same of one sample alone, a batch and its mean, is one tensor, too."""
+    for node in list(graph.nodes):
+        itself = is_call(node, aten.sub) and node.args[0] is node.args[1]
+        if itself and is_tensor(node.args[0]) and argument(node, "alpha") in (None, 1):
+            swap(node, constants.full(node, 0))
 
 
 def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -24,6 +24,7 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_of_masks,
     is_picked,
     is_tensor,
     permuted,
@@ -320,6 +321,8 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
             return _scaled(node, product_of(node, p)) if kind(node) is Kind.TOTAL else None
         p = p.turned() if picked[0] else p
     p = p if is_live(p.x) else p.turned()
+    if is_of_masks(p.w):
+        return None
     if is_call(node, aten.mul) and not (spreads and _makes_features(p)):
         return None
     made = as_linear(node, p)

@@ -5,7 +5,7 @@ that the rules know. What no line of the table knows is taken apart by PyTorch's
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,22 +101,27 @@ def _taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
         return definition(*_plain(args), **_plain(kwargs))
 
-    with FakeTensorMode() as mode, torch.no_grad():
-        given = [
-            mode.from_tensor(
-                torch.empty_strided(
-                    val(o).shape, val(o).stride(), dtype=val(o).dtype, device=device
-                )
-            )
-            for o in operands
-        ]
-        try:
-            made = make_fx(call)(*given)
-        except Exception:  # a definition that needs values, or the operator itself again
-            return None
-    if any(n.target is target for n in made.graph.nodes):
+    made = next(_traced(call, operands, device), None)
+    if made is None or any(n.target is target for n in made.graph.nodes):
         return None
     return _inlined(node, made, operands)
+
+
+def _traced(
+    call: Callable[..., Any], operands: Sequence[fx.Node], device: torch.device
+) -> Iterator[fx.GraphModule]:
+    """``call`` on tensors as the operands lie; then as if they lay in order, since a definition may
+    ask for views that the operator itself does without."""
+    for lies in (torch.empty_strided, lambda shape, _, **options: torch.empty(shape, **options)):
+        with FakeTensorMode(), torch.no_grad():
+            given = [
+                lies(val(o).shape, val(o).stride(), dtype=val(o).dtype, device=device)
+                for o in operands
+            ]
+            try:
+                yield make_fx(call)(*given)
+            except Exception:  # a definition that needs values, or the operator itself again
+                continue
 
 
 def _plain(value: Any) -> Any:
@@ -257,6 +262,17 @@ def _extremum(node: fx.Node) -> fx.Node | None:
         return None
     op = aten.maximum.default if is_call(node, aten.max) else aten.minimum.default
     return emit(node, op, *node.args)
+
+
+def _clamped(node: fx.Node) -> fx.Node | None:
+    """``clamp(x, low, high)`` by tensors → ``minimum(maximum(x, low), high)``."""
+    bounds = {op: argument(node, n) for n, op in (("min", aten.maximum), ("max", aten.minimum))}
+    if not any(is_tensor(bound) for bound in bounds.values()):
+        return None
+    x = node.args[0]
+    for op, bound in bounds.items():
+        x = x if bound is None else emit(node, op.default, x, bound)
+    return x  # type: ignore[return-value]
 
 
 def _made(node: fx.Node, device: torch.device) -> fx.Node | None:
@@ -471,6 +487,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), _fused_product),
     aten.addr: _addr,
     aten.item: _number,
+    **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), _clamped),
     aten.addcmul: _addc,
     aten.addcdiv: _addc,
     aten.lerp: _lerp,

@@ -49,7 +49,7 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     found = Part((source,), node, tuple(inner), constants)(given)
     for axis in range(rank(source)):
         places = _along(found, shape, axis, new)  # type: ignore[arg-type]
-        if places is None:
+        if places is None or len(places) < 2:
             continue
         count, width = places.shape
         step = int(places[1, 0] - places[0, 0])

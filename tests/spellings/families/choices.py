@@ -101,6 +101,15 @@ spell(
     picked_and_convolved=lambda x, m: torch.stack(
         [F.avg_pool1d(s[k].T, int(k.sum()))[:, 0] for s, k in zip(x, m, strict=True)]
     ),
+    picked_and_counted=lambda x, m: torch.stack(
+        [s[k].sum(0) / len(s[k]) for s, k in zip(x, m, strict=True)]
+    ),
+    picked_and_multiplied=lambda x, m: torch.stack(
+        [(x.new_ones(1, int(k.sum())) @ s[k])[0] / k.sum() for s, k in zip(x, m, strict=True)]
+    ),
+    picked_and_summed_up=lambda x, m: torch.stack(
+        [s[k].cumsum(0)[-1] / k.sum() for s, k in zip(x, m, strict=True)]
+    ),
     a_branch_without_padding=lambda x, m: (
         x.mean(1) if bool(m.all()) else (x * m[..., None]).sum(1) / m.sum(1, keepdim=True)
     ),

@@ -138,6 +138,8 @@ spell(
     kron=lambda x, r: torch.stack(
         [torch.kron(s, torch.ones(r, 1, 1, dtype=s.dtype)) for s in x.contiguous()]
     ),
+    kron_of_all=lambda x, r: torch.kron(x.contiguous(), x.new_ones(r, 1, 1)),
+    kron_of_tokens=lambda x, r: torch.kron(x.transpose(1, 2), x.new_ones(r, 1)).transpose(1, 2),
 )
 
 

@@ -193,6 +193,7 @@ def _permutation(x):
 spell(
     "blocks",
     PLAIN,
+    either=True,
     apart=OTHER_MAP,
     samples_twice=lambda ls, x, m: _each(ls, torch.cat([x, x]), m)[: len(x)],
 )

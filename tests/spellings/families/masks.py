@@ -81,6 +81,8 @@ spell(
     tril_multiplied=lambda s, m: s.tril() + torch.full_like(s, LOWEST).triu(1),
     tril_where_zero=lambda s, m: s.masked_fill(torch.ones_like(s).tril() == 0, -math.inf),
     minimum=lambda s, m: torch.minimum(s, _added(m).neg().nan_to_num(0).neg() + m * 1e9),
+    minimum_of_infinity=lambda s, m: torch.minimum(s, torch.where(m, math.inf, -math.inf)),
+    clamp_by_a_mask=lambda s, m: s.clamp(max=torch.where(m, math.inf, -math.inf).to(s.dtype)),
     masked_write=lambda s, m: _rewritten(s.clone(), m),
     written_by_index=lambda s, m: _written_by_index(s.clone()),
     masked_scatter=lambda s, m: torch.masked_fill(s, torch.ones_like(s).triu(1).bool(), -math.inf),
