@@ -227,9 +227,10 @@ def _add_hidden(draft: Draft, starts: tuple[fx.Node, ...]) -> None:
         )
         draft.layers = {s: found[s] for s in draft.chosen if s in found}
     if "features" in needs:
+        above = block_input(session.program, session.flow, draft.chosen[-1])
         draft.features = named_nodes(
             session.program, draft.request.options.get("target_layers")
-        ) or tuple(n for n in [block_input(session.flow, draft.chosen[-1])] if n is not None)
+        ) or tuple(n for n in [above] if n is not None)
     if "inputs" in needs:
         draft.keep |= set(session.program.leaves.values())
     nodes = (*(draft.layers.values() if "hidden" in needs else ()), *draft.features)

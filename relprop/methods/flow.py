@@ -13,6 +13,7 @@ from relprop.errors import OptionError
 from relprop.methods.base import AttentionValues, TokenMap
 
 SCALE = 1 << 20
+NEEDS = "attention_flow needs one input whose tokens all attend to each other in layer after layer"
 
 
 def attention_flow(at: AttentionValues) -> Mapping[str, TokenMap]:
@@ -31,7 +32,10 @@ def attention_flow(at: AttentionValues) -> Mapping[str, TokenMap]:
     """
     name, layers = _plain(at)
     weights = at.identity()[name]
-    maps = torch.stack([0.5 * at.dense(v, v.attention) for v in layers], 1)
+    dense = [at.dense(v, v.attention) for v in layers]
+    if odd := [v for v, m in zip(layers, dense, strict=True) if m.shape[-2] != m.shape[-1]]:
+        raise OptionError(f"{NEEDS}; at {odd[0].site.path!r} heads are queries of one map")
+    maps = 0.5 * torch.stack(dense, 1)
     maps = maps + 0.5 * torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     if not bool((weights > 0).any(1).all()):
         raise OptionError(
@@ -86,26 +90,23 @@ def _scipy() -> tuple[Any, Any]:
 
 def _plain(at: AttentionValues) -> tuple[str, Sequence[Any]]:
     """The one input, and the sites as its layers. Raises ``OptionError``."""
-    needs = (
-        "attention_flow needs one input whose tokens all attend to each other in layer after layer"
-    )
     if len(at.content) != 1:
         raise OptionError(
-            f"{needs}; the target depends on {len(at.content)} inputs: "
+            f"{NEEDS}; the target depends on {len(at.content)} inputs: "
             f"{', '.join(map(repr, at.content))}"
         )
     if not at.sites:
-        raise OptionError(f"{needs}; layers= leaves none")
+        raise OptionError(f"{NEEDS}; layers= leaves none")
     reaches = at.run.session.flow.reaches
     for values in at.sites:
         if not all(tokens.exactly for tokens in at.reads(values.site)):
             raise OptionError(
-                f"{needs}; at {values.site.path!r} queries or keys are not all of its "
+                f"{NEEDS}; at {values.site.path!r} queries or keys are not all of its "
                 "tokens in order"
             )
     for below, above in zip(at.sites, at.sites[1:], strict=False):
         if not reaches(below.site.contraction, above.site.values):
             raise OptionError(
-                f"{needs}; {below.site.path!r} and {above.site.path!r} are beside each other"
+                f"{NEEDS}; {below.site.path!r} and {above.site.path!r} are beside each other"
             )
     return next(iter(at.content)), at.sites

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from relprop.operations import MOVES, kind
+from relprop.operations import MOVES, Kind, kind
 from relprop.tracer.axes import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
@@ -47,11 +47,25 @@ def layer_outputs(
     return found
 
 
-def block_input(flow: Flow, site: Site) -> fx.Node | None:
-    """The tensor that a site's queries, keys and values all come from: in blocks that normalise
-    first, the norm's output."""
+def block_input(program: Program, flow: Flow, site: Site) -> fx.Node | None:
+    """The tensor that a site's queries, keys and values are made from: in blocks that normalise
+    first, the norm's output, be they projected one by one or by one map that is cut."""
     inside = [n for n in (site.attention, site.values) if n in flow.members]
-    return flow.common_dominator(inside) if inside else None
+    node = flow.common_dominator(inside) if inside else None
+    if node is None or not all(_is_cut_from(program, u, node) for u in node.users):
+        return node
+    layer = node
+    while kind(layer) in MOVES and len(flow.inputs[layer]) == 1:
+        layer = flow.inputs[layer][0]
+    above = flow.inputs[layer] if kind(layer) is Kind.LINEAR else ()
+    whole = len(above) == 1 and _count(program, above[0]) == _count(program, node) > 0
+    return above[0] if whole else node
+
+
+def _is_cut_from(program: Program, part: fx.Node, node: fx.Node) -> bool:
+    """Whether a call picks some features of a tensor, of every token."""
+    picks = kind(part) in MOVES and val(part).numel() < val(node).numel()
+    return picks and _count(program, part) == _count(program, node)
 
 
 def token_axes(program: Program, node: fx.Node) -> tuple[int, ...]:

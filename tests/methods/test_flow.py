@@ -11,6 +11,8 @@ from relprop.methods.flow import SCALE, flows
 from tests.rollup.hand import SAMPLES, Layer, normal
 from tests.rollup.structures import TOKENS, WIDTH, Block, Stack
 from tests.rollup.test_streams import EncoderDecoder, both
+from tests.spellings.bases import PLAIN
+from tests.spellings.model import Model, attend
 
 
 def by_networkx(maps, read):
@@ -146,6 +148,28 @@ def test_what_is_no_sequence_of_layers_is_refused(name):
     model, inputs, said = REFUSED[name]
     with pytest.raises(OptionError, match=said):
         relprop.explain(model(), inputs(), 1, method="attention_flow")
+
+
+def groups_by_einsum(parts, q, k, v, allowed):
+    """Both heads' queries on the first head's keys, by an axis of their own."""
+    s = torch.einsum("bhid,bjd->bhij", q, k[:, 0]) / q.shape[-1] ** 0.5
+    return torch.einsum("bhij,bjd->bhid", s.softmax(-1), v[:, 0])
+
+
+def test_heads_as_queries_of_one_map_are_refused_or_explained():
+    (x,) = PLAIN.inputs()
+
+    def shared(parts, q, k, v, allowed):
+        return attend(parts, q, k[:, :1].expand_as(k), v[:, :1].expand_as(v), allowed)
+
+    wanted = relprop.explain(Model(PLAIN, attend=shared).eval(), x, 1, method="attention_flow")
+    model = Model(PLAIN, attend=groups_by_einsum).eval()
+    try:
+        found = relprop.explain(model, x, 1, method="attention_flow").scores
+    except OptionError as error:
+        assert "heads are queries of one map" in str(error)
+    else:
+        assert torch.allclose(found, wanted.scores, rtol=1e-6)
 
 
 def test_windows_are_refused():

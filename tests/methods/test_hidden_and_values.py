@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError
 from tests.common.models import build, closeness, sample
-from tests.spellings.bases import EXPERTS, START
+from tests.spellings.bases import EXPERTS, PLAIN, START
 from tests.spellings.model import Model
 
 EXACT = 1e-9
@@ -148,6 +148,26 @@ def test_gradcam_on_a_feature_map():
             method="gradcam_features",
             target_layers="classifier",
         )
+
+
+def one_projection(at, x):
+    """Each head's query, key and value lie side by side in what one map gives."""
+    layers = (at.query, at.key, at.value)
+    weight, bias = (
+        torch.stack([getattr(layer, n).unflatten(0, (at.heads, -1)) for layer in layers], 1)
+        for n in ("weight", "bias")
+    )
+    made = F.linear(x, weight.flatten(0, 2), bias.flatten()).unflatten(-1, (at.heads, -1))
+    return [t.transpose(1, 2) for t in made.chunk(3, -1)]
+
+
+def test_the_feature_map_is_the_norms_output_also_of_one_projection():
+    (x,) = PLAIN.inputs()
+    found = relprop.explain(
+        Model(PLAIN, queries_keys_values=one_projection).eval(), x, 1, method="gradcam_features"
+    )
+    wanted = relprop.explain(Model(PLAIN).eval(), x, 1, method="gradcam_features")
+    assert closeness(found.scores, wanted.scores) <= EXACT
 
 
 def rolled(matrices, row):

@@ -257,6 +257,7 @@ POOLS: dict[str, Part] = {
     "mean": lambda x: x.mean(1),
     "class": lambda x: x[:, 0],
     "last": lambda x: x[:, -1],
+    "largest": lambda x: x.amax(1),
     "kept": mean_of_kept,
 }
 #: What is done to the attention map. Thresholds lie where no weight of the samples is.

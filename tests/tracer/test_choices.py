@@ -83,3 +83,24 @@ def test_pieces_of_one_table_are_one_lookup():
     graph = relprop.trace(Model(embed).eval(), (IDS,)).graph
     (lookup,) = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
     assert lookup.args[0].meta["val"].shape == (WORDS, WIDTH)
+
+
+def marks(ids, table):
+    """A second table's row for each id, by what the id is like."""
+    return torch.where((ids > 2)[..., None], table[1], -table[0])
+
+
+@pytest.mark.parametrize("method", ["gradient_x_input", "lrp", "occlusion"])
+def test_in_which_order_tables_and_positions_are_added_says_nothing(method):
+    place = torch.linspace(-1, 1, 6 * WIDTH, dtype=torch.float64).reshape(6, WIDTH)
+    together, apart, last = (
+        scores(embed, method=method)
+        for embed in (
+            lambda ids, table: (table[ids] + marks(ids, table)) + place,
+            lambda ids, table: (table[ids] + place) + marks(ids, table),
+            lambda ids, table: place + (marks(ids, table) - place * 0.5 + table[ids]) + place * 0.5,
+        )
+    )
+    torch.testing.assert_close(apart, together, rtol=1e-9, atol=1e-9)
+    if method != "lrp":  # places that cancel are terms all the same
+        torch.testing.assert_close(last, together, rtol=1e-9, atol=1e-9)

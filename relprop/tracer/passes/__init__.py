@@ -22,7 +22,7 @@ from relprop.tracer.passes.convolutions import raise_convolutions
 from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.disguised_sums import raise_disguised_sums
-from relprop.tracer.passes.factors import join_factors
+from relprop.tracer.passes.factors import join_factors, scale_inputs
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.indices import join_sums_by_index
 from relprop.tracer.passes.lanes import (
@@ -80,6 +80,7 @@ def canonicalise(
     raise_blocks(graph, Constants(given, device))
     cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))
+    scale_inputs(graph)
     simplify(graph, Constants(given, device))
     join_same(graph)
     raise_disguised_functions(graph, Constants(given, device))

@@ -31,6 +31,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.parts import MOST_NUMBERS
 from relprop.tracer.passes.region import only_ones, same
+from relprop.tracer.passes.sums import Terms, folded, is_top, terms_of
 from relprop.tracer.passes.tables import FAILURES, Extent, Values, largest, run
 
 LOOKUPS = frozenset({Kind.EMBEDDING, Kind.INDEX, Kind.GATHER})
@@ -45,6 +46,8 @@ def join_choices(graph: fx.Graph, constants: Constants) -> None:
     chosen = _chosen(graph)
     if not chosen:
         return
+    if _bring_together(graph, chosen):
+        chosen = _chosen(graph)
     measured = _measured(graph)
     inputs = [n for n in graph.find_nodes(op="placeholder") if not is_float(n)]
     given = {i for n in inputs for i in same_ids(n)}
@@ -58,6 +61,38 @@ def join_choices(graph: fx.Graph, constants: Constants) -> None:
         elif hidden or kind(node) in (Kind.JOIN, Kind.TOTAL, Kind.RESHAPE):
             left += [i for i in node.all_input_nodes if i in chosen]
     graph.eliminate_dead_code()
+
+
+def _bring_together(graph: fx.Graph, chosen: Iterable[fx.Node]) -> bool:
+    """Of a sum of three and more, the terms that one input's ids choose are added first. Returns
+    whether there were such."""
+    found = False
+    for node in reversed(list(graph.nodes)):
+        if node._erased or not is_top(node) or len(terms := terms_of(node)) < 3:
+            continue
+        by_input: dict[fx.Node | None, Terms] = {}
+        for sign, term in terms:
+            alone = term in chosen and len(term.users) == 1
+            by_input.setdefault(_only_input(term) if alone else None, []).append((sign, term))
+        others = by_input.pop(None, [])
+        if any(len(group) > 1 for group in by_input.values()):
+            parts = [(1, folded(node, group)) for group in by_input.values()]
+            swap(node, folded(node, [*parts, *others]))
+            found = True
+    graph.eliminate_dead_code()
+    return found
+
+
+def _only_input(node: fx.Node) -> fx.Node | None:
+    """The input that a choice is made by, if it is one alone."""
+    seen: set[fx.Node] = set()
+    left = [node]
+    while left:
+        new = {i for i in left.pop().all_input_nodes if is_live(i)} - seen
+        seen |= new
+        left += new
+    inputs = [n for n in seen if n.op == "placeholder"]
+    return inputs[0] if len(inputs) == 1 else None
 
 
 def _measured(graph: fx.Graph) -> set[fx.Node]:

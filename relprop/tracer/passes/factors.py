@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.order import Flow
+from relprop.tracer.passes.region import fits, flow_of
 
 Factors = list[tuple[int, fx.Node]]
 
@@ -27,6 +29,46 @@ def join_factors(graph: fx.Graph) -> None:
         if apart or _inverts_twice(node):
             swap(node, _product(node, [_group(node, g) for g in groups.values()], scale))
     graph.eliminate_dead_code()
+
+
+def scale_inputs(graph: fx.Graph) -> None:
+    """A linear map times a scale that its own input decides, (W·x)·s(x) → W·(x·s(x)): the scale of
+    a norm stands where the norm is, however late it is applied."""
+    flow = flow_of(graph)
+    for node in flow.nodes:
+        if node._erased or not _is_product(node) or not _is_top(node):
+            continue
+        factors, number = _factors_of(node)
+        for layer in [f for power, f in factors if power > 0 and _is_plain_linear(f)]:
+            scales = [f for f in factors if _is_scale(flow, f[1], layer)]
+            if scales and shape_of(layer) == shape_of(node):
+                x, *weight = layer.args
+                scaled = _product(node, [(1, x), *scales], 1.0)  # type: ignore[list-item]
+                made = emit(node, aten.linear.default, scaled, *weight)
+                rest = [f for f in factors if f not in scales and f[1] is not layer]
+                swap(node, _product(node, [(1, made), *rest], number))
+                break
+    graph.eliminate_dead_code()
+
+
+def _is_plain_linear(node: fx.Node) -> bool:
+    """Whether a node is a linear map of its own, without a bias."""
+    plain = is_call(node, aten.linear) and argument(node, "bias") is None
+    return plain and len(node.users) == 1 and not is_live(node.args[1])
+
+
+def _is_scale(flow: Flow, scale: fx.Node, layer: fx.Node) -> bool:
+    """Whether ``scale`` is one number for all features, by statistics of the tensor that, but for
+    constant factors, is the input of ``layer``."""
+    x: Any = layer.args[0]
+    if scale not in flow.index or shape_of(scale) != [*shape_of(x)[:-1], 1]:
+        return False
+    source = x
+    while _is_product(source) and sum(map(is_live, source.args[:2])) == 1:
+        source = next(a for a in source.args if is_live(a))
+    inside = flow.between(source, scale) if source in flow.index else []
+    fit = all(flow.common_dominator([source, n]) is source and fits(n, source) for n in inside)
+    return bool(inside) and fit and shape_of(source) == shape_of(x)
 
 
 def _is_product(node: Any) -> bool:

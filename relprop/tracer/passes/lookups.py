@@ -205,7 +205,7 @@ def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:
     if not isinstance(found, Tensor) or found.shape != val(x).shape:
         return None
     wanted = torch.nn.functional.one_hot(numbers, count).to(found.dtype)
-    return source if wanted.shape == found.shape and torch.equal(found, wanted) else None
+    return source if torch.equal(found, wanted.reshape(found.shape)) else None
 
 
 def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
@@ -221,9 +221,9 @@ def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
 
 def _only_source(x: fx.Node) -> fx.Node | None:
     """The tensor of whole numbers that everything above ``x`` comes from, ``x`` having one axis
-    more; ``None`` if there are several, or floating ones."""
+    more, but for axes of length 1; ``None`` if there are several, or floating ones."""
     seen, left, found = set(), [x], set()
-    wanted = shape_of(x)[:-1]
+    wanted = [s for s in shape_of(x)[:-1] if s != 1]
     while left:
         node = left.pop()
         if node in seen or not is_live(node):
@@ -231,7 +231,7 @@ def _only_source(x: fx.Node) -> fx.Node | None:
         seen.add(node)
         if len(seen) > 40 or (node.op != "placeholder" and node.op != "call_function"):
             return None
-        if _are_ids(node) and shape_of(node) == wanted:
+        if _are_ids(node) and [s for s in shape_of(node) if s != 1] == wanted:
             found.add(node)
         elif node.op == "placeholder" or kind(node) in (Kind.LINEAR, Kind.MATMUL, Kind.EMBEDDING):
             return None

@@ -224,7 +224,7 @@ def _between(flow: Flow, source: fx.Node, output: fx.Node) -> list[fx.Node] | No
     found, left = {output}, [output]
     while left:
         node = left.pop()
-        if len(found) > MOST or not _fits(node, source):
+        if len(found) > MOST or not fits(node, source):
             return None
         for above in flow.inputs[node]:
             if above is not source and above not in found:
@@ -246,7 +246,7 @@ def _region(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Region | 
     return Region(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)
 
 
-def _fits(node: fx.Node, source: fx.Node) -> bool:
+def fits(node: fx.Node, source: fx.Node) -> bool:
     """Whether a node may be inside a region of ``source``."""
     what = kind(node)
     if what not in INSIDE or not isinstance(val(node), Tensor) or not node.args:

@@ -59,6 +59,10 @@ spell(
     one_hot_sum=lambda ids, w: (_hot(ids, w)[..., None] * w).sum(2),
     one_hot_by_comparison=lambda ids, w: (ids[..., None] == torch.arange(len(w))).to(w.dtype) @ w,
     one_hot_by_eye=lambda ids, w: torch.eye(len(w), dtype=w.dtype)[ids] @ w,
+    one_hot_einsum_with_the_table_first=lambda ids, w: torch.einsum("vd,bnv->bnd", w, _hot(ids, w)),
+    one_hot_by_scatter_einsum=lambda ids, w: torch.einsum(
+        "vd,bnv->dbn", w, torch.zeros(*ids.shape, len(w)).to(w).scatter(-1, ids[..., None], 1)
+    ).permute(1, 2, 0),
     one_hot_by_scatter=lambda ids, w: (
         torch.zeros(*ids.shape, len(w), dtype=w.dtype).scatter(-1, ids[..., None], 1.0) @ w
     ),

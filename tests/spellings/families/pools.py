@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.spellings.bases import BOTH, CAUSAL, IDS, LLAMA, PADDED, PLAIN, START
+from tests.spellings.bases import BOTH, CAUSAL, IDS, LARGEST, LLAMA, PADDED, PLAIN, START
 from tests.spellings.spelling import OTHER_TERMS, spell
 
 
@@ -242,6 +242,18 @@ spell(
     flattened=lambda x: x.flatten(1)[:, -x.shape[-1] :],
     unflattened=lambda x: x.reshape(len(x), -1, 8)[:, -1, :],
     transposed=lambda x: x.transpose(0, 1)[-1],
+)
+
+spell(
+    "pool",
+    LARGEST,
+    adaptive_pool=lambda x: F.adaptive_max_pool1d(x.transpose(1, 2), 1).squeeze(-1),
+    adaptive_pool_module=lambda x: nn.AdaptiveMaxPool1d(1)(x.mT).flatten(1),
+    adaptive_pool_2d=lambda x: F.adaptive_max_pool2d(x.mT[..., None], (1, 1)).flatten(1),
+    adaptive_pool_of_one_axis=lambda x: F.adaptive_max_pool2d(x[:, None], (1, None))[:, 0, 0],
+    torch_max=lambda x: torch.max(x, dim=-2).values,
+    topk=lambda x: x.topk(1, 1)[0].squeeze(1),
+    sorted=lambda x: x.sort(1, descending=True).values[:, 0],
 )
 
 # What is not read is added and taken off again.
