@@ -44,6 +44,11 @@ def rules_for(
 ) -> dict[fx.Node, Rule]:
     """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises
     ``OptionError`` naming the first that has none."""
+    if program.choices:
+        raise OptionError(
+            "deeplift is not defined for this model: the model branches on what it has computed "
+            f"({program.choices[0]}), and would branch otherwise at the baseline"
+        )
     needed = _ancestors(ends)
     moving, found = set(leaves), dict[fx.Node, Rule]()
     for node in program.graph.nodes:

@@ -104,3 +104,42 @@ def test_in_which_order_tables_and_positions_are_added_says_nothing(method):
     torch.testing.assert_close(apart, together, rtol=1e-9, atol=1e-9)
     if method != "lrp":  # places that cancel are terms all the same
         torch.testing.assert_close(last, together, rtol=1e-9, atol=1e-9)
+
+
+#: The last token that is no padding.
+LAST = {
+    "index": lambda x, m: x[torch.arange(len(x)), m.sum(1) - 1],
+    "gather": lambda x, m: x.gather(1, (m.sum(1) - 1)[:, None, None].expand(-1, 1, WIDTH))[:, 0],
+    "one-hot product": lambda x, m: (_code(x, m)[:, None] @ x)[:, 0],
+    "one-hot sum": lambda x, m: (_code(x, m)[..., None] * x).sum(1),
+    "one-hot einsum": lambda x, m: torch.einsum("bn,bnd->bd", _code(x, m), x),
+    "loop": lambda x, m: torch.stack([t[int(k.sum()) - 1] for t, k in zip(x, m, strict=True)]),
+}
+
+
+def _code(x, kept):
+    return torch.nn.functional.one_hot(kept.sum(1) - 1, x.shape[1]).to(x.dtype)
+
+
+class Last(Model):
+    """The head reads the last token that is no padding."""
+
+    def __init__(self, last):
+        super().__init__(lambda ids, table: table[ids])
+        self.last = last
+
+    def forward(self, ids, kept):
+        x = self.embed(ids, self.table) + self.place
+        weights = (self.query(x) @ self.key(x).mT).masked_fill(~kept[:, None], -torch.inf)
+        return self.head(self.last(x + weights.softmax(-1) @ x, kept))
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "attention_grad", "attnlrp"])
+@pytest.mark.parametrize("name", LAST)
+def test_the_last_token_is_picked(name, method):
+    kept = torch.arange(6) < torch.tensor([[6], [4]])
+    found = [
+        relprop.explain(Last(way).double().eval(), (IDS, kept), 1, method=method).scores
+        for way in (LAST["index"], LAST[name])
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)

@@ -2,7 +2,7 @@
 relu by sorting, a mean by pooling.
 
 Where nothing but one tensor decides what comes out, the graph between is run on numbers of our own.
-If it gives what a norm, a softmax, an activation or a mean gives, with the same derivatives, it is
+If it gives what a norm, a softmax, an activation or a pool gives, with the same derivatives, it is
 one.
 """
 
@@ -43,7 +43,7 @@ _CURVED = frozenset(
 
 
 def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
-    """Functions of one tensor: norms, softmax, activations, means."""
+    """Functions of one tensor: norms, softmax, activations, pools."""
     flow = flow_of(graph)
 
     def tried(output: fx.Node) -> Iterator[tuple[Part, Recogniser]]:
@@ -88,7 +88,7 @@ def _is_read_by_others(part: Part) -> bool:
     """Whether the passes that read the operations one by one know all of these."""
     kinds = {kind(n) for n in part.nodes}
     if shape_of(part.source) != shape_of(part.output):
-        return kinds <= MOVES or (len(part.nodes) == 1 and kinds == {Kind.TOTAL})
+        return kinds <= MOVES or (len(part.nodes) == 1 and kinds <= {Kind.TOTAL, Kind.LARGEST})
     guarded = Kind.SOFTMAX in kinds and bool(kinds & {Kind.TEST, Kind.TOTAL, Kind.STATISTIC})
     return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
 
@@ -195,9 +195,9 @@ def _guards(part: Part) -> bool:
 
 
 def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
-    """The mean or the sum along axes, or one position of an axis."""
+    """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
     at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
-    for op in (aten.mean.dim, aten.sum.dim_IntList):
+    for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
         if part.agrees(lambda t: op(t, list(axes)).reshape(shape)):  # noqa: B023
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
                 return None

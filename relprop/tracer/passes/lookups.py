@@ -43,6 +43,8 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
             return _of_gather(node)
         if kind(node) is Kind.OUTPUT:
             return _of_bag(node, constants)
+        if kind(node) is Kind.MATMUL:
+            return _picked(node, constants)
         return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
 
     for rewrite in (lookup, _joined, _as_given):
@@ -189,6 +191,22 @@ def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:
     made = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)  # type: ignore[arg-type]
     made = reshaped(node, made, shape_of(node))
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
+
+
+def _picked(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """The product of zeros with one 1 each and an activation → the rows that are picked of it."""
+    codes, x = node.args[:2]
+    if not is_live(x) or shape_of(codes)[:-2] != shape_of(x)[:-2]:  # type: ignore[arg-type]
+        return None
+    ids = _ids_of(codes, constants)  # type: ignore[arg-type]
+    if ids is None:
+        return None
+    return emit(node, aten.gather.default, x, rank(node) - 2, _wide(node, ids, shape_of(node)))
+
+
+def _wide(at: fx.Node, ids: fx.Node, shape: list[int]) -> fx.Node:
+    """Numbers, repeated along a new last axis."""
+    return expanded(at, reshaped(at, ids, [*shape[:-1], 1]), shape)
 
 
 def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:

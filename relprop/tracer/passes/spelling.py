@@ -44,6 +44,7 @@ from relprop.tracer.passes.indices import (
     summed_by_index,
     written,
 )
+from relprop.tracer.passes.maxima import largest_of_stretches
 from relprop.tracer.passes.numbers import sum_of_numbers
 from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix, trilinear
 from relprop.tracer.passes.recurrent import unroll
@@ -246,22 +247,6 @@ def _picked(node: fx.Node) -> None:
             where = emit(user, aten.unsqueeze.default, where, dim)
         picked = emit(user, aten.gather.default, x, dim % max(rank(x), 1), where)
         swap(user, reshaped(user, picked, shape_of(user)))
-
-
-def _largest_of_stretches(node: fx.Node) -> None:
-    """The values of adaptive max pools: the largest of so many stretches of each axis, one axis
-    after the other."""
-    x, counts = node.args[0], list(node.args[1])  # type: ignore[arg-type]
-    if not all(kind(u) is Kind.OUTPUT and u.args[1] == 0 for u in node.users):
-        return
-    for dim, count in enumerate(counts, rank(x) - len(counts)):
-        length = shape_of(x)[dim]
-        bounds = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
-        parts = [x if count == 1 else emit(node, aten.slice.Tensor, x, dim, *b, 1) for b in bounds]
-        tops = [emit(node, aten.amax.default, p, [dim], True) for p in parts]
-        x = tops[0] if count == 1 else emit(node, aten.cat.default, tops, dim)
-    for user in list(node.users):
-        swap(user, x)  # type: ignore[arg-type]
 
 
 def _largest(node: fx.Node) -> fx.Node | None:
@@ -504,7 +489,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addr: _addr,
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
-        _largest_of_stretches,  # type: ignore[dict-item]
+        largest_of_stretches,  # type: ignore[dict-item]
     ),
     aten.item: _number,
     **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), _clamped),

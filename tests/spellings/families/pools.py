@@ -254,6 +254,12 @@ spell(
     torch_max=lambda x: torch.max(x, dim=-2).values,
     topk=lambda x: x.topk(1, 1)[0].squeeze(1),
     sorted=lambda x: x.sort(1, descending=True).values[:, 0],
+    max_pool=lambda x: F.max_pool1d(x.mT, x.shape[1]).squeeze(-1),
+    max_pool_2d=lambda x: F.max_pool2d(x[:, None], (x.shape[1], 1)).flatten(1),
+    largest_of_two=lambda x: torch.maximum(x[:, :3].amax(1), x[:, 3:].amax(1)),
+    largest_so_far=lambda x: functools.reduce(torch.maximum, x.unbind(1)),
+    largest_by_where=lambda x: functools.reduce(lambda a, b: torch.where(a > b, a, b), x.unbind(1)),
+    less_the_smallest=lambda x: -(-x).amin(1),
 )
 
 # What is not read is added and taken off again.
