@@ -35,7 +35,7 @@ GATED = Base("gated", gated=True, activation="gelu", seed=1)
 #: A learned number for every head and distance is added to the scores, as in Swin and T5.
 RELATIVE = Base("relative", relative=True, seed=1)
 #: The largest of each feature's numbers is read, of whichever token.
-LARGEST = Base("largest", pool="largest", seed=2)
+LARGEST = Base("largest", pool="largest", seed=6)
 #: Each token goes to one of three MLPs.
 EXPERTS = Base("experts", experts=3, seed=20)
 
