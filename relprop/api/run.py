@@ -193,7 +193,7 @@ def draft_attention(session: Session, targets: list[Any], request: Request) -> D
     facts = {
         **facts_of(session, plan, request),
         "attention_sites": [s.path for s in sites],
-        "softmaxes_without_site": _softmaxes_without_site(session),
+        "softmaxes_without_site": program.softmaxes_without_site,
         "inputs_without_attention": apart,
     }
     draft = Draft(
@@ -350,15 +350,10 @@ def reached_inputs(session: Session, starts: tuple[fx.Node, ...]) -> dict[str, f
     )
 
 
-def _softmaxes_without_site(session: Session) -> list[str]:
-    """Where a softmax is that is no attention over tokens, each with the reason."""
-    return [f"{place(n).call or 'top level'}: {why}" for n, why in session.program.no_sites]
-
-
 def _need_sites(session: Session, sites: tuple[Site, ...]) -> None:
     if sites:
         return
-    seen = [f"the softmax at {found}" for found in _softmaxes_without_site(session)]
+    seen = [f"the softmax at {found}" for found in session.program.softmaxes_without_site]
     reasons = "; ".join(seen[:3]) or "it has no softmax"
     hidden = (
         " (its attention is inside a module that a rule of yours treats as one operation)"

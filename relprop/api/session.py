@@ -140,14 +140,17 @@ class Session:
 
     def constant_lookups(self) -> tuple[str, ...]:
         """Where the ids of an explained input are looked up but not explained."""
-        program = self.program
-        inputs = dict(zip(program.inputs, program.placeholders, strict=True))
-        return tuple(
-            f"{name!r} at {place(n)}"
-            for name, leaf in program.leaves.items()
-            if kind(leaf) is Kind.EMBEDDING
-            for n in looked_up_elsewhere(inputs[name], leaf)
-        )
+
+        def make() -> tuple[str, ...]:
+            inputs = dict(zip(self.program.inputs, self.program.placeholders, strict=True))
+            return tuple(
+                f"{name!r} at {place(n)}"
+                for name, leaf in self.program.leaves.items()
+                if kind(leaf) is Kind.EMBEDDING
+                for n in looked_up_elsewhere(inputs[name], leaf)
+            )
+
+        return self.kept(("constant lookups",), make)  # type: ignore[no-any-return]
 
     def tell_of_lookups(self) -> None:
         """Warn of constant lookups, once."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, message
 from relprop.methods.fusion import checked_ratio, fusion_named
-from relprop.tracer.program import Site
+from relprop.tracer.program import Program, Site
 
 Layers = slice | Sequence[int] | None
 Level = Literal["attention", "input"]
@@ -293,3 +293,13 @@ class InputValues:
     contributions: Callable[..., tuple[tuple[Tensor, ...], Tensor, Tensor]]
     positions: Mapping[str, tuple[int, ...]]
     window: Mapping[str, tuple[int, ...]]
+
+
+def refuse_branches(program: Program, method: str) -> None:
+    """Refuse, for a method that runs the graph on other values, a model whose Python code branches
+    on what it has computed. Raises ``OptionError``."""
+    if program.choices:
+        raise OptionError(
+            f"{method}: the model branches on what it has computed ({program.choices[0]}): its "
+            "graph holds for the values as they are"
+        )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import OptionError, first_line, message
+from relprop.methods.base import refuse_branches
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
 from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
@@ -44,11 +45,7 @@ def rules_for(
 ) -> dict[fx.Node, Rule]:
     """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises
     ``OptionError`` naming the first that has none."""
-    if program.choices:
-        raise OptionError(
-            "deeplift is not defined for this model: the model branches on what it has computed "
-            f"({program.choices[0]}), and would branch otherwise at the baseline"
-        )
+    refuse_branches(program, "deeplift")
     needed = _ancestors(ends)
     moving, found = set(leaves), dict[fx.Node, Rule]()
     for node in program.graph.nodes:

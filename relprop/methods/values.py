@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, SiteValues
+from relprop.methods.base import AttentionValues, SiteValues, refuse_branches
 from relprop.numerics import safe_divide
 
 
@@ -54,11 +54,7 @@ def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
 
     As many runs of each layer as it has keys.
     """
-    if at.run.program.choices:
-        raise OptionError(
-            "value_zeroing: the model branches on what it has computed "
-            f"({at.run.program.choices[0]}): its graph holds for the values as they are"
-        )
+    refuse_branches(at.run.program, "value_zeroing")
     layers = {layer.site: layer for layer in at.layers}
     found = {}
     for values in at.sites:

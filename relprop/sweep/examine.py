@@ -26,7 +26,7 @@ from relprop.sweep.subjects import build
 from relprop.sweep.targets import element
 from relprop.tracer.binding import bind, flatten_output
 from relprop.tracer.judge import difference
-from relprop.tracer.program import Program, place
+from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
@@ -152,9 +152,7 @@ def _captured(built: Built, record: Record) -> Program | None:
         record.front_end, record.decisions = program.front_end, len(program.decisions)
         seen = dict.fromkeys(s.softmax for s in program.sites)
         record.sites, record.softmaxes = len(program.sites), len(seen) + len(program.no_sites)
-        record.softmaxes_without_site = [
-            f"{place(n).call or 'top level'}: {why}" for n, why in program.no_sites
-        ]
+        record.softmaxes_without_site = program.softmaxes_without_site
     if program is None:
         return None
     with _stage(record, "graph equals model"):

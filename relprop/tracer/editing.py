@@ -112,6 +112,13 @@ def _is_computed(places: fx.Node) -> bool:
     return False
 
 
+def rows_at(at: fx.Node, x: fx.Node, axis: int, places: fx.Node) -> fx.Node:
+    """The rows of ``x`` that stand at ``places`` along an axis, one for each."""
+    shape = [*shape_of(places), shape_of(x)[-1]]
+    wide = expanded(at, reshaped(at, places, [*shape[:-1], 1]), shape)
+    return emit(at, aten.gather.default, x, axis, wide)
+
+
 def is_of_masks(w: fx.Node) -> bool:
     """Whether a tensor that is held still is made of truth values or whole numbers of an input, and
     of no parameter: it says which tokens are there, and is no weight."""

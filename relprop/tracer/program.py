@@ -121,6 +121,11 @@ class Program:
         """The nodes the model returns, in the order of ``outputs.names``."""
         return tuple(next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0])
 
+    @property
+    def softmaxes_without_site(self) -> list[str]:
+        """Where a softmax is that is no attention over tokens, each with the reason."""
+        return [f"{place(n).call or 'top level'}: {why}" for n, why in self.no_sites]
+
     def __repr__(self) -> str:
         calls = sum(n.op == "call_function" for n in self.graph.nodes)
         return (

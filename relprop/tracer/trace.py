@@ -15,13 +15,14 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, InputError, message
-from relprop.tracer.attention import attend_to_constants, find_sites, split_heads
+from relprop.tracer.attention import attend_to_constants, find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
 from relprop.tracer.chance import by_chance
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.heads import split_heads
 from relprop.tracer.judge import UNSTEADY, difference, tolerance, unsteady
 from relprop.tracer.leaves import (
     ADDED,

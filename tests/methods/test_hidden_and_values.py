@@ -412,3 +412,19 @@ def test_half_precision_is_close_to_single(method):
     single = relprop.explain(model, {"input_ids": IDS}, 1, method=method)
     half = relprop.explain(model.to(torch.bfloat16), {"input_ids": IDS}, 1, method=method)
     assert half.scores.dtype == torch.float32 and closeness(half.scores, single.scores) <= 0.1
+
+
+class Branching(Model):
+    """Python asks what a block gives."""
+
+    def forward(self, *inputs):
+        found = super().forward(*inputs)
+        return found if bool((found < 1e6).all()) else -found
+
+
+@pytest.mark.parametrize("method", ["value_zeroing", "deeplift"])
+def test_methods_that_try_other_values_refuse_branches_on_computed_ones(method):
+    model, inputs = Branching(PLAIN).eval(), PLAIN.inputs()
+    with pytest.raises(OptionError, match="branches on what it has computed"):
+        relprop.explain(model, inputs, 1, method=method)
+    assert relprop.explain(Model(PLAIN).eval(), inputs, 1, method=method).scores.any()

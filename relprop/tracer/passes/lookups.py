@@ -20,6 +20,7 @@ from relprop.tracer.editing import (
     permuted,
     rank,
     reshaped,
+    rows_at,
     shape_of,
     swap,
     tensor_inputs,
@@ -201,12 +202,7 @@ def _picked(node: fx.Node, constants: Constants) -> fx.Node | None:
     ids = _ids_of(codes, constants)  # type: ignore[arg-type]
     if ids is None:
         return None
-    return emit(node, aten.gather.default, x, rank(node) - 2, _wide(node, ids, shape_of(node)))
-
-
-def _wide(at: fx.Node, ids: fx.Node, shape: list[int]) -> fx.Node:
-    """Numbers, repeated along a new last axis."""
-    return expanded(at, reshaped(at, ids, [*shape[:-1], 1]), shape)
+    return rows_at(node, x, rank(node) - 2, reshaped(node, ids, shape_of(node)[:-1]))
 
 
 def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:

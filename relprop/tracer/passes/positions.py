@@ -23,13 +23,13 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
-    expanded,
     is_float,
     is_live,
     is_tensor,
     permuted,
     rank,
     reshaped,
+    rows_at,
     shape_of,
     swap,
     tensor_inputs,
@@ -138,22 +138,13 @@ class _Lookup:
         if what is Kind.PERMUTE:
             return permuted(self.node, self.rows(x), [*moved.args[1], rank(x)])  # type: ignore[arg-type, misc]
         if what is Kind.GATHER and is_live(x) and is_live(moved.args[2]):
-            return self._gathered(x, *moved.args[1:3])  # type: ignore[arg-type]
+            return rows_at(self.node, self.rows(x), moved.args[1] % rank(x), moved.args[2])  # type: ignore[arg-type, operator]
         if what is Kind.INDEX and is_live(x) and any(map(is_live, moved.args[1])):  # type: ignore[arg-type]
             return emit(self.node, moved.target, self.rows(x), moved.args[1])  # type: ignore[arg-type]
         nodes, sources = self._moves()
         if len(sources) == 1 and nodes:
             return self._along_an_axis(nodes, sources[0])
         return self._joined() if len(sources) > 1 and what is Kind.JOIN else None
-
-    def _gathered(self, x: fx.Node, dim: int, index: fx.Node) -> fx.Node:
-        rows = self.rows(x)
-        wide = expanded(
-            self.node,
-            reshaped(self.node, index, [*shape_of(index), 1]),
-            [*shape_of(index), shape_of(rows)[-1]],
-        )
-        return emit(self.node, aten.gather.default, rows, dim % rank(x), wide)
 
     def _joined(self) -> fx.Node | None:
         if not all(is_tensor(p) for p in self.moved.args[0]):  # type: ignore[union-attr]
