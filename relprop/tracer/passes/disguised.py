@@ -198,7 +198,11 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
     at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
     for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
-        if part.agrees(lambda t: op(t, list(axes)).reshape(shape)):  # noqa: B023
+
+        def pool(t: Tensor, op: Any = op) -> Tensor:
+            return op(t, list(axes)).reshape(shape)  # type: ignore[no-any-return]
+
+        if same(pool(x), y) and part.agrees(pool):
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
                 return None
             return reshaped(at, emit(at, op, part.source, list(axes)), shape)
@@ -206,7 +210,9 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
         rows = x.movedim(axes[0], 0).flatten(1)
         near = (rows - y.reshape(1, -1)).abs().amax(1)
         i = int(near.argmin())
-        if part.agrees(lambda t: t.select(axes[0], i).reshape(shape)):
+        if same(rows[i], y.flatten()) and part.agrees(
+            lambda t: t.select(axes[0], i).reshape(shape)
+        ):
             return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
     return None
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
@@ -38,9 +37,8 @@ class Part:
 
         for node in self.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-            args, kwargs = tree_map(in_double, _plain(args)), tree_map(in_double, _plain(kwargs))
-            kwargs = {k: v for k, v in kwargs.items() if k != "device"}
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            kwargs = {k: _in_double(v) for k, v in kwargs.items() if k != "device"}
+            known[node] = node.target(*map(_in_double, args), **kwargs)  # type: ignore[operator]
         return known[self.output]  # type: ignore[no-any-return]
 
     @property
@@ -95,12 +93,12 @@ def in_double(x: Any) -> Any:
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _plain(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {k: _plain(v) for k, v in part.items()}
+def _in_double(part: Any) -> Any:
+    """An argument of a node, its lists plain ones."""
     if isinstance(part, (list, tuple)):
-        return type(part)(_plain(v) for v in part) if type(part) is tuple else [*map(_plain, part)]
-    return part
+        inside = map(_in_double, part)
+        return tuple(inside) if type(part) is tuple else [*inside]
+    return in_double(part)
 
 
 Recogniser = Callable[[Part], "fx.Node | None"]
