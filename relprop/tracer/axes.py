@@ -349,8 +349,8 @@ def _stacks(node: fx.Node, dim: int) -> bool:
 
 def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:
     """What the axes are made of from whose positions, one after another, tensors that are stacked
-    were worked out: a recurrence that is written as a loop."""
-    ends = [p.args[0] for p in node.args[0]]  # type: ignore[union-attr]
+    were worked out: a recurrence that is written as a loop, constants beside them left out."""
+    ends = [p.args[0] for p in node.args[0] if p.args[0] in known]  # type: ignore[union-attr]
     picked: list[set[tuple[fx.Node, int]]] = []
     for place, end in enumerate(ends):
         seen, left, found = set(ends), [end], set()
@@ -363,7 +363,8 @@ def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:
                 seen |= set(above)
                 left += above
         picked.append(found)
-    axes = (known[x][dim] for x, dim in set.intersection(*picked) if x in known)
+    shared = set[tuple[fx.Node, int]].intersection(*picked) if picked else ()
+    axes = (known[x][dim] for x, dim in shared if x in known)
     whole = (axis for axis in axes if math.prod(a.size for a in axis) == len(ends))
     return tuple(atom for axis in whole for atom in axis)
 

@@ -1,6 +1,8 @@
 """Several parts written differently at once: seeded random choices, one spelling for each of some
 parts of one base."""
 
+from __future__ import annotations
+
 import functools
 import random
 from collections import defaultdict
@@ -9,6 +11,7 @@ import pytest
 
 from tests.spellings.bases import CAUSAL, IDS, LLAMA, PADDED, PAIRS, PLAIN, START
 from tests.spellings.checks import compare_all, gap, outputs_and_gradients, verdict
+from tests.spellings.left import LEFT
 from tests.spellings.model import Model
 from tests.spellings.spelling import Spelling, spellings
 
@@ -103,3 +106,46 @@ def test_the_explanation_of_a_combination(base, seed):
     combined = combination(base, seed)
     wrong = verdict(combined, compare_all(combined, METHODS))
     assert not wrong, "\n".join([combined.name, *wrong])
+
+
+#: Parts of one base that were wrong together, or on this base alone.
+ONCE_WRONG = (
+    (CAUSAL, "softmax=expm1", "scores=complex"),
+    (START, "softmax=expm1", "contract=mm_of_every_head"),
+    (IDS, "mlp=tokens_in_equal_chunks", "project=one_input_at_a_time"),
+    (PADDED, "scores=two_halves_of_the_features"),
+    (LLAMA, "scores=two_halves_of_the_features"),
+    (PLAIN, "norm=mean_of_features_first", "project=conv1d"),
+    (START, "position=token_by_token"),
+    (START, "position=added_by_token"),
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [(base, names) for base, *names in ONCE_WRONG],
+    ids=lambda part: getattr(part, "name", "") or ",".join(part),
+)
+def test_what_was_wrong_is_right(base, names):
+    wanted = [name.split("=") for name in names]
+    chosen = {part: next(w for w in ways()[part] if w.name == name) for part, name in wanted}
+    assert _fits(base, _parts(chosen))
+    found = Spelling("combination", ",".join(names), base, _parts(chosen))
+    assert not (wrong := verdict(found, compare_all(found, METHODS))), "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", sorted(ways()))
+def test_each_way_on_every_base(part):
+    """A spelling of one base on the others that it fits: the same answer, or a refusal."""
+    wrong = []
+    for way in {w.name: w for w in ways()[part]}.values():
+        if way.id in LEFT:
+            continue
+        for base in BASES:
+            if part in used(base) and base is not way.base and _fits(base, way.parts):
+                found = Spelling("other base", way.name, base, way.parts)
+                outcomes = compare_all(found, METHODS)
+                differing = {n: o for n, o in outcomes.items() if o[0].kind in ("differs", "fails")}
+                wrong += [f"{base.name} {way.name} {line}" for line in verdict(found, differing)]
+    assert not wrong, "\n".join(wrong)

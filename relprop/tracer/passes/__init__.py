@@ -43,7 +43,12 @@ from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
-from relprop.tracer.passes.split import cut_inputs, join_outputs, join_split_inputs
+from relprop.tracer.passes.split import (
+    cut_inputs,
+    join_outputs,
+    join_split_inputs,
+    join_split_products,
+)
 from relprop.tracer.passes.stored import scale_stored
 from relprop.tracer.passes.sums import (
     drop_constant_inputs,
@@ -91,10 +96,12 @@ def canonicalise(
     raise_products(graph, spreads=True)
     scale_stored(graph)
     join_factors(graph)
-    raise_functions(graph)
+    if raise_functions(graph):  # an exponential of a softmax, too
+        raise_rows(graph, Constants(given, device))
     raise_lookups(graph, Constants(given, device))
     look_up_as_given(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
+    join_split_products(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_sums_by_index(graph)

@@ -51,8 +51,9 @@ _GRID = torch.cat(
 _CHAIN = frozenset({Kind.FUNCTION, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT})
 
 
-def raise_functions(graph: fx.Graph) -> None:
-    """Regions without a sum in them, then chains of functions → one call each."""
+def raise_functions(graph: fx.Graph) -> bool:
+    """Regions without a sum in them, then chains of functions → one call each; whether one was
+    written anew."""
     taken: set[fx.Node] = set()
     for region in list(candidates(graph)):
         if region.axes or taken & set(region.nodes):
@@ -65,7 +66,7 @@ def raise_functions(graph: fx.Graph) -> None:
         taken |= set(region.nodes)
         swap(region.output, new)
     graph.eliminate_dead_code()
-    _raise_chains(graph)
+    return _raise_chains(graph) or bool(taken)
 
 
 def _stops_gradient(nodes: Any) -> bool:
@@ -155,10 +156,11 @@ def _agree(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:
 # ---- chains
 
 
-def _raise_chains(graph: fx.Graph) -> None:
+def _raise_chains(graph: fx.Graph) -> bool:
     """Functions of functions: what torch has a name for, from the longest chain on; else from the
     first function to the last as one."""
     done: set[fx.Node] = set()
+    shorter = False
     for node in reversed(list(graph.nodes)):
         if node in done or node._erased or not _links(node):
             continue
@@ -166,8 +168,9 @@ def _raise_chains(graph: fx.Graph) -> None:
         while _links(above := chain[0].args[0]) and len(above.users) == 1:  # type: ignore[union-attr, arg-type]
             chain.insert(0, above)  # type: ignore[arg-type]
         done |= set(chain)
-        _shorten(chain)
+        shorter |= _shorten(chain)
     graph.eliminate_dead_code()
+    return shorter
 
 
 def _links(node: Any) -> bool:
@@ -179,10 +182,10 @@ def _links(node: Any) -> bool:
     return single and shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
 
 
-def _shorten(chain: list[fx.Node]) -> None:
+def _shorten(chain: list[fx.Node]) -> bool:
     curved = [i for i, n in enumerate(chain) if kind(n) is Kind.FUNCTION]
     if not curved or len(chain) < 2:
-        return
+        return False
     for length in range(len(chain), 1, -1):
         for first in range(len(chain) - length + 1):
             part = chain[first : first + length]
@@ -191,8 +194,9 @@ def _shorten(chain: list[fx.Node]) -> None:
             known = _known(recipe_of(part, [part[0].args[0]]))  # type: ignore[list-item]
             if known is not None:
                 swap(part[-1], known(part[-1], part[0].args[0]))  # type: ignore[arg-type]
-                return
+                return True
     if len(curved) > 1:
         part = chain[curved[0] : curved[-1] + 1]
         recipe = recipe_of(part, [part[0].args[0]])  # type: ignore[list-item]
         swap(part[-1], _call(part[-1], part[0].args[0], recipe, ()))  # type: ignore[arg-type]
+    return len(curved) > 1

@@ -37,17 +37,61 @@ def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
         terms, groups = terms_of(node), defaultdict[fx.Node, list[fx.Node]](list)
         for sign, n in terms:
             if sign > 0 and _is_map(n):
-                groups[_source(n.args[0])].append(n)  # type: ignore[index, arg-type]
+                groups[_ways_up(n.args[0])[-1]].append(n)  # type: ignore[index, arg-type]
         joined = [
             (new, parts)
-            for source, parts in groups.items()
-            if len(parts) > 1 and (new := _joined(node, source, parts, Labels(constants)))
+            for parts in groups.values()
+            if len(parts) > 1 and (new := _joined(node, parts, Labels(constants)))
         ]
         if joined:
             gone = {n for _, parts in joined for n in parts}
             rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
     graph.eliminate_dead_code()
+
+
+def join_split_products(graph: fx.Graph, constants: Constants) -> None:
+    """Σ A_i B_i over parts of two tensors, cut along what the products sum over → A B."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
+        for sign, n in terms:
+            if sign > 0 and is_call(n, aten.matmul) and len(n.users) == 1:
+                groups[tuple(_ways_up(a)[-1] for a in n.args)].append(n)  # type: ignore[arg-type]
+        joined = [
+            (new, parts)
+            for parts in groups.values()
+            if len(parts) > 1 and (new := _joined_product(node, parts, Labels(constants)))
+        ]
+        if joined:
+            gone = {n for _, parts in joined for n in parts}
+            rest = [(sign, n) for sign, n in terms if n not in gone]
+            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
+    graph.eliminate_dead_code()
+
+
+def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some products as one of all that they read of two tensors, in the first's order;
+    ``None`` where they are no parts of both that lie side by side."""
+    sides, order = [], None
+    for i, axis in ((0, -1), (1, -2)):
+        xs: list[fx.Node] = [p.args[i] for p in parts]  # type: ignore[misc]
+        ways = [_ways_up(x) for x in xs]
+        source = next(n for n in ways[0] if all(n in way for way in ways))
+        places = [_places(x, source, labels) for x in xs]
+        if not is_live(source) or any(p is None for p in places):
+            return None
+        if len({p[..., :1, :1].shape for p in places}) > 1:  # type: ignore[index]
+            return None
+        beside = torch.cat(places, axis)  # type: ignore[arg-type]
+        order = beside.movedim(axis, -1).flatten(0, -2)[0].argsort() if order is None else order
+        if beside.unique().numel() < beside.numel():
+            return None
+        sides.append(_placed(at, source, beside.index_select(axis, order)))
+    if any(side is None for side in sides):
+        return None
+    return emit(at, aten.matmul.default, *sides)
 
 
 def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
@@ -61,20 +105,34 @@ def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
     return [folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
 
 
-def _source(x: fx.Node) -> fx.Node:
-    """What a tensor's numbers, or those of it that depend on an input, were before they were
-    moved."""
-    while kind(x) in MOVES:
-        above = tensor_inputs(x)
+def _ways_up(x: fx.Node) -> list[fx.Node]:
+    """A tensor, and what its numbers, or those of it that depend on an input, were before each
+    move."""
+    way = [x]
+    while kind(way[-1]) in MOVES:
+        above = tensor_inputs(way[-1])
         above = tuple(n for n in above if is_live(n)) or above
         if len(above) != 1:
             break
-        x = above[0]
-    return x
+        way.append(above[0])
+    return way
 
 
-def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
-    """The sum of some linear maps as one of all that they read of ``source``, in its order."""
+def _joined(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps as one of all that they read of one tensor, in its order: of the
+    first that it was, or, where that has more positions, of the last that it was in all maps."""
+    ways = [_ways_up(p.args[0]) for p in parts]  # type: ignore[arg-type]
+    last = next(n for n in ways[0] if all(n in way for way in ways))
+    for source in dict.fromkeys((ways[0][-1], last)):
+        made = _joined_from(source, at, parts, labels)
+        if made is not None:
+            return made
+    return None
+
+
+def _joined_from(
+    source: fx.Node, at: fx.Node, parts: list[fx.Node], labels: Labels
+) -> fx.Node | None:
     xs = [_places(p.args[0], source, labels) for p in parts]  # type: ignore[arg-type]
     if any(x is None for x in xs) or len({x.shape[:-1] for x in xs}) > 1:  # type: ignore[union-attr]
         return None
@@ -91,7 +149,7 @@ def _joined(at: fx.Node, source: fx.Node, parts: list[fx.Node], labels: Labels) 
 
 def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) -> fx.Node:
     """Columns of matrices in their new order: of one matrix that was cut, that matrix."""
-    sources = {_source(w) for w in weights}
+    sources = {_ways_up(w)[-1] for w in weights}
     if len(sources) == 1:
         source = sources.pop()
         columns = [_places(w, source, labels) for w in weights]
