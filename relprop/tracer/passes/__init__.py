@@ -43,6 +43,7 @@ from relprop.tracer.passes.rotations import join_rotations
 from relprop.tracer.passes.rows import drop_shifts, raise_rows
 from relprop.tracer.passes.same import join_same
 from relprop.tracer.passes.shares import weigh_masks
+from relprop.tracer.passes.signs import join_signs
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.split import cut_inputs, join_outputs, join_split_inputs
@@ -118,6 +119,7 @@ def canonicalise(
     weigh_masks(graph)
     fold_rows(graph)
     join_biases(graph)
+    join_signs(graph)
     join_sums(graph)
     simplify(graph, Constants(given, device))
     graph.lint()

@@ -26,9 +26,10 @@ def join_factors(graph: fx.Graph) -> None:
         groups: dict[fx.Node, Factors] = {}
         for power, factor in factors:
             groups.setdefault(_root(factor), []).append((power, factor))
-        apart = len(groups) > 1 and any(len(g) > 1 for g in groups.values())
+        gated = any(_is_gate(root, g) for root, g in groups.items())
+        apart = len(groups) > 1 and (gated or any(len(g) > 1 for g in groups.values()))
         if apart or _inverts_twice(node):
-            swap(node, _product(node, [_group(node, g) for g in groups.values()], scale))
+            swap(node, _product(node, [_group(node, r, g) for r, g in groups.items()], scale))
     graph.eliminate_dead_code()
 
 
@@ -169,10 +170,20 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _group(at: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
-    """Factors as one; it is divided by if all of them are."""
+def _is_gate(root: fx.Node, factors: Factors) -> bool:
+    """Whether factors, all divisors, are a function of another tensor's features: u/f(v)."""
+    own = [n for power, n in factors if power < 0 and n is not root]
+    return len(own) == len(factors) and all(
+        is_live(root) and shape_of(n) == shape_of(root) and shape_of(n)[-1:] != [1] for n in own
+    )
+
+
+def _group(at: fx.Node, root: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
+    """Factors as one; it is divided by if all of them are, unless their inverse is a function."""
     if all(power < 0 for power, _ in factors):
-        return -1, _product(at, [(1, n) for _, n in factors], 1.0)
+        below = _product(at, [(1, n) for _, n in factors], 1.0)
+        gates = _is_gate(root, factors)
+        return (1, emit(at, aten.reciprocal.default, below)) if gates else (-1, below)
     return 1, _product(at, factors, 1.0)
 
 
