@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import is_call
-from relprop.tracer.editing import aten, emit, is_live, is_tensor, swap
+from relprop.tracer.editing import aten, emit, is_float, is_live, is_tensor, swap
 from relprop.tracer.passes.numbers import multiple, taken_back
 
 
@@ -15,7 +15,7 @@ def join_signs(graph: fx.Graph) -> None:
     """W(−x) and −(Wx) → (−W)x, u − Wx → u + (−W)x, once functions that turn a sign themselves are
     recognised."""
     for node in list(graph.nodes):
-        if node._erased or not is_live(node):
+        if node._erased or not is_float(node) or not is_live(node):
             continue
         new = None
         if is_call(node, aten.linear):
