@@ -8,6 +8,7 @@ LEFT: dict[str, str] = dict.fromkeys(
         "contractions-contract-all_heads_with_all_heads_masked-plain",
         "contractions-contract-all_values_of_every_head-plain",
         "contractions-contract-product_and_nanmean-plain",
+        "projections-project-input_doubled_and_turned-plain",
     ),
     OTHER_FORM,
 )

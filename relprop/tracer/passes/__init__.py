@@ -16,13 +16,14 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
+from relprop.tracer.passes.affine import raise_affine
 from relprop.tracer.passes.blocks import raise_blocks
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.convolutions import raise_convolutions
 from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.disguised_sums import raise_disguised_sums
-from relprop.tracer.passes.factors import join_factors, scale_inputs
+from relprop.tracer.passes.factors import join_factors, join_multiples, scale_inputs
 from relprop.tracer.passes.functions import raise_functions
 from relprop.tracer.passes.indices import join_sums_by_index
 from relprop.tracer.passes.lanes import (
@@ -39,8 +40,10 @@ from relprop.tracer.passes.orders import sink_orders
 from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, raise_totals
 from relprop.tracer.passes.rotations import join_rotations
-from relprop.tracer.passes.rows import drop_shifts, raise_affine, raise_rows
+from relprop.tracer.passes.rows import drop_shifts, raise_rows
 from relprop.tracer.passes.same import join_same
+from relprop.tracer.passes.shares import weigh_masks
+from relprop.tracer.passes.signs import join_signs
 from relprop.tracer.passes.simplify import simplify
 from relprop.tracer.passes.spelling import respell
 from relprop.tracer.passes.split import (
@@ -92,7 +95,8 @@ def canonicalise(
     raise_rows(graph, Constants(given, device))
     drop_shifts(graph)
     simplify(graph, Constants(given, device))
-    raise_affine(graph)
+    join_multiples(graph)
+    raise_affine(graph, Constants(given, device))
     raise_products(graph, spreads=True)
     scale_stored(graph)
     join_factors(graph)
@@ -114,13 +118,15 @@ def canonicalise(
     join_same(graph)
     merge_lanes(graph)
     merge_projections(graph)
-    merge_weighted(graph)
+    merge_weighted(graph, Constants(given, device))
     join_groups(graph)
     simplify(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
     raise_totals(graph)
+    weigh_masks(graph)
     fold_rows(graph)
     join_biases(graph)
+    join_signs(graph)
     join_sums(graph)
     simplify(graph, Constants(given, device))
     graph.lint()

@@ -12,6 +12,7 @@ from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, val
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.region import fits, flow_of
+from relprop.tracer.passes.sums import added, folded, is_scaled, is_top, terms_of
 
 Factors = list[tuple[int, fx.Node]]
 
@@ -25,10 +26,46 @@ def join_factors(graph: fx.Graph) -> None:
         groups: dict[fx.Node, Factors] = {}
         for power, factor in factors:
             groups.setdefault(_root(factor), []).append((power, factor))
-        apart = len(groups) > 1 and any(len(g) > 1 for g in groups.values())
+        gated = any(_is_gate(root, g) for root, g in groups.items())
+        apart = len(groups) > 1 and (gated or any(len(g) > 1 for g in groups.values()))
         if apart or _inverts_twice(node):
-            swap(node, _product(node, [_group(node, g) for g in groups.values()], scale))
+            swap(node, _product(node, [_group(node, r, g) for r, g in groups.items()], scale))
     graph.eliminate_dead_code()
+
+
+def join_multiples(graph: fx.Graph) -> None:
+    """x + x⊙w of parameters w → x⊙(1 + w)."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms = terms_of(node)
+        found = [(*_multiple(n), sign) for sign, n in terms]
+        for x in dict.fromkeys(x for x, w, _ in found if isinstance(w, fx.Node)):
+            own = [(w, sign) for y, w, sign in found if y is x]
+            if len(own) > 1:
+                rest = [t for t, (y, *_) in zip(terms, found, strict=True) if y is not x]
+                swap(node, added(node, [(1, _multiplied(node, x, own)), *rest]))
+                break
+    graph.eliminate_dead_code()
+
+
+def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:
+    """The tensor of which a term is a multiple, feature by feature, and what multiplies it."""
+    if is_scaled(node) and len(node.users) == 1 and kind(node) is Kind.PRODUCT:
+        return node.args[:2]  # type: ignore[return-value]
+    if not is_call(node, aten.mul) or len(node.users) != 1 or not all(map(is_float, node.args)):
+        return node, 1
+    x, w = sorted(node.args, key=is_live, reverse=True)
+    same = shape_of(x) == shape_of(node) and val(w).dtype == val(node).dtype
+    return (x, w) if is_live(x) and not is_live(w) and same else (node, 1)  # type: ignore[return-value]
+
+
+def _multiplied(at: fx.Node, x: fx.Node, own: list[tuple[fx.Node | float, int]]) -> fx.Node:
+    """A tensor times the sum of its factors."""
+    number = sum(sign * w for w, sign in own if not isinstance(w, fx.Node))
+    total = folded(at, [(sign, w) for w, sign in own if isinstance(w, fx.Node)])
+    total = emit(at, aten.add.Tensor, total, number) if number else total
+    return emit(at, aten.mul.Tensor, x, total)
 
 
 def scale_inputs(graph: fx.Graph) -> None:
@@ -133,10 +170,20 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _group(at: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
-    """Factors as one; it is divided by if all of them are."""
+def _is_gate(root: fx.Node, factors: Factors) -> bool:
+    """Whether factors, all divisors, are a function of another tensor's features: u/f(v)."""
+    own = [n for power, n in factors if power < 0 and n is not root]
+    return len(own) == len(factors) and all(
+        is_live(root) and shape_of(n) == shape_of(root) and shape_of(n)[-1:] != [1] for n in own
+    )
+
+
+def _group(at: fx.Node, root: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
+    """Factors as one; it is divided by if all of them are, unless their inverse is a function."""
     if all(power < 0 for power, _ in factors):
-        return -1, _product(at, [(1, n) for _, n in factors], 1.0)
+        below = _product(at, [(1, n) for _, n in factors], 1.0)
+        gates = _is_gate(root, factors)
+        return (1, emit(at, aten.reciprocal.default, below)) if gates else (-1, below)
     return 1, _product(at, factors, 1.0)
 
 

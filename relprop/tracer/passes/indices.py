@@ -30,14 +30,30 @@ from relprop.tracer.passes.writes import put, put_slice
 
 def summed_by_index(node: fx.Node) -> fx.Node | None:
     """``index_add`` and ``scatter_add``: what was there plus a sum by index onto zeros."""
-    base, alpha = node.args[0], argument(node, "alpha")
+    base, alpha, args = node.args[0], argument(node, "alpha"), list(node.args)
+    if is_call(node, aten.scatter_add) and (rows := _rows_of(node)) is not None:
+        return emit(node, aten.index_add.default, base, args[1], rows, args[3])
     if is_number(base, 0) and alpha in (None, 1):
         return None
-    args = list(node.args)
     if alpha not in (None, 1):
         args[3] = emit(node, aten.mul.Tensor, args[3], alpha)
     added = emit(node, node.target, emit(node, aten.zeros_like.default, base), *args[1:])
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def _rows_of(node: fx.Node) -> fx.Node | None:
+    """The places to which ``scatter_add`` brings whole rows: one index, repeated along all other
+    axes."""
+    base, dim, index, source = node.args[:4]
+    axis = dim % max(rank(node), 1)  # type: ignore[operator]
+    if kind(index) is not Kind.EXPAND or shape_of(index) != shape_of(source):
+        return None
+    one = index.args[0]  # type: ignore[union-attr]
+    lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
+    if math.prod(lengths) != lengths[axis] or lengths[axis] != shape_of(source)[axis]:
+        return None
+    shapes = [[s for i, s in enumerate(shape_of(x)) if i != axis] for x in (base, source)]
+    return reshaped(node, one, [-1]) if shapes[0] == shapes[1] else None
 
 
 def join_sums_by_index(graph: fx.Graph) -> None:
@@ -48,10 +64,13 @@ def join_sums_by_index(graph: fx.Graph) -> None:
             continue
         terms = terms_of(node)
         parts = [n for sign, n in terms if sign > 0 and _onto_zeros(n)]
-        if len(parts) > 1 and len({(n.args[1], *shape_of(n)) for n in parts}) == 1:
-            one = _written_apart(node, parts) or _summed_at_once(node, parts)
-            rest = [(sign, n) for sign, n in terms if n not in parts]
-            swap(node, added(node, [*rest, (1, one)]))
+        if len(parts) > 1 and len({tuple(shape_of(n)) for n in parts}) == 1:
+            summed = all(is_call(n, aten.index_add) for n in parts)
+            alike = summed and len({n.args[1] for n in parts}) == 1
+            one = _written_apart(node, parts) or (_summed_at_once(node, parts) if alike else None)
+            if one is not None:
+                rest = [(sign, n) for sign, n in terms if n not in parts]
+                swap(node, added(node, [*rest, (1, one)]))
     graph.eliminate_dead_code()
 
 
@@ -65,14 +84,22 @@ def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
 
 def _written_apart(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
     """One write after another, if each is where the same whole numbers are another number."""
-    cases = [_case_of(_mask_of(n.args[2])) for n in parts]
+    writes = [_write_of(at, n) for n in parts]
+    cases = [_case_of(_mask_of(indices)) for indices, _ in writes]
     if None in cases or len(set(cases)) < len(cases) or len({c[0] for c in cases if c}) > 1:
         return None
-    made, dim = parts[0].args[0], parts[0].args[1] % rank(parts[0])  # type: ignore[operator]
-    for n in parts:
-        where = reshaped(at, n.args[2], [-1])  # type: ignore[arg-type]
-        made = emit(at, aten.index_put.default, made, [*[None] * dim, where], n.args[3])
+    made = parts[0].args[0]
+    for indices, values in writes:
+        made = emit(at, aten.index_put.default, made, indices, values)
     return made  # type: ignore[return-value]
+
+
+def _write_of(at: fx.Node, n: fx.Node) -> tuple[list[Any], Any]:
+    """The indices of a write or a sum by index, and the values."""
+    if is_call(n, aten.index_put):
+        return list(n.args[1]), n.args[2]  # type: ignore[arg-type]
+    where = reshaped(at, n.args[2], [-1])  # type: ignore[arg-type]
+    return [*[None] * (n.args[1] % rank(n)), where], n.args[3]  # type: ignore[operator]
 
 
 def _case_of(mask: Any) -> tuple[fx.Node, int] | None:
@@ -88,19 +115,40 @@ def _case_of(mask: Any) -> tuple[fx.Node, int] | None:
     return (x, number) if is_call(x, aten.one_hot) and axis == rank(x) - 1 else None
 
 
-def _mask_of(places: Any) -> fx.Node | None:
-    """The mask of one axis that is true at some places."""
-    while kind(places) in (Kind.RESHAPE, Kind.SELECT, Kind.OUTPUT):
+def _mask_of(indices: list[Any]) -> fx.Node | None:
+    """The mask of neighbouring axes that is true at the places that indices say, each once."""
+    found = [_column_of(i) for i in indices if i is not None]
+    mask = found[0][0] if found and found[0] is not None else None
+    return mask if mask is not None and found == [(mask, i) for i in range(rank(mask))] else None
+
+
+def _column_of(places: Any) -> tuple[fx.Node, int] | None:
+    """The mask at whose true places an index counts, and along which of its axes."""
+    axis, length = 0, None
+    while True:
+        if kind(places) is Kind.OUTPUT:
+            axis = places.args[1]
+        elif kind(places) is Kind.SELECT:
+            axis = places.args[2]
+        elif is_call(places, aten.remainder):
+            length = places.args[1]
+        elif kind(places) is not Kind.RESHAPE:
+            break
         places = places.args[0]
-    found = is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where)
-    alone = found and len(places.args) == 1 and rank(places.args[0]) == 1
-    return places.args[0] if alone else None
+    if not is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where) or len(places.args) > 1:
+        return None
+    mask = places.args[0]
+    axis = 0 if rank(mask) == 1 else axis
+    sized = isinstance(axis, int) and length in (None, *shape_of(mask)[axis : axis + 1])
+    return (mask, axis) if sized else None
 
 
 def _onto_zeros(node: fx.Node) -> bool:
-    """Whether a call that nothing else reads only sums what an index brings to one place."""
-    alone = is_call(node, aten.index_add) and len(node.users) == 1 and not node.kwargs
-    return alone and is_number(node.args[0], 0)
+    """Whether a call that nothing else reads brings values to places of zeros, by an index."""
+    if not is_call(node, aten.index_add, aten.index_put) or len(node.users) != 1 or node.kwargs:
+        return False
+    accumulates = is_call(node, aten.index_put) and len(node.args) > 3
+    return is_number(node.args[0], 0) and not accumulates
 
 
 def picked_once(node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -130,7 +178,8 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     if not argument(node, "accumulate"):
         alone = len(used) == len(indices) == 1 and masks[0]  # type: ignore[arg-type]
         return _put_where(node, base, indices[0], values) if alone else None  # type: ignore[index]
-    if any(masks):  # which brings no two values to one place: a write, onto zeros
+    if any(masks) or _mask_of(list(indices)) is not None:  # type: ignore[arg-type]
+        # which brings no two values to one place: a write, onto zeros
         zeros = emit(node, aten.zeros_like.default, base)
         added = emit(node, node.target, zeros, indices, values)
     else:

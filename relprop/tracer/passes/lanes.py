@@ -18,10 +18,12 @@ from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.operations.vocabulary import grouped_linear
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     dims_of,
     emit,
+    is_float,
     is_live,
     is_tensor,
     rank,
@@ -88,7 +90,7 @@ def merge_projections(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def merge_weighted(graph: fx.Graph) -> None:
+def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
     """Σ_i g_i·f_i(x), lanes each times a weight of its own (experts, each with its share) → the
     product of the lanes side by side with their weights."""
     for node in list(graph.nodes):
@@ -96,6 +98,7 @@ def merge_weighted(graph: fx.Graph) -> None:
             continue
         terms = terms_of(node)
         parts = [(n, *_unscaled(n)) for sign, n in terms if sign > 0]
+        parts = [(n, _with_mask(node, product, constants), scale) for n, product, scale in parts]
         parts = [part for part in parts if _is_weighted(part[1])]
         alike = len(parts) > 1 and len({scale for *_, scale in parts}) == 1
         made = _weighted(node, tuple(product for _, product, _ in parts)) if alike else None
@@ -116,11 +119,50 @@ def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
     return node, scale_of(way)
 
 
+def _with_mask(at: fx.Node, node: fx.Node, constants: Constants) -> fx.Node:
+    """Rows that are 0 but where a mask says, a factor of a product maybe → times that mask, which
+    goes with the smaller of two factors."""
+    if len(node.users) != 1:
+        return node
+    if is_call(node, aten.mul) and all(is_tensor(f) for f in node.args):
+        factors = [_with_mask(at, f, constants) for f in node.args]  # type: ignore[arg-type]
+        return node if factors == [*node.args] else emit(at, aten.mul.Tensor, *factors)
+    if kind(node) is Kind.RESHAPE:
+        return _laid_out(at, node, _with_mask(at, node.args[0], constants))  # type: ignore[arg-type]
+    if is_call(node, aten.where) and constants.number(node.args[2]) == 0:
+        mask, kept = node.args[:2]
+    elif is_call(node, aten.masked_fill) and constants.number(node.args[2]) == 0:
+        kept, mask = node.args[0], emit(at, aten.logical_not.default, node.args[1])
+    else:
+        return node
+    if not is_live(mask) or shape_of(mask)[-1:] != [1] or not is_float(kept):
+        return node
+    small, large = emit(at, aten.to.dtype, mask, val(kept).dtype), kept
+    if _is_weighted(kept):  # type: ignore[arg-type]
+        factor, large = sorted(kept.args[:2], key=lambda x: val(x).numel())  # type: ignore[union-attr]
+        small = emit(at, aten.mul.Tensor, small, factor)
+    made = emit(at, aten.mul.Tensor, small, large)
+    return made if shape_of(made) == shape_of(node) else node
+
+
+def _laid_out(at: fx.Node, node: fx.Node, product: fx.Node) -> fx.Node:
+    """A product of rows with one number each, in another shape of the same rows: of its factors."""
+    shape, given = shape_of(node), shape_of(product)
+    if not _is_weighted(product) or not given or shape[-1:] != given[-1:]:
+        return node
+    sizes = [[*given[:-1], 1], given]
+    small, large = sorted(product.args[:2], key=lambda x: val(x).numel())  # type: ignore[union-attr]
+    if [shape_of(small), shape_of(large)] != sizes:
+        return node
+    parts = reshaped(at, small, [*shape[:-1], 1]), reshaped(at, large, shape)  # type: ignore[arg-type]
+    return emit(at, aten.mul.Tensor, *parts)
+
+
 def _is_weighted(node: fx.Node) -> bool:
-    """Whether a call that nothing else reads multiplies two activations."""
+    """Whether a call that no two others read multiplies two activations."""
     factors = node.args[:2]
     return (
-        is_call(node, aten.mul) and len(node.users) == 1 and all(is_tensor(f) for f in factors)
+        is_call(node, aten.mul) and len(node.users) < 2 and all(is_tensor(f) for f in factors)
     ) and all(is_live(f) for f in factors)
 
 

@@ -125,7 +125,7 @@ def _is_one(c: float) -> bool:
     return abs(c - 1) < 4 * torch.finfo(torch.float64).eps
 
 
-def _multiple(node: Any) -> tuple[Any, float] | None:
+def multiple(node: Any) -> tuple[Any, float] | None:
     """x and c where a call is c·x for a number c, or −x."""
     turned = is_call(node, aten.neg) and is_float(node)
     return (node.args[0], -1.0) if turned else _factor(node)
@@ -133,8 +133,8 @@ def _multiple(node: Any) -> tuple[Any, float] | None:
 
 def linear_of_scaled(node: fx.Node) -> fx.Node | None:
     """A linear map of c·x whose matrix is divided by c → of x."""
-    found = _multiple(node.args[0]) if is_call(node, aten.linear) else None
-    weight = None if found is None else _taken_back(node, node.args[1], found[1])
+    found = multiple(node.args[0]) if is_call(node, aten.linear) else None
+    weight = None if found is None else taken_back(node, node.args[1], found[1])
     if found is None or weight is None:
         return None
     return emit(node, aten.linear.default, found[0], weight, *node.args[2:])
@@ -144,19 +144,19 @@ def _scaled_linear(node: fx.Node, layer: Any, number: float) -> fx.Node | None:
     """A number times a linear map whose matrix and bias are divided by it → the map without."""
     if not is_call(layer, aten.linear) or len(layer.users) != 1:
         return None
-    given = [w if w is None else _taken_back(node, w, number) for w in layer.args[1:]]
+    given = [w if w is None else taken_back(node, w, number) for w in layer.args[1:]]
     if any(new is None and w is not None for w, new in zip(layer.args[1:], given, strict=True)):
         return None
     return emit(node, aten.linear.default, layer.args[0], *given)
 
 
-def _taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
+def taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
     """``number`` times a weight that was divided by it, in whatever layout."""
     way: list[fx.Node] = []
     while kind(weight) in (Kind.RESHAPE, Kind.PERMUTE):
         way.append(weight)
         weight = weight.args[0]
-    found = _multiple(weight)
+    found = multiple(weight)
     if is_live(weight) or found is None or not _is_one(number * found[1]):
         return None
     made = found[0]

@@ -286,14 +286,14 @@ def raise_totals(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if kind(node) is Kind.TOTAL and is_live(node) and is_float(node):
             p = letters_of(node)
-            if p is None or not is_live(p.x) or not is_live(p.w) or _is_mask(p.x) or _is_mask(p.w):
+            if p is None or not is_live(p.x) or not is_live(p.w) or is_mask(p.x) or is_mask(p.w):
                 continue
             if val(p.x).dtype == val(p.w).dtype:
                 swap(node, reshaped(node, _scaled(node, product_of(node, p)), shape_of(node)))
     graph.eliminate_dead_code()
 
 
-def _is_mask(x: Any) -> bool:
+def is_mask(x: Any) -> bool:
     """Whether a tensor is one of truth values or whole numbers, cast and moved."""
     while is_float(x) and (kind(x) in MOVES or kind(x) in (Kind.CAST, Kind.AFFINE)):
         x = next((n for n in x.all_input_nodes if is_live(n)), None)

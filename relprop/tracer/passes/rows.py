@@ -20,17 +20,15 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
-    expanded,
     is_live,
     permuted,
     rank,
-    reshaped,
     shape_of,
     swap,
     tensor_inputs,
-    val,
 )
 from relprop.tracer.order import Flow
+from relprop.tracer.passes.affine import axes_of, laid
 from relprop.tracer.passes.masked import is_mask, softmax_of
 from relprop.tracer.passes.region import (
     Recipe,
@@ -359,7 +357,7 @@ def _emit_norm(region: Region, norm: _Norm) -> fx.Node:
         [region.parameters[i] for i in part] for part in (norm.weights, norm.biases, norm.others)
     )
     weight, bias = _joined(at, aten.mul.Tensor, weights), _joined(at, aten.add.Tensor, biases)
-    lying = all(n is None or set(_axes_of(n, x)) <= set(axes) for n in (weight, bias))
+    lying = all(n is None or set(axes_of(n, x)) <= set(axes) for n in (weight, bias))
     usual = norm.eps is not None and lying and (norm.centred or bias is None)
     if not usual:
         op = WrittenNorm(norm.core, tuple(a - rank(x) for a in axes), norm.centred)
@@ -367,7 +365,7 @@ def _emit_norm(region: Region, norm: _Norm) -> fx.Node:
     kept = [i for i in range(rank(x)) if i not in axes]
     order = [*kept, *axes]
     shape = [shape_of(x)[i] for i in axes]
-    weight, bias = (_laid(at, n, x, axes) for n in (weight, bias))
+    weight, bias = (laid(at, n, x, axes) for n in (weight, bias))
     turned = permuted(at, x, order)
     if norm.centred:
         made = emit(at, aten.layer_norm.default, turned, shape, weight, bias, norm.eps)
@@ -381,90 +379,3 @@ def _joined(at: fx.Node, op: Any, nodes: list[fx.Node]) -> fx.Node | None:
     for node in nodes[1:]:
         made = emit(at, op, made, node)
     return made
-
-
-def _axes_of(parameter: fx.Node, x: fx.Node) -> list[int]:
-    """The axes of ``x`` along which a parameter varies."""
-    missing = rank(x) - rank(parameter)
-    return [i + missing for i, s in enumerate(shape_of(parameter)) if s > 1]
-
-
-def _laid(
-    at: fx.Node, parameter: fx.Node | None, x: fx.Node, axes: tuple[int, ...]
-) -> fx.Node | None:
-    """A parameter of the shape that is normalised."""
-    if parameter is None:
-        return None
-    missing = rank(x) - rank(parameter)
-    full = [1] * missing + shape_of(parameter)
-    wide = reshaped(at, parameter, [full[i] for i in axes])
-    return expanded(at, wide, [shape_of(x)[i] for i in axes])
-
-
-def raise_affine(graph: fx.Graph) -> None:
-    """What a norm is multiplied with and what is added to it, if parameters, are its own."""
-    for node in list(graph.nodes):
-        if node._erased or kind(node) not in (Kind.PRODUCT, Kind.SUM) or len(node.args) != 2:
-            continue
-        for norm, parameter in (node.args, node.args[::-1]):
-            norm, parameter, back = _unturned(node, norm, parameter)
-            if _belongs(node, norm, parameter):
-                new = _with_affine(node, norm, parameter)  # type: ignore[arg-type]
-                if new is not None:
-                    swap(node, new if back is None else permuted(node, new, back))
-                    break
-
-
-def _unturned(node: fx.Node, norm: Any, parameter: Any) -> tuple[Any, Any, list[int] | None]:
-    """A norm and a parameter as they are before the norm's axes are put in another order, and that
-    order."""
-    turned = kind(norm) is Kind.PERMUTE and len(norm.users) == 1
-    if not turned or not isinstance(parameter, fx.Node) or is_live(parameter):
-        return norm, parameter, None
-    source, order = norm.args[:2]
-    if kind(source) is not Kind.NORM or len(shape_of(node)) != len(order):
-        return norm, parameter, None
-    wide = reshaped(node, parameter, [1] * (len(order) - rank(parameter)) + shape_of(parameter))
-    return source, permuted(node, wide, [order.index(i) for i in range(len(order))]), order
-
-
-def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
-    if not isinstance(norm, fx.Node) or not isinstance(parameter, fx.Node) or len(norm.users) != 1:
-        return False
-    if kind(norm) is not Kind.NORM or is_live(parameter) or val(parameter).dtype != val(norm).dtype:
-        return False
-    if sorted(shape_of(node)) != sorted(shape_of(norm)) or is_call(node, aten.sub):
-        return False
-    return is_call(norm, aten.layer_norm, aten.rms_norm) or isinstance(norm.target, WrittenNorm)
-
-
-def _with_affine(node: fx.Node, norm: fx.Node, parameter: fx.Node) -> fx.Node | None:
-    """The norm with one more factor or term; a layer norm whose factor varies elsewhere stays."""
-    scales = kind(node) is Kind.PRODUCT
-    if isinstance(norm.target, WrittenNorm):
-        if norm.target.centred is None:
-            return None
-        x, weight, bias, *others = norm.args
-        weight, bias = _changed(node, weight, bias, parameter, scales)
-        return emit(node, norm.target, x, weight, bias, *others)
-    x, shape, weight = norm.args[:3] if len(norm.args) > 2 else (*norm.args, None)
-    bias = norm.args[3] if is_call(norm, aten.layer_norm) and len(norm.args) > 3 else None
-    lying = tuple(range(rank(x) - len(shape), rank(x)))  # type: ignore[arg-type]
-    if not set(_axes_of(parameter, x)) <= set(lying) or (
-        is_call(norm, aten.rms_norm) and not scales
-    ):  # type: ignore[arg-type]
-        return None
-    laid = _laid(node, parameter, x, lying)  # type: ignore[arg-type]
-    weight, bias = _changed(node, weight, bias, laid, scales)
-    if is_call(norm, aten.rms_norm):
-        return emit(node, aten.rms_norm.default, x, shape, weight, *norm.args[3:])
-    return emit(node, aten.layer_norm.default, x, shape, weight, bias, *norm.args[4:])
-
-
-def _changed(
-    node: fx.Node, weight: Any, bias: Any, parameter: Any, scales: bool
-) -> tuple[Any, Any]:
-    if not scales:
-        return weight, parameter if bias is None else emit(node, aten.add.Tensor, bias, parameter)
-    scaled = parameter if weight is None else emit(node, aten.mul.Tensor, weight, parameter)
-    return scaled, None if bias is None else emit(node, aten.mul.Tensor, bias, parameter)

@@ -378,10 +378,9 @@ def _step(node: fx.Node) -> fx.Node:
 def _cosine(node: fx.Node) -> fx.Node | None:
     """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
     pair, dim, eps = node.args[:2], argument(node, "dim"), argument(node, "eps")
-    if rank(pair[0]) != rank(pair[1]):
-        return None
-    units = []
+    width, units = rank(node) + 1, []
     for x in pair:
+        x = reshaped(node, x, [1] * (width - rank(x)) + shape_of(x))  # type: ignore[arg-type]
         size = emit(node, aten.linalg_vector_norm.default, x, 2, [dim], True)
         units.append(emit(node, aten.div.Tensor, x, emit(node, aten.clamp_min.default, size, eps)))
     return emit(node, aten.sum.dim_IntList, emit(node, aten.mul.Tensor, *units), [dim])

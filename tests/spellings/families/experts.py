@@ -103,3 +103,87 @@ def tokens_found_by_one_hot(at, x):
         own = expert(rows[None, places].reshape(-1, WIDTH))
         out.index_add_(0, places, own * share.reshape(-1, 1)[places])
     return out.view_as(x)
+
+
+@spells("experts", EXPERTS)
+def results_chosen_else_zero(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        out = out + torch.where((top == i)[..., None], expert(x), 0) * share[..., None]
+    return out
+
+
+@spells("experts", EXPERTS)
+def shares_inside_the_choice(at, x):
+    share, top = _share(at, x)
+    zero = torch.zeros(()).double()
+    return sum(
+        torch.where((top == i)[..., None], e(x) * share[..., None], zero)
+        for i, e in enumerate(at.experts)
+    )
+
+
+@spells("experts", EXPERTS)
+def results_masked_in_place(at, x):
+    share, top = _share(at, x)
+    out = 0
+    for i, expert in enumerate(at.experts):
+        y = expert(x) * share.unsqueeze(-1)
+        y[top != i] = 0.0
+        out = out + y
+    return out
+
+
+@spells("experts", EXPERTS)
+def chosen_rows_of_all_added_by_index(at, x):
+    share, top = _share(at, x)
+    rows, every = x.reshape(-1, WIDTH), torch.arange(x[..., 0].numel())
+    out = torch.zeros_like(rows)
+    for i, expert in enumerate(at.experts):
+        own = (top.flatten() == i)[:, None]
+        out = out.index_add(0, every, torch.where(own, expert(rows) * share.reshape(-1, 1), 0))
+    return out.view_as(x)
+
+
+@spells("experts", EXPERTS)
+def share_after_the_sum(at, x):
+    share, top = _share(at, x)
+    chosen = [torch.where((top == i)[..., None], e(x), 0) for i, e in enumerate(at.experts)]
+    return torch.stack(chosen).sum(0) * share[..., None]
+
+
+def _brought(at, x, bring):
+    """Each expert's own tokens, and how its results come to their places."""
+    share, top = _share(at, x)
+    rows = x.reshape(-1, WIDTH)
+    out = torch.zeros_like(rows)
+    for i, expert in enumerate(at.experts):
+        places = (top.flatten() == i).nonzero().flatten()
+        out = bring(out, places, expert(rows[places]) * share.flatten()[places, None])
+    return out.view_as(x)
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_added_by_index_put(at, x):
+    return _brought(at, x, lambda out, i, y: out.index_put((i,), y, accumulate=True))
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_added_by_scatter(at, x):
+    return _brought(at, x, lambda out, i, y: out.scatter_add(0, i[:, None].expand_as(y), y))
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_put_onto_zeros_and_added(at, x):
+    return _brought(at, x, lambda out, i, y: out + torch.zeros_like(out).index_put((i,), y))
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_added_by_two_indices(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        b, n = torch.where(top == i)
+        out.index_put_((b, n), expert(x[b, n]) * share[b, n][:, None], accumulate=True)
+    return out

@@ -408,3 +408,33 @@ spell(
         lambda y, x: y * ((x**2).sum(-1)[..., None] / x.shape[-1] + EPS) ** -0.5
     ),
 )
+
+# The scale in pieces, of numbers too.
+
+
+def _plain(x):
+    return F.layer_norm(x, (WIDTH,), eps=EPS)
+
+
+spell(
+    "norm",
+    PLAIN,
+    IDS,
+    scaled_by_a_number_later=lambda x, w, b: F.layer_norm(x, (WIDTH,), w / 3, None, EPS) * 3 + b,
+    halved_and_doubled=lambda x, w, b: (_plain(x) / 2 * w) * 2 + b,
+    turned_and_back=lambda x, w, b: -_plain(x) * -w + b,
+    divided_by_a_tensor=lambda x, w, b: _plain(x) / (1 / w) + b,
+    scaled_by_full=lambda x, w, b: _plain(x) * torch.full((WIDTH,), 3.0).double() * (w / 3) + b,
+    number_after_a_permutation=lambda x, w, b: (_plain(x).mT * 4).mT * (w / 4) + b,
+    itself_and_its_multiple=lambda x, w, b: (lambda y: y + y * (w - 1) + b)(_plain(x)),
+    multiples_added=lambda x, w, b: (lambda y: y * (w + 2) - 2 * y + b)(_plain(x)),
+    multiples_in_place=lambda x, w, b: (lambda y: torch.addcmul(y, y, w - 1) + b)(_plain(x)),
+)
+spell(
+    "norm",
+    LLAMA,
+    itself_and_its_multiple=lambda x, w: (lambda y: y + y * (w - 1))(
+        F.rms_norm(x, (WIDTH,), None, EPS)
+    ),
+    number_and_half_the_scale=lambda x, w: 2 * F.rms_norm(x, (WIDTH,), w / 2, EPS),
+)

@@ -310,3 +310,15 @@ class LinearModule(nn.Linear):
     def __init__(self, weight, bias):
         super().__init__(weight.shape[1], weight.shape[0], dtype=weight.dtype)
         self.load_state_dict({"weight": weight, "bias": bias})
+
+
+# A sign that is turned on the way in or out.
+spell(
+    "project",
+    PLAIN,
+    input_turned=lambda x, w, b: F.linear(-x, -w, b),
+    input_doubled_and_turned=lambda x, w, b: (x / -2) @ (w.T * 2) * -1 + b,
+    taken_from_the_bias=lambda x, w, b: b - x @ -w.T,
+    whole_turned=lambda x, w, b: -F.linear(x, -w, -b),
+    times_minus_one=lambda x, w, b: -1 * (x @ -w.T) + b,
+)
