@@ -36,6 +36,7 @@ from relprop.tracer.passes.lookups import raise_lookups
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.numbers import drop_differences
 from relprop.tracer.passes.orders import sink_orders
+from relprop.tracer.passes.picks import pick_tokens
 from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, raise_totals
 from relprop.tracer.passes.rotations import join_rotations
@@ -93,6 +94,7 @@ def canonicalise(
     join_factors(graph)
     raise_functions(graph)
     raise_lookups(graph, Constants(given, device))
+    pick_tokens(graph, Constants(given, device))
     look_up_as_given(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
     raise_disguised_attention(graph, Constants(given, device))
