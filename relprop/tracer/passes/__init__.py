@@ -33,6 +33,7 @@ from relprop.tracer.passes.lanes import (
     merge_weighted,
 )
 from relprop.tracer.passes.lookups import raise_lookups
+from relprop.tracer.passes.missing import leave_out_missing
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.numbers import drop_differences
 from relprop.tracer.passes.orders import sink_orders
@@ -72,6 +73,7 @@ def canonicalise(
     functionalise(graph, Constants(given, device))
     graph.eliminate_dead_code()
     respell(graph, device)
+    leave_out_missing(graph, Constants(given, device))
     make_real(graph)
     raise_disguised_sums(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
