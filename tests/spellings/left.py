@@ -8,6 +8,7 @@ LEFT: dict[str, str] = dict.fromkeys(
         "contractions-contract-all_heads_with_all_heads_masked-plain",
         "contractions-contract-all_values_of_every_head-plain",
         "contractions-contract-product_and_nanmean-plain",
+        "masks-normalise-less_that_of_kept-padded",
     ),
     OTHER_FORM,
 )
