@@ -19,6 +19,8 @@ PADDED = Base("padded", ids=True, padded=True, pool="kept", seed=52)
 CAUSAL = Base("causal", ids=True, causal=True, activation="gelu_tanh", pool="last", seed=9)
 #: Both masks at once.
 BOTH = Base("both", ids=True, causal=True, padded=True, pool="kept", seed=9)
+#: Both masks, and the last real position is read, as in GPT-2's classifier.
+ENDED = Base("ended", ids=True, causal=True, padded=True, pool="end", seed=9)
 #: Rotary positions, RMS norms, a gated MLP, no biases, as in Llama.
 LLAMA = Base(
     "llama", ids=True, causal=True, norm="rms", activation="silu", gated=True, pool="last",

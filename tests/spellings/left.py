@@ -9,6 +9,7 @@ LEFT: dict[str, str] = dict.fromkeys(
         "contractions-contract-all_values_of_every_head-plain",
         "contractions-contract-product_and_nanmean-plain",
         "projections-project-input_doubled_and_turned-plain",
+        "masks-normalise-less_that_of_kept-padded",
     ),
     OTHER_FORM,
 )

@@ -259,6 +259,7 @@ POOLS: dict[str, Part] = {
     "last": lambda x: x[:, -1],
     "largest": lambda x: x.amax(1),
     "kept": mean_of_kept,
+    "end": lambda x, kept: x[torch.arange(len(x)), kept.sum(1) - 1],
 }
 #: What is done to the attention map. Thresholds lie where no weight of the samples is.
 WEIGHS: dict[str, Part] = {

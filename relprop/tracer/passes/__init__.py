@@ -34,9 +34,11 @@ from relprop.tracer.passes.lanes import (
     merge_weighted,
 )
 from relprop.tracer.passes.lookups import raise_lookups
+from relprop.tracer.passes.missing import leave_out_missing
 from relprop.tracer.passes.modes import inline_regions
 from relprop.tracer.passes.numbers import drop_differences
 from relprop.tracer.passes.orders import sink_orders
+from relprop.tracer.passes.picks import pick_tokens
 from relprop.tracer.passes.positions import look_up_as_given
 from relprop.tracer.passes.products import raise_products, raise_totals
 from relprop.tracer.passes.rotations import join_rotations
@@ -79,6 +81,7 @@ def canonicalise(
     functionalise(graph, Constants(given, device))
     graph.eliminate_dead_code()
     respell(graph, device)
+    leave_out_missing(graph, Constants(given, device))
     make_real(graph)
     raise_disguised_sums(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
@@ -103,6 +106,7 @@ def canonicalise(
     if raise_functions(graph):  # an exponential of a softmax, too
         raise_rows(graph, Constants(given, device))
     raise_lookups(graph, Constants(given, device))
+    pick_tokens(graph, Constants(given, device))
     look_up_as_given(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
     join_split_products(graph, Constants(given, device))

@@ -198,7 +198,8 @@ class _Choice:
         if self.ids is None:
             return None
         known = kind(self.root) is Kind.EMBEDDING and self.root.args[1] is self.ids
-        if known or (kind(self.root) not in LOOKUPS and len(self.tables) < 2):
+        rows = max(len(self.tables), sum(kind(n) in LOOKUPS for n in self.choices))
+        if known or (kind(self.root) not in LOOKUPS and rows < 2):
             return None
         try:
             if self._is_joined():

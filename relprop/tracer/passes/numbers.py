@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind, packet
+from relprop.operations import Kind, argument, is_call, kind, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -257,31 +257,3 @@ def simpler_function(node: fx.Node) -> fx.Node | None:
     if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:
         return emit(node, aten.log_softmax.int, *x.args)  # type: ignore[union-attr]
     return None
-
-
-def sum_of_numbers(node: fx.Node) -> fx.Node | None:
-    """``nansum`` where all are numbers is a sum."""
-    if not _all_numbers(node.args[0]):
-        return None
-    dims, keepdim = dims_of(node), bool(argument(node, "keepdim"))
-    made = emit(node, aten.sum.dim_IntList, node.args[0], dims, keepdim)
-    return made if val(made).dtype == val(node).dtype else None
-
-
-_GIVES_NUMBERS = frozenset({Kind.LINEAR, Kind.CONVOLUTION, Kind.MATMUL, Kind.NORM})
-_KEEPS_NUMBERS = MOVES | {Kind.SUM, Kind.PRODUCT, Kind.AFFINE, Kind.SOFTMAX}
-
-
-def _all_numbers(x: Any) -> bool:
-    """Whether a tensor holds numbers alone if its inputs are finite: none of what it is made of, up
-    to layers, divides, takes logarithms, or hides scores."""
-    left = [x]
-    while left:
-        here = left.pop()
-        if here.op == "get_attr" or kind(here) in _GIVES_NUMBERS:
-            continue
-        divides = kind(here) is Kind.QUOTIENT and not is_tensor(here.args[1])
-        if kind(here) not in _KEEPS_NUMBERS and not divides:
-            return False
-        left += here.all_input_nodes
-    return True

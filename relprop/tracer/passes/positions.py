@@ -36,7 +36,9 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.leaves import same_ids
+from relprop.tracer.passes.choices import join_choices
 from relprop.tracer.passes.parts import Part
+from relprop.tracer.passes.simplify import simplify
 
 Key = tuple[Any, ...]
 FIRST = 1 << 40  # the number that stands for the first position: no id is as large
@@ -45,6 +47,7 @@ FIRST = 1 << 40  # the number that stands for the first position: no id is as la
 def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
     """No lookup of ids that were moved."""
     waiting = [n for n in reversed(graph.nodes) if kind(n) is Kind.EMBEDDING]
+    joined = False
     tables: defaultdict[Key, _Table] = defaultdict(_Table)
     for node in waiting:
         _Lookup(node, constants, tables).count()
@@ -54,9 +57,13 @@ def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
         if any(node.args[1] in same_ids(p) for p in given if not is_float(p)):
             lookup = _Lookup(node, constants, tables)
             if (new := lookup.rewritten()) is not None:
+                joined |= kind(node.args[1]) is Kind.JOIN  # type: ignore[arg-type]
                 swap(node, new)
                 waiting += lookup.made
     graph.eliminate_dead_code()
+    if joined:  # what was looked up at once may be added
+        simplify(graph, constants)
+        join_choices(graph, constants)
 
 
 @dataclass
@@ -142,15 +149,15 @@ class _Lookup:
         if what is Kind.INDEX and is_live(x) and any(map(is_live, moved.args[1])):  # type: ignore[arg-type]
             return emit(self.node, moved.target, self.rows(x), moved.args[1])  # type: ignore[arg-type]
         nodes, sources = self._moves()
-        if len(sources) == 1 and nodes:
+        axis = moved.args[1] % rank(moved) if what is Kind.JOIN else 1  # type: ignore[operator]
+        if len(sources) == 1 and nodes and axis == 1:
             return self._along_an_axis(nodes, sources[0])
-        return self._joined() if len(sources) > 1 and what is Kind.JOIN else None
+        return self._joined(axis) if sources and what is Kind.JOIN else None
 
-    def _joined(self) -> fx.Node | None:
+    def _joined(self, axis: int) -> fx.Node | None:
         if not all(is_tensor(p) for p in self.moved.args[0]):  # type: ignore[union-attr]
             return None
         parts = [self.rows(p) for p in self.moved.args[0]]  # type: ignore[union-attr]
-        axis = self.moved.args[1] % rank(self.moved)  # type: ignore[operator]
         return emit(self.node, aten.cat.default, parts, axis)
 
     def _moves(self) -> tuple[list[fx.Node], list[fx.Node]]:

@@ -45,7 +45,7 @@ from relprop.tracer.passes.indices import (
     written,
 )
 from relprop.tracer.passes.maxima import largest_of_stretches
-from relprop.tracer.passes.numbers import sum_of_numbers
+from relprop.tracer.passes.missing import mean_of_numbers, sum_of_numbers
 from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix, trilinear
 from relprop.tracer.passes.recurrent import unroll
 from relprop.tracer.passes.views import VIEWS
@@ -498,6 +498,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten._trilinear: trilinear,
     aten.glu: _glu,
     aten.heaviside: _step,
+    aten.nanmean: mean_of_numbers,
     aten.nansum: sum_of_numbers,
     aten.cosine_similarity: _cosine,
     aten.linalg_vector_norm: _sum_of_sizes,

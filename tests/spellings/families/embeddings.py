@@ -229,6 +229,38 @@ class Buffer(nn.Module):
         return self.table[ids]
 
 
+class OneTable(nn.Module):
+    """Words and kinds of words are rows of one table, whose numbers come after each other."""
+
+    def __init__(self, table):
+        super().__init__()
+        kinds = torch.linspace(-1, 1, 2 * WIDTH, dtype=table.dtype).reshape(2, -1)
+        words = table - kinds[_kinds(torch.arange(len(table)))]
+        self.weight = nn.Parameter(torch.cat([words, kinds]))
+
+    def forward(self, ids):
+        return self.way(F.embedding, ids, _kinds(ids) + VOCABULARY, self.weight)
+
+
+def _kinds(ids):
+    return (ids > 4).long()
+
+
+spell(
+    "embed",
+    IDS,
+    **{
+        name: type(name, (OneTable,), {"way": staticmethod(way)})
+        for name, way in {
+            "words_and_kinds": lambda look, a, b, w: look(a, w) + look(b, w),
+            "at_once": lambda look, a, b, w: look(torch.stack([a, b]), w).sum(0),
+            "at_once_behind": lambda look, a, b, w: look(torch.stack([a, b], -1), w).sum(-2),
+            "in_a_row": lambda look, a, b, w: sum(look(torch.cat([a, b], 1), w).chunk(2, 1)),
+        }.items()
+    },
+)
+
+
 # Multiplied by a number.
 
 spell(

@@ -253,3 +253,18 @@ def in_two_chunks_of_queries(parts, q, k, v, allowed):
         s = s.masked_fill(~allowed[first:last, :last], -math.inf)
         out.append(F.softmax(s, -1) @ v[:, :, :last])
     return torch.cat(out, 2)
+
+
+def _log_sum(s):
+    return s.logsumexp(-1, keepdim=True)
+
+
+spell(
+    "normalise",
+    PADDED,
+    less_the_log_sum=lambda p, s, m: _ratio((s - _log_sum(s)).exp() * m),
+    less_that_of_kept=lambda p, s, m: (s - _log_sum(s.masked_fill(~m, -torch.inf))).exp() * m,
+    less_that_of_hidden=lambda p, s, m: (lambda z: (z - _log_sum(z)).exp())(
+        s.masked_fill(~m, -1e9)
+    ),
+)
