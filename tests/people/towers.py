@@ -74,6 +74,31 @@ class SiameseTwin(Siamese):
         return self.tower(a), self.tower(b)
 
 
+class Guided(nn.Module):
+    """What the ids say beyond a learned prompt of nothing, both in one batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower, self.nothing = Tower(), nn.Parameter(torch.zeros(1, TOKENS, DIM))
+
+    def both(self, x, nothing):
+        y = self.read(torch.cat([x, nothing.expand(len(x), -1, -1)]))
+        return y.split(len(x))
+
+    def read(self, x):
+        x = self.tower.encoder(x.transpose(0, 1) + self.tower.pos)
+        return self.tower.project(x[-1])
+
+    def forward(self, tokens):
+        told, untold = self.both(self.tower.embed(tokens), self.nothing)
+        return untold + 2.5 * (told - untold)
+
+
+class GuidedTwin(Guided):
+    def both(self, x, nothing):
+        return self.read(x), self.read(nothing)
+
+
 class Alike(NamedTuple):
     logits: torch.Tensor
     vectors: tuple
@@ -111,7 +136,12 @@ class TwoTowersTwin(TwoTowers):
 def siamese(model, tower, inputs, tokens):
     drawn(model)
     twin = filled(SiameseTwin(tower()), dict(model.named_parameters()))
-    return Pair(model, twin, inputs, tokens)
+    leaves = tables(model.tower, twin.tower) if tower is Tower else None
+    return Pair(model, twin, inputs, tokens, leaves=leaves)
+
+
+def tables(tower, other):
+    return tower.embed.weight, other.embed.weight
 
 
 @pair
@@ -126,11 +156,20 @@ def siamese_by_views():
     return siamese(SiameseByViews(Pictures()), Pictures, inputs, (5, 5))
 
 
+@pair
+def guided_in_one_batch():
+    model, twin = drawn(Guided()), GuidedTwin()
+    filled(twin, dict(model.named_parameters()))
+    leaves = tables(model.tower, twin.tower)
+    return Pair(model, twin, ids(TOKENS, VOCABULARY), TOKENS, leaves=leaves)
+
+
 def two_towers(model):
     drawn(model)
     twin = filled(TwoTowersTwin(), dict(model.named_parameters()))
     inputs = (ids(TOKENS, VOCABULARY), ids(TOKENS, VOCABULARY))
-    return Pair(model, twin, inputs, (TOKENS, TOKENS), out=lambda out: out.logits)
+    leaves = tables(model.query, twin.query)
+    return Pair(model, twin, inputs, (TOKENS, TOKENS), out=lambda out: out.logits, leaves=leaves)
 
 
 @pair
@@ -198,7 +237,7 @@ class Columns(nn.Module):
         return torch.cat(tokens, dim=1)
 
     def forward(self, numbers, categories):
-        return self.head(self.block(self.tokens(numbers, categories))[:, 0])
+        return self.head(self.block(self.tokens(numbers, categories)).mean(1))
 
 
 class ColumnsTwin(Columns):
@@ -218,3 +257,30 @@ def column_by_column():
     model = drawn(Columns())
     inputs = (normal(BATCH, 3), torch.randint(0, 3, (BATCH, 3)))
     return Pair(model, filled(ColumnsTwin(), renamed(model)), inputs, (3, 3))
+
+
+class CosineAttention(plain.Attention):
+    """Scores are divided by the lengths of queries and keys."""
+
+    def forward(self, x):
+        q, k, v = (plain.heads_apart(f(x), HEADS) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT / (q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).unsqueeze(-2))
+        return self.out(plain.heads_together((scores * 10).softmax(-1) @ v))
+
+
+class CosineAttentionTwin(CosineAttention):
+    def forward(self, x):
+        q, k, v = (plain.heads_apart(f(x), HEADS) for f in (self.q, self.k, self.v))
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        return self.out(plain.heads_together((scores * 10).softmax(-1) @ v))
+
+
+@pair
+def cosine_attention():
+    def language(attention):
+        block = plain.Block(attention(DIM, HEADS), plain.Mlp(DIM, 16), lambda: nn.LayerNorm(DIM))
+        return plain.Language(VOCABULARY, TOKENS, DIM, [block], read=lambda x: x.mean(1))
+
+    model = drawn(language(CosineAttention))
+    twin = filled(language(CosineAttentionTwin), renamed(model))
+    return Pair(model, twin, ids(TOKENS, VOCABULARY), TOKENS, leaves=tables(model, twin))

@@ -3,13 +3,14 @@ lengths divide): each vector is scaled before they meet."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap, val
+from relprop.tracer.editing import aten, emit, is_live, permuted, reshaped, shape_of, swap, val
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.factors import Factors, factors_of, is_product, is_top, multiplied
 from relprop.tracer.passes.region import flow_of
@@ -41,71 +42,64 @@ def _scaled(
     """The product with its scales in front; ``None`` where none belongs to an operand alone."""
     if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in met.args[:2]):
         return None
-    scales: tuple[Factors, Factors] = ([], [])
+    operands: list[Any] = list(met.args[:2])
     left = []
     for power, f in factors:
-        sides = [side for side in (0, 1) if _belongs(flow, f, met.args[side])]
-        small = _in_front(node, met, f, sides[0]) if len(sides) == 1 else None
-        if small is None:
+        found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
+        if len(found) != 1 or operands[found[0][0]] is not met.args[found[0][0]]:
             left.append((power, f))
-        else:
-            scales[sides[0]].append((power, small))
-    if not any(scales):
+            continue
+        ((side, (source, order, small)),) = found
+        scaled = multiplied(node, [(1, source), (power, small)], 1.0)
+        operands[side] = reshaped(node, permuted(node, scaled, order), shape_of(operands[side]))
+    if len(left) == len(factors):
         return None
-    operands = [_laid(node, met.args[side], scales[side]) for side in (0, 1)]
     made = reshaped(node, emit(node, met.target, *operands), shape_of(node))
     return multiplied(node, [(1, made), *left], number)
 
 
-def _source(operand: Any) -> tuple[Any, list[fx.Node]]:
-    """The tensor that an operand lays out, and the moves that do."""
-    way: list[fx.Node] = []
-    while kind(operand) in (Kind.RESHAPE, Kind.PERMUTE):
-        way.insert(0, operand)
-        operand = operand.args[0]
-    return operand, way
-
-
-def _laid(at: fx.Node, operand: Any, scales: Factors) -> fx.Node:
-    """An operand of which what it lays out is scaled."""
-    source, way = _source(operand)
-    if not scales:
-        return operand  # type: ignore[no-any-return]
-    made = multiplied(at, [(1, source), *scales], 1.0)
-    for move in way:
-        made = emit(at, move.target, made, *move.args[1:])
-    return made
-
-
-def _belongs(flow: Flow, f: fx.Node, operand: Any) -> bool:
-    """Whether a factor is made of the tensor that an operand lays out, and of nothing else."""
-    source, _ = _source(operand)
-    known = f in flow.index and source in flow.index and f is not source
-    return known and flow.common_dominator([source, f]) is source
-
-
-def _in_front(node: fx.Node, met: fx.Node, f: fx.Node, side: int) -> fx.Node | None:
-    """A factor of a product's result as one of what an operand lays out; ``None`` where it is not
-    one number for each row (or column)."""
+def _in_front(
+    flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int
+) -> tuple[fx.Node, tuple[int, ...], fx.Node] | None:
+    """Of what tensor, of which one operand is another layout, a factor is one number for each row
+    (0) or column (1), and made of it alone; that layout's order of axes; and the factor in the
+    shape that it has there."""
     operand: Any = met.args[side]
-    source, way = _source(operand)
     which = torch.arange(val(f).numel()).reshape(shape_of(f))
     places = which.expand(shape_of(node)).reshape(shape_of(met))
-    one: Tensor = places.narrow(-1 - side, 0, 1)
+    one = places.narrow(-1 - side, 0, 1)
     if not bool((places == one).all()) or one.shape[:-2] != torch.Size(shape_of(operand)[:-2]):
         return None
-    moved = torch.arange(val(source).numel()).reshape(shape_of(source))
-    for move in way:
-        moved = move.target(moved, *move.args[1:])  # type: ignore[operator]
-    at_source = torch.empty(val(source).numel(), dtype=torch.long)
-    at_source[moved.flatten()] = one.expand(shape_of(operand)).flatten()
-    at_source = at_source.reshape(shape_of(source))
-    for axis in range(at_source.dim()):
-        first = at_source.narrow(axis, 0, 1)
-        at_source = first if bool((at_source == first).all()) else at_source
-    if not torch.equal(at_source.flatten(), which.flatten()):
+    root, laid = _layout(operand)
+    source = flow.dominator(f) if f in flow.index else None
+    while source is not None and _layout(source)[0] is not root:
+        source = flow.dominator(source)
+    if source is None:
         return None
-    return reshaped(node, f, list(at_source.shape))
+    own = _layout(source)[1]
+    there = torch.empty(laid.numel(), dtype=torch.long)
+    there[laid.flatten()] = one.expand(laid.shape).flatten()
+    there = there[own]
+    for axis in range(there.dim()):
+        first = there.narrow(axis, 0, 1)
+        there = first if bool((there == first).all()) else there
+    orders = itertools.permutations(range(own.dim()))
+    order = next((o for o in orders if torch.equal(own.permute(o).reshape(laid.shape), laid)), None)
+    if order is None or not torch.equal(there.flatten(), which.flatten()):
+        return None
+    return source, order, reshaped(node, f, list(there.shape))
+
+
+def _layout(x: Any) -> tuple[fx.Node, Tensor]:
+    """The tensor whose numbers another lays out, and which of them stands where."""
+    moves: list[fx.Node] = []
+    while kind(x) in (Kind.RESHAPE, Kind.PERMUTE):
+        moves.insert(0, x)
+        x = x.args[0]
+    places = torch.arange(val(x).numel()).reshape(shape_of(x))
+    for move in moves:
+        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+    return x, places
 
 
 def _part_roots(graph: fx.Graph) -> None:

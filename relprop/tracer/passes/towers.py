@@ -57,7 +57,7 @@ class _Tower:
     def stands_apart(self) -> bool:
         """Whether each part has an attention of its own, and nothing else meets another's."""
         axis, length = self.along[self.joined]
-        alike = all(is_live(p) and shape_of(p)[axis] == length for p in self.parts)
+        alike = all(shape_of(p)[axis] == length for p in self.parts)
         if not alike or not 1 < self.count == len(set(self.parts)):
             return False
         node = self.joined
