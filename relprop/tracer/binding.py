@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -159,8 +160,8 @@ def _refuse_bad(
 
 
 def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
-    """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass; None and other
-    objects are dropped), and the way back."""
+    """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass, an object's own
+    attributes; None and other objects are dropped), and the way back."""
     tensors: list[Tensor] = []
     names: list[str] = []
 
@@ -173,25 +174,41 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
             parts = {k: walk(v, f"{name}.{k}" if name else str(k)) for k, v in value.items()}
             kind = type(value)
             return lambda it: _remake(kind, {k: p(it) for k, p in parts.items()})
+        if (named := _named(value, whole=not name)) is not None:
+            fields = {k: walk(v, f"{name}.{k}" if name else k) for k, v in named.items()}
+            return lambda it: _refilled(value, {k: p(it) for k, p in fields.items()})
         if isinstance(value, (tuple, list)):
             items = [walk(v, f"{name}[{i}]" if name else f"[{i}]") for i, v in enumerate(value)]
             make = type(value)
-            if hasattr(value, "_fields"):
-                return lambda it: make(*(p(it) for p in items))
             return lambda it: make(p(it) for p in items)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {
-                f.name: walk(getattr(value, f.name), f"{name}.{f.name}" if name else f.name)
-                for f in dataclasses.fields(value)
-            }
-            cls = type(value)
-            return lambda it: cls(**{k: p(it) for k, p in fields.items()})
         return lambda it: None
 
     rebuild = walk(output, "")
     if not tensors:
         raise CaptureError(f"the model returned {type(output).__name__} without a tensor in it")
     return tensors, OutputTree(tuple(names), rebuild)
+
+
+def _named(value: Any, *, whole: bool) -> dict[str, Any] | None:
+    """What an object holds, by the names of its fields: a dataclass, a named tuple, or, as the
+    ``whole`` output, one of the user's own with tensors among its attributes."""
+    if hasattr(value, "_fields") and isinstance(value, tuple):
+        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    held = dict(getattr(value, "__dict__", {}) if whole else {})
+    return held if any(isinstance(v, Tensor) for v in held.values()) else None
+
+
+def _refilled(value: Any, fields: dict[str, Any]) -> Any:
+    """An object like ``value`` with other fields."""
+    if dataclasses.is_dataclass(value) or isinstance(value, tuple):
+        return type(value)(**fields)
+    like = copy.copy(value)
+    vars(like).update(fields)
+    return like
 
 
 def _remake(kind: type, fields: dict[str, Any]) -> Any:

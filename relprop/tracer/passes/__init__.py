@@ -20,6 +20,7 @@ from relprop.tracer.passes.affine import raise_affine
 from relprop.tracer.passes.blocks import raise_blocks
 from relprop.tracer.passes.complex import make_real
 from relprop.tracer.passes.convolutions import raise_convolutions
+from relprop.tracer.passes.cosines import scale_operands
 from relprop.tracer.passes.disguised import raise_disguised_functions
 from relprop.tracer.passes.disguised_attention import raise_disguised_attention
 from relprop.tracer.passes.disguised_sums import raise_disguised_sums
@@ -61,6 +62,7 @@ from relprop.tracer.passes.sums import (
     join_sums,
     read_constants,
 )
+from relprop.tracer.passes.towers import part_towers
 from relprop.tracer.passes.writes import functionalise
 
 
@@ -86,12 +88,14 @@ def canonicalise(
     raise_disguised_sums(graph, Constants(given, device))
     simplify(graph, Constants(given, device))
     join_same(graph)
+    part_towers(graph)
     raise_convolutions(graph, Constants(given, device))
     raise_products(graph, spreads=False)
     raise_blocks(graph, Constants(given, device))
     cut_inputs(graph, Constants(given, device))
     read_constants(graph, Constants(given, device))
     scale_inputs(graph)
+    scale_operands(graph)
     simplify(graph, Constants(given, device))
     join_same(graph)
     raise_disguised_functions(graph, Constants(given, device))

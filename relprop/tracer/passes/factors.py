@@ -20,16 +20,16 @@ Factors = list[tuple[int, fx.Node]]
 def join_factors(graph: fx.Graph) -> None:
     """Regroup every product of three and more factors of which some are functions of one tensor."""
     for node in reversed(list(graph.nodes)):
-        if node._erased or not _is_product(node) or not is_live(node) or not _is_top(node):
+        if node._erased or not is_product(node) or not is_live(node) or not is_outermost(node):
             continue
-        factors, scale = _factors_of(node)
+        factors, scale = factors_of(node)
         groups: dict[fx.Node, Factors] = {}
         for power, factor in factors:
             groups.setdefault(_root(factor), []).append((power, factor))
         gated = any(_is_gate(root, g) for root, g in groups.items())
         apart = len(groups) > 1 and (gated or any(len(g) > 1 for g in groups.values()))
         if apart or _inverts_twice(node):
-            swap(node, _product(node, [_group(node, r, g) for r, g in groups.items()], scale))
+            swap(node, multiplied(node, [_group(node, r, g) for r, g in groups.items()], scale))
     graph.eliminate_dead_code()
 
 
@@ -73,17 +73,17 @@ def scale_inputs(graph: fx.Graph) -> None:
     a norm stands where the norm is, however late it is applied."""
     flow = flow_of(graph)
     for node in flow.nodes:
-        if node._erased or not _is_product(node) or not _is_top(node):
+        if node._erased or not is_product(node) or not is_outermost(node):
             continue
-        factors, number = _factors_of(node)
+        factors, number = factors_of(node)
         for layer in [f for power, f in factors if power > 0 and _is_plain_linear(f)]:
             scales = [f for f in factors if _is_scale(flow, f[1], layer)]
             if scales and shape_of(layer) == shape_of(node):
                 x, *weight = layer.args
-                scaled = _product(node, [(1, x), *scales], 1.0)  # type: ignore[list-item]
+                scaled = multiplied(node, [(1, x), *scales], 1.0)  # type: ignore[list-item]
                 made = emit(node, aten.linear.default, scaled, *weight)
                 rest = [f for f in factors if f not in scales and f[1] is not layer]
-                swap(node, _product(node, [(1, made), *rest], number))
+                swap(node, multiplied(node, [(1, made), *rest], number))
                 break
     graph.eliminate_dead_code()
 
@@ -101,14 +101,14 @@ def _is_scale(flow: Flow, scale: fx.Node, layer: fx.Node) -> bool:
     if scale not in flow.index or shape_of(scale) != [*shape_of(x)[:-1], 1]:
         return False
     source = x
-    while _is_product(source) and sum(map(is_live, source.args[:2])) == 1:
+    while is_product(source) and sum(map(is_live, source.args[:2])) == 1:
         source = next(a for a in source.args if is_live(a))
     inside = flow.between(source, scale) if source in flow.index else []
     fit = all(flow.common_dominator([source, n]) is source and fits(n, source) for n in inside)
     return bool(inside) and fit and shape_of(source) == shape_of(x)
 
 
-def _is_product(node: Any) -> bool:
+def is_product(node: Any) -> bool:
     """Whether a call is a product or a quotient in the type of its operands."""
     if not isinstance(node, fx.Node) or not is_float(node):
         return False
@@ -118,15 +118,16 @@ def _is_product(node: Any) -> bool:
     return bool(tensors) and all(is_float(t) and val(t).dtype == dtype for t in tensors)
 
 
-def _is_top(node: fx.Node) -> bool:
+def is_outermost(node: fx.Node) -> bool:
+    """Whether a product is no factor of another alone."""
     users = list(node.users)
-    return len(users) > 1 or any(not _is_product(u) for u in users)
+    return len(users) > 1 or any(not is_product(u) for u in users)
 
 
 def _inverts_twice(node: fx.Node) -> bool:
     """Whether something is divided by a quotient."""
     below = node.args[-1]
-    if kind(node) is Kind.PRODUCT or not _is_product(below) or len(below.users) != 1:  # type: ignore[union-attr]
+    if kind(node) is Kind.PRODUCT or not is_product(below) or len(below.users) != 1:  # type: ignore[union-attr]
         return False
     return kind(below) is Kind.QUOTIENT or is_call(below, aten.reciprocal) or _inverse(below)  # type: ignore[arg-type]
 
@@ -138,7 +139,7 @@ def _inverse(node: fx.Node) -> bool:
     return number and is_call(x, aten.reciprocal) and len(x.users) == 1  # type: ignore[union-attr]
 
 
-def _factors_of(node: fx.Node) -> tuple[Factors, float]:
+def factors_of(node: fx.Node) -> tuple[Factors, float]:
     """What a product multiplies (1) and divides by (-1), and its numbers as one."""
     factors: Factors = []
     scale = 1.0
@@ -148,7 +149,7 @@ def _factors_of(node: fx.Node) -> tuple[Factors, float]:
         if isinstance(part, (int, float)):
             scale = scale * part if power > 0 else scale / part
         elif part is not node and (
-            not _is_product(part) or len(part.users) != 1 or not is_live(part)
+            not is_product(part) or len(part.users) != 1 or not is_live(part)
         ):
             factors.append((power, part))
         else:
@@ -181,13 +182,14 @@ def _is_gate(root: fx.Node, factors: Factors) -> bool:
 def _group(at: fx.Node, root: fx.Node, factors: Factors) -> tuple[int, fx.Node]:
     """Factors as one; it is divided by if all of them are, unless their inverse is a function."""
     if all(power < 0 for power, _ in factors):
-        below = _product(at, [(1, n) for _, n in factors], 1.0)
+        below = multiplied(at, [(1, n) for _, n in factors], 1.0)
         gates = _is_gate(root, factors)
         return (1, emit(at, aten.reciprocal.default, below)) if gates else (-1, below)
-    return 1, _product(at, factors, 1.0)
+    return 1, multiplied(at, factors, 1.0)
 
 
-def _product(at: fx.Node, factors: Factors, scale: float) -> fx.Node:
+def multiplied(at: fx.Node, factors: Factors, scale: float) -> fx.Node:
+    """Factors and a number as one product."""
     ordered = sorted(factors, key=lambda f: -f[0])
     power, total = ordered[0]
     if power < 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def merge_lanes(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        new = _merged(node, known)
+        new = _merged(node, known) or _in_runs(node, known)
         if new is not None:
             swap(node, new)
     graph.eliminate_dead_code()
@@ -70,6 +71,21 @@ def _merged(node: fx.Node, known: Known) -> fx.Node | None:
         except Apart:
             _undo(node, mark)
     return None
+
+
+def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
+    """A ``cat`` in which some neighbours are lanes (tokens made one by one, beside others)."""
+    parts, dim = node.args[:2]
+    made: list[fx.Node] = []
+    for how, run in groupby(parts, lambda p: (p.op, kind(p), _made_by(p)) if is_live(p) else None):  # type: ignore[arg-type]
+        lanes = list(run)
+        if how is not None and 1 < len(lanes) < len(parts):  # type: ignore[arg-type]
+            beside = emit(node, aten.cat.default, lanes, dim)
+            merged = _merged(beside, known)
+            node.graph.erase_node(beside)
+            lanes = lanes if merged is None else [merged]
+        made += lanes
+    return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None  # type: ignore[arg-type]
 
 
 def merge_projections(graph: fx.Graph) -> None:
@@ -240,10 +256,10 @@ def _made_by(node: fx.Node) -> tuple[Any, ...]:
     """How what a layer reads is made, down to the first call that is worth merging: other lanes
     than a sum's other terms (an MLP, a shortcut) are made otherwise."""
     way: list[Any] = []
-    while not way or kind(node) not in WORTH:
-        node = node.args[0]  # type: ignore[assignment]
+    while node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
         way.append((node.op, kind(node)))
-        if not node.args or not isinstance(node.args[0], fx.Node):
+        if kind(node) in WORTH:
             break
     return tuple(way)
 

@@ -3,6 +3,7 @@ become one."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -114,19 +115,39 @@ class _Lift:
         return emit(self.at, aten.cat.default, cuts, dim)
 
     def _slices(self, nodes: Lanes) -> fx.Node | None:
-        x, dim = nodes[0].args[:2]
-        length = shape_of(nodes[0])[dim]  # type: ignore[index]
-        starts = [n.args[2] for n in nodes]
-        if any(n.args[:2] != (x, dim) for n in nodes):
+        """Boxes that fill a part of one tensor, in the order of a grid."""
+        boxes = [_box(n) for n in nodes]
+        x, dims = boxes[0][0], sorted(boxes[0][1])
+        if any(base is not x or sorted(cuts) != dims for base, cuts in boxes):
             return None
-        if starts != list(range(starts[0], starts[0] + self.count * length, length)):  # type: ignore[arg-type, operator]
+        lengths = shape_of(nodes[0])
+        starts = {d: sorted({cuts[d] for _, cuts in boxes}) for d in dims}
+        if any(s != list(range(s[0], s[-1] + 1, lengths[d])) for d, s in starts.items()):
             return None
-        end = starts[0] + self.count * length  # type: ignore[operator]
-        whole = (starts[0], end) == (0, shape_of(x)[dim])  # type: ignore[index]
-        run = x if whole else emit(self.at, aten.slice.Tensor, x, dim, starts[0], end, 1)
-        shape = shape_of(run)
-        apart = reshaped(self.at, run, [*shape[:dim], self.count, length, *shape[dim + 1 :]])  # type: ignore[arg-type, misc, operator]
-        return permuted(self.at, apart, [dim, *(i for i in range(rank(apart)) if i != dim)])  # type: ignore[list-item]
+        corners = [tuple(cuts[d] for d in dims) for _, cuts in boxes]
+        for order in itertools.permutations(dims):
+            grid = itertools.product(*(starts[d] for d in order))
+            if [tuple(dict(zip(order, c, strict=True))[d] for d in dims) for c in grid] == corners:
+                return self._grid(
+                    x, order, {d: (s[0], len(s), lengths[d]) for d, s in starts.items()}
+                )
+        return None
+
+    def _grid(self, x: fx.Node, order: Any, starts: dict[int, tuple[int, int, int]]) -> fx.Node:
+        """Boxes side by side along some axes, on a first axis."""
+        shape: list[int] = []
+        counts, rest = dict[int, int](), list[int]()
+        for d, whole in enumerate(shape_of(x)):
+            first, count, length = starts.get(d, (0, 1, whole))
+            if (first, count * length) != (0, whole):
+                x = emit(self.at, aten.slice.Tensor, x, d, first, first + count * length, 1)
+            if d in starts:
+                counts[d] = len(shape)
+                shape.append(count)
+            rest.append(len(shape))
+            shape.append(length)
+        apart = permuted(self.at, reshaped(self.at, x, shape), [*(counts[d] for d in order), *rest])
+        return reshaped(self.at, apart, [self.count, *shape_of(apart)[len(order) :]])
 
     def _call(self, nodes: Lanes) -> fx.Node | None:
         first, what = nodes[0], kind(nodes[0])
@@ -267,3 +288,12 @@ class _Lift:
             for r, lane in zip(rows, lanes, strict=True)
         ]  # type: ignore[arg-type]
         return emit(self.at, aten.cat.default, full, first.args[1] + 1)  # type: ignore[operator]
+
+
+def _box(node: fx.Node) -> tuple[fx.Node, dict[int, int]]:
+    """The tensor that slices cut, and by axis where they begin."""
+    starts: dict[int, int] = {}
+    while is_call(node, aten.slice) and node.args[4] == 1:
+        cut: Any = node.args
+        node, starts[cut[1]] = cut[0], starts.get(cut[1], 0) + cut[2]
+    return node, starts

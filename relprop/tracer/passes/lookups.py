@@ -3,6 +3,7 @@ embedding."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.choices import join_choices
+from relprop.tracer.passes.columns import joined_columns
 from relprop.tracer.passes.products import repeats
 from relprop.tracer.passes.simplify import simplify
 
@@ -48,7 +50,8 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
             return _picked(node, constants)
         return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
 
-    for rewrite in (lookup, _joined, _as_given):
+    columns = partial(joined_columns, device=constants.device)
+    for rewrite in (lookup, columns, _joined, _as_given):
         for node in list(graph.nodes):
             if not node._erased and is_live(node) and (new := rewrite(node)) is not None:
                 swap(node, reshaped(node, new, shape_of(node)))

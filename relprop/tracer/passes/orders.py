@@ -90,7 +90,7 @@ class _Sinking:
             return new
         if is_call(self.node, aten.cat) and (new := self._joined()) is not None:
             return new
-        labels, sunk, changed = list(_labels(self.node)), Orders(), undone
+        labels, sunk, changed = list(labels_of(self.node)), Orders(), undone
         for label in dict.fromkeys(of for _, _, of in labels):
             at = [(x, axis) for x, axis, of in labels if of == label]
             if label >= 0 and any(axis in self.features[x] for x, axis in at):
@@ -209,7 +209,7 @@ def _inverse(order: Order) -> Order:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+def labels_of(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     """An operand, an axis of it along which a call treats all positions alike, and the axis of the
     result that it becomes; below 0 if it is summed."""
     what, x = kind(node), node.args[0] if node.args else None
