@@ -66,11 +66,12 @@ def trace_program(
         sample = inputs.select(0, 1)
         raw = _captured(model, sample)
         chance = tuple(describe(n) for n in raw.graph.nodes if by_chance(n))
-        canonicalise(raw.graph, sample.tensors[0].device, raw.constants)
+        places = {f"model.{k}": t for k, t in model.named_buffers() if is_places(t)}
+        canonicalise(raw.graph, sample.tensors[0].device, raw.constants, places)
         program = assemble(raw, sample.names, token_inputs, model)
         if still := _without_tokens(program, raw.constants):
             hold_still(raw.graph, still)
-            canonicalise(raw.graph, sample.tensors[0].device, raw.constants, again=True)
+            canonicalise(raw.graph, sample.tensors[0].device, raw.constants, places, again=True)
             settled = assemble(raw, sample.names, tuple(program.leaves), model)
             program = replace(settled, constant_inputs=program.constant_inputs)
         verify(program, model, sample, raw, chance)
@@ -96,6 +97,11 @@ def _captured(model: nn.Module, sample: Inputs) -> Capture:
     return capture(model, sample)
 
 
+def is_places(buffer: Tensor) -> bool:
+    """Whether a buffer holds whole numbers of an axis, such as positions: read as constants."""
+    return buffer.dim() > 0 and not (buffer.is_floating_point() or buffer.is_complex())
+
+
 def forget(model: nn.Module) -> None:
     """Capture the model anew when it is next traced."""
     _cache.pop(model, None)
@@ -103,7 +109,7 @@ def forget(model: nn.Module) -> None:
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
     """What changes when the model's structure does: modules, their settings (those of a config
-    object too), hooks, and the shapes of their tensors."""
+    object too), hooks, the shapes of their tensors, and buffers that hold places."""
     parts: list[Any] = []
     seen: dict[int, Any] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -113,7 +119,7 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
             if k != "training" and k not in _OF_EVERY_MODULE
         )
         tensors = tuple(
-            (k, tuple(t.shape), t.dtype, t.device)
+            (k, tuple(t.shape), t.dtype, t.device, _setting(t, seen) if is_places(t) else None)
             for k, t in (*module._parameters.items(), *module._buffers.items())
             if t is not None
         )

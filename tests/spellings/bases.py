@@ -41,6 +41,10 @@ LARGEST = Base("largest", pool="largest", seed=6)
 #: Each token goes to one of three MLPs.
 EXPERTS = Base("experts", experts=3, seed=20)
 
+#: Queries may attend to nothing, as with a sink whose value is 0.
+BESIDE = Base("beside", beside=True, seed=15)
+BESIDE_HIDDEN = Base("beside_hidden", beside=True, ids=True, padded=True, pool="kept", seed=52)
+
 SQUARED = Base("squared", weigh="square")
 ROOTED = Base("rooted", weigh="root")
 THRESHOLDED = Base("thresholded", weigh="threshold", seed=14)

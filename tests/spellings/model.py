@@ -35,7 +35,7 @@ class Base:
     ``gated``: the MLP's activation gates a second projection. ``experts``: every token goes to the
     one of so many MLPs that a router finds likeliest. ``rotary``: which features make a
     pair, ``"halves"`` or ``"pairs"``. ``relative``: a number for each head and distance is added to
-    the scores.
+    the scores. ``beside``: the softmax sees a score of 0 beside those of the keys.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Base:
     pool: str = "mean"
     rotary: str = ""
     relative: bool = False
+    beside: bool = False
     table: bool = True
     bias: bool = True
     heads: int = 2
@@ -162,6 +163,11 @@ def add_bias(s: Tensor, given: Tensor) -> Tensor:
 
 def softmax(s: Tensor) -> Tensor:
     return F.softmax(s, -1)
+
+
+def softmax_beside_zero(s: Tensor) -> Tensor:
+    """A softmax that may attend to nothing."""
+    return F.softmax(torch.cat([s, torch.zeros_like(s[..., :1])], -1), -1)[..., :-1]
 
 
 def normalise(parts: Parts, s: Tensor, allowed: Tensor | None) -> Tensor:
@@ -316,6 +322,7 @@ def reference(base: Base) -> Parts:
         norm={"layer": layer_norm, "rms": rms_norm}[base.norm],
         hide=add_bias if base.relative else hide,
         rotate={"": same, "halves": rotate_halves, "pairs": rotate_pairs}[base.rotary],
+        softmax=softmax_beside_zero if base.beside else softmax,
         weigh=WEIGHS[base.weigh],
         activation=ACTIVATIONS[base.activation],
         pool=POOLS[base.pool],

@@ -138,3 +138,19 @@ def test_what_is_marked_as_no_number_is_left_out(name, method):
         for way in (lambda x, m: (x * m[..., None]).sum(1) / m.sum(1, keepdim=True), MEANS[name])
     )
     torch.testing.assert_close(other, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_positions_in_a_buffer_pick_as_others_do():
+    """The buffer's numbers are part of what is known; when they change, so does what is picked."""
+    held = Last(None)
+    held.register_buffer("places", torch.arange(6))
+    held.last = lambda x, m: ((held.places == m.sum(1)[:, None] - 1)[..., None] * x).sum(1)
+    held, indexed = held.double().eval(), Last(LAST["index"]).double().eval()
+
+    def scores(model):
+        return relprop.explain(model, {"ids": IDS, "kept": KEPT}, 1).scores
+
+    torch.testing.assert_close(scores(held), scores(indexed))
+    held.places += 1
+    indexed.last = lambda x, m: x[torch.arange(len(x)), m.sum(1) - 2]
+    torch.testing.assert_close(scores(held), scores(indexed))

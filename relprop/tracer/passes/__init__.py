@@ -70,12 +70,13 @@ def canonicalise(
     graph: fx.Graph,
     device: torch.device,
     given: Mapping[str, Tensor] | None = None,
+    places: Mapping[str, Tensor] | None = None,
     *,
     again: bool = False,
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
-    ``given``: the constants that the graph holds by name. ``again``: the graph has been through
-    them once."""
+    ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
+    ``again``: the graph has been through them once."""
     if not again:
         drop_differences(graph, Constants(given, device))
     inline_regions(graph, device)
@@ -110,7 +111,7 @@ def canonicalise(
     if raise_functions(graph):  # an exponential of a softmax, too
         raise_rows(graph, Constants(given, device))
     raise_lookups(graph, Constants(given, device))
-    pick_tokens(graph, Constants(given, device))
+    pick_tokens(graph, Constants({**(given or {}), **(places or {})}, device))
     look_up_as_given(graph, Constants(given, device))
     sink_orders(graph, Constants(given, device))
     join_split_products(graph, Constants(given, device))

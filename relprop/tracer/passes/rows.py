@@ -6,6 +6,7 @@ it is one; if it gives the values less their mean, times one number for each row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,19 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from relprop.operations import STOPS, Kind, is_call, kind
-from relprop.operations.vocabulary import WrittenNorm
+from relprop.operations.vocabulary import Held, WrittenNorm
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
+    expanded,
     is_live,
     permuted,
     rank,
     shape_of,
     swap,
     tensor_inputs,
+    val,
 )
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.affine import axes_of, laid
@@ -130,7 +133,8 @@ def _tried(region: Region, masked: bool) -> _Found | None:
     """What a region is, whose parameters are masks if ``masked``; ``None`` if it is none of these,
     or cannot be tried out."""
     try:
-        return (_softmax_in(region) if masked else None) or _norm_in(region)
+        found = _softmax_in(region) if masked else None
+        return _norm_in(region) if found is None else found
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
 
@@ -141,6 +145,8 @@ def _emit(region: Region, found: _Found, constants: Constants) -> fx.Node | None
     at, axis = region.output, region.axes[0]
     if found == Kind.TOTAL:
         return softmax_of(region, axis, constants)
+    if isinstance(found, float):
+        return _emit_beside(region, axis, found, constants)
     op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int
     return emit(at, op, region.source, axis)
 
@@ -148,9 +154,10 @@ def _emit(region: Region, found: _Found, constants: Constants) -> fx.Node | None
 # ---- softmax
 
 
-def _softmax_in(region: Region) -> Kind | None:
+def _softmax_in(region: Region) -> Kind | float | None:
     """Whether a region gives what a softmax gives, or its logarithm, or shares of the total that
-    its masks leave."""
+    its masks leave; a number: that of a softmax of the row and one more score, which is left out
+    afterwards."""
     if len(region.axes) != 1:
         return None
     axis, given = region.axes[0], trials(region)
@@ -160,7 +167,39 @@ def _softmax_in(region: Region) -> Kind | None:
             return Kind.SOFTMAX
         if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
             return Kind.LOG_SOFTMAX
+        if (beside := _beside(region, axis, probes)) is not None:
+            return beside
     return Kind.TOTAL if all(_is_share(region, t, axis) for t in given) else None
+
+
+def _beside(region: Region, axis: int, probes: list[Tensor]) -> float | None:
+    """The score that a softmax sees beside each row, if a region, with the exponential above it,
+    is one that leaves it out."""
+
+    def found(t: Tensor) -> Tensor:
+        return region(t.exp() if is_call(region.source, aten.exp) else t)
+
+    total = found(probes[0]).sum(axis)
+    score = float((1 / total - 1).log().flatten()[0] + probes[0].logsumexp(axis).flatten()[0])
+    if not math.isfinite(score):
+        return None
+    score = round(score, 9) if abs(score - round(score, 9)) <= 1e-12 else score
+
+    def wanted(t: Tensor) -> Tensor:
+        return (t - t.exp().sum(axis, keepdim=True).add(math.exp(score)).log()).exp()
+
+    return score if equal_functions(found, wanted, probes) else None
+
+
+def _emit_beside(region: Region, axis: int, score: float, constants: Constants) -> fx.Node:
+    at, x = region.output, region.source
+    x = x.args[0] if is_call(x, aten.exp) else x  # type: ignore[assignment]
+    shape = shape_of(x)
+    one = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
+    shape[axis], size = 1, shape[axis]
+    beside = emit(at, aten.cat.default, [x, expanded(at, emit(at, Held(one)), shape)], axis)
+    made = emit(at, aten.softmax.int, beside, axis)
+    return emit(at, aten.slice.Tensor, made, axis, 0, size, 1)
 
 
 def _is_share(region: Region, trial: Trial, axis: int) -> bool:
@@ -239,7 +278,7 @@ class _Norm:
     eps: float | None
 
 
-_Found = Kind | _Norm
+_Found = Kind | float | _Norm
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.spellings.bases import CAUSAL, PADDED, PLAIN
+from tests.spellings.bases import BESIDE, BESIDE_HIDDEN, CAUSAL, PADDED, PLAIN
 from tests.spellings.spelling import OTHER_MAP, spell, spells
 
 
@@ -245,3 +245,26 @@ def _accumulated(parts, q, k, v, allowed):
         e = parts.scores(q, k[:, :, i : i + 1]).exp()
         above, below = above + e * v[:, :, i : i + 1], below + e
     return above / below
+
+
+# ---- beside a score of 0
+
+
+def _less_the_largest(s, largest):
+    e = (s - largest).exp()
+    return e / ((-largest).exp() + e.sum(-1, keepdim=True))
+
+
+spell(
+    "softmax",
+    BESIDE,
+    BESIDE_HIDDEN,
+    padded=lambda s: F.softmax(F.pad(s, (0, 1)), -1)[..., :-1],
+    padded_in_front=lambda s: F.pad(s, (1, 0)).softmax(-1)[..., 1:],
+    column_in_front=lambda s: torch.cat([s.new_zeros(*s.shape[:-1], 1), s], -1).softmax(-1)[
+        ..., 1:
+    ],
+    one_more_than_the_sum=lambda s: s.exp() / (1 + s.exp().sum(-1, keepdim=True)),
+    less_the_largest=lambda s: _less_the_largest(s, s.amax(-1, keepdim=True)),
+    less_the_largest_or_zero=lambda s: _less_the_largest(s, s.amax(-1, keepdim=True).clamp(min=0)),
+)
