@@ -6,29 +6,24 @@ it is one; if it gives the values less their mean, times one number for each row
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
 from relprop.operations import STOPS, Kind, is_call, kind
-from relprop.operations.vocabulary import Held, WrittenNorm
+from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
-    expanded,
-    is_live,
     permuted,
     rank,
     shape_of,
     swap,
     tensor_inputs,
-    val,
 )
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.affine import axes_of, laid
@@ -36,7 +31,6 @@ from relprop.tracer.passes.masked import is_mask, softmax_of
 from relprop.tracer.passes.region import (
     Recipe,
     Region,
-    Trial,
     candidates,
     equal_functions,
     flow_of,
@@ -45,11 +39,12 @@ from relprop.tracer.passes.region import (
     same,
     trials,
 )
+from relprop.tracer.passes.softmaxes import divide_before_summing, emit_beside, softmax_in
 
 
 def raise_rows(graph: fx.Graph, constants: Constants) -> None:
     """Every softmax, log-softmax and norm that is written out → its operation."""
-    _divide_before_summing(graph)
+    divide_before_summing(graph)
     taken: set[fx.Node] = set()
     known: dict[tuple[str, bool], _Found | None] = {}
     flow = flow_of(graph)
@@ -133,7 +128,7 @@ def _tried(region: Region, masked: bool) -> _Found | None:
     """What a region is, whose parameters are masks if ``masked``; ``None`` if it is none of these,
     or cannot be tried out."""
     try:
-        found = _softmax_in(region) if masked else None
+        found = softmax_in(region) if masked else None
         return _norm_in(region) if found is None else found
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
@@ -146,122 +141,9 @@ def _emit(region: Region, found: _Found, constants: Constants) -> fx.Node | None
     if found == Kind.TOTAL:
         return softmax_of(region, axis, constants)
     if isinstance(found, float):
-        return _emit_beside(region, axis, found, constants)
+        return emit_beside(region, axis, found, constants)
     op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int
     return emit(at, op, region.source, axis)
-
-
-# ---- softmax
-
-
-def _softmax_in(region: Region) -> Kind | float | None:
-    """Whether a region gives what a softmax gives, or its logarithm, or shares of the total that
-    its masks leave; a number: that of a softmax of the row and one more score, which is left out
-    afterwards."""
-    if len(region.axes) != 1:
-        return None
-    axis, given = region.axes[0], trials(region)
-    probes = [t.x for t in given]
-    if not region.parameters:
-        if equal_functions(region, lambda t: F.softmax(t, axis), probes):
-            return Kind.SOFTMAX
-        if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
-            return Kind.LOG_SOFTMAX
-        if (beside := _beside(region, axis, probes)) is not None:
-            return beside
-    return Kind.TOTAL if all(_is_share(region, t, axis) for t in given) else None
-
-
-def _beside(region: Region, axis: int, probes: list[Tensor]) -> float | None:
-    """The score that a softmax sees beside each row, if a region, with the exponential above it,
-    is one that leaves it out."""
-
-    def found(t: Tensor) -> Tensor:
-        return region(t.exp() if is_call(region.source, aten.exp) else t)
-
-    total = found(probes[0]).sum(axis)
-    score = float((1 / total - 1).log().flatten()[0] + probes[0].logsumexp(axis).flatten()[0])
-    if not math.isfinite(score):
-        return None
-    score = round(score, 9) if abs(score - round(score, 9)) <= 1e-12 else score
-
-    def wanted(t: Tensor) -> Tensor:
-        return (t - t.exp().sum(axis, keepdim=True).add(math.exp(score)).log()).exp()
-
-    return score if equal_functions(found, wanted, probes) else None
-
-
-def _emit_beside(region: Region, axis: int, score: float, constants: Constants) -> fx.Node:
-    at, x = region.output, region.source
-    x = x.args[0] if is_call(x, aten.exp) else x  # type: ignore[assignment]
-    shape = shape_of(x)
-    one = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
-    shape[axis], size = 1, shape[axis]
-    beside = emit(at, aten.cat.default, [x, expanded(at, emit(at, Held(one)), shape)], axis)
-    made = emit(at, aten.softmax.int, beside, axis)
-    return emit(at, aten.slice.Tensor, made, axis, 0, size, 1)
-
-
-def _is_share(region: Region, trial: Trial, axis: int) -> bool:
-    """Whether a region gives each number's share of the sum of those that masks leave."""
-    masks = [p if p.dtype == torch.bool else (p > 0).double() for p in trial.parameters]
-
-    def share(t: Tensor) -> Tensor:
-        for mask in masks:
-            t = t * mask
-        return t / t.sum(axis, keepdim=True)
-
-    positive = trial.x.abs() + 0.1
-    return equal_functions(lambda t: region(t, *masks), share, [positive])
-
-
-def _divide_before_summing(graph: fx.Graph) -> None:
-    """(e @ v)/z with z a number for each row of e, worked out from that row → (e/z) @ v."""
-    flow = None
-    for node in list(graph.nodes):
-        if (
-            kind(node) not in (Kind.QUOTIENT, Kind.PRODUCT)
-            or len(node.args) != 2
-            or not is_live(node)
-        ):
-            continue
-        for product, z in (node.args, node.args[::-1])[: 2 if kind(node) is Kind.PRODUCT else 1]:
-            order = list(product.args[1]) if is_call(product, aten.permute) else None  # type: ignore[union-attr, arg-type]
-            summed = product.args[0] if order is not None else product  # type: ignore[union-attr]
-            if not is_call(summed, aten.matmul) or not isinstance(z, fx.Node) or not is_live(z):
-                continue
-            if any(len(n.users) != 1 for n in {summed, product}) or rank(z) != rank(product):  # type: ignore[union-attr]
-                continue
-            flow = flow_of(graph) if flow is None else flow
-            new = _divided(node, summed, z, order, flow)  # type: ignore[arg-type]
-            if new is not None:
-                swap(node, new)
-                flow = None
-                break
-
-
-def _divided(
-    node: fx.Node, summed: fx.Node, z: fx.Node, order: list[int] | None, flow: Any
-) -> fx.Node | None:
-    e, v = summed.args
-    if order is not None:
-        z = permuted(node, z, [order.index(i) for i in range(len(order))])
-    if (
-        not is_live(e)
-        or e not in flow.members
-        or shape_of(z)[-1] != 1
-        or shape_of(z)[:-1] != shape_of(summed)[:-1]
-    ):
-        return None
-    source = z if z in flow.members else z.args[0]
-    if flow.common_dominator([source, e]) is not e or shape_of(e)[:-1] != shape_of(z)[:-1]:
-        return None
-    weights = emit(node, node.target, e, z)
-    made = emit(node, aten.matmul.default, weights, v)
-    return made if order is None else permuted(node, made, order)
-
-
-# ---- norms
 
 
 @dataclass(frozen=True)
