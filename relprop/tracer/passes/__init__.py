@@ -135,8 +135,8 @@ def canonicalise(
     weigh_masks(graph)
     fold_rows(graph)
     join_biases(graph)
-    join_signs(graph)
     join_sums(graph)
+    join_signs(graph)
     simplify(graph, Constants(given, device))
     graph.lint()
 

@@ -9,11 +9,13 @@ from torch import fx
 from relprop.operations import is_call
 from relprop.tracer.editing import aten, emit, is_float, is_live, is_tensor, swap
 from relprop.tracer.passes.numbers import multiple, taken_back
+from relprop.tracer.passes.sums import added, is_sum, is_top, terms_of
 
 
 def join_signs(graph: fx.Graph) -> None:
     """W(−x) and −(Wx) → (−W)x, u − Wx → u + (−W)x, once functions that turn a sign themselves are
-    recognised."""
+    recognised; −u − v → −(u + v), as a stream that is carried with the other sign."""
+    _turn_sums(graph)
     for node in list(graph.nodes):
         if node._erased or not is_float(node) or not is_live(node):
             continue
@@ -29,6 +31,23 @@ def join_signs(graph: fx.Graph) -> None:
         if new is not None:
             swap(node, new)
     graph.eliminate_dead_code()
+
+
+def _turn_sums(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if is_call(node, aten.neg) and is_call(node.args[0], aten.neg):
+            swap(node, node.args[0].args[0])  # type: ignore[union-attr, arg-type]
+        elif not node._erased and is_sum(node) and is_top(node):
+            terms = [_bare(sign, term) for sign, term in terms_of(node)]
+            if all(sign < 0 for sign, _ in terms):
+                whole = added(node, [(1, term) for _, term in terms])
+                swap(node, emit(node, aten.neg.default, whole))
+
+
+def _bare(sign: int, term: fx.Node) -> tuple[int, fx.Node]:
+    while is_call(term, aten.neg):
+        sign, term = -sign, term.args[0]  # type: ignore[assignment]
+    return sign, term
 
 
 def _of_turned(node: fx.Node) -> fx.Node | None:
