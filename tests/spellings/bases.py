@@ -43,7 +43,7 @@ EXPERTS = Base("experts", experts=3, seed=20)
 
 #: Queries may attend to nothing, as with a sink whose value is 0.
 BESIDE = Base("beside", beside=True, seed=15)
-BESIDE_HIDDEN = Base("beside_hidden", beside=True, ids=True, padded=True, pool="kept", seed=52)
+BESIDE_HIDDEN = Base("beside_hidden", beside=True, ids=True, padded=True, pool="kept", seed=9)
 
 SQUARED = Base("squared", weigh="square")
 ROOTED = Base("rooted", weigh="root")

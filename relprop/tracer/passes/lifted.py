@@ -18,6 +18,7 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_live,
+    is_tensor,
     permuted,
     rank,
     reshaped,
@@ -70,7 +71,7 @@ class _Lift:
         such axis."""
         if self.numbers.same(nodes):
             return None
-        if len({tuple(shape_of(n)) for n in nodes}) > 1:
+        if not all(map(is_tensor, nodes)) or len({tuple(shape_of(n)) for n in nodes}) > 1:
             raise Apart
         if not any(is_live(n) for n in nodes):
             return self._stacked(nodes)
