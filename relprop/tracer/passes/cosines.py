@@ -1,5 +1,5 @@
 """Products of vectors that are divided by what each of them decides (a cosine, however late its
-lengths divide): each vector is scaled before they meet."""
+lengths divide; a softmax whose sum divides the values): each vector is scaled before they meet."""
 
 from __future__ import annotations
 

@@ -39,12 +39,11 @@ from relprop.tracer.passes.region import (
     same,
     trials,
 )
-from relprop.tracer.passes.softmaxes import divide_before_summing, emit_beside, softmax_in
+from relprop.tracer.passes.softmaxes import emit_beside, softmax_in
 
 
 def raise_rows(graph: fx.Graph, constants: Constants) -> None:
     """Every softmax, log-softmax and norm that is written out → its operation."""
-    divide_before_summing(graph)
     taken: set[fx.Node] = set()
     known: dict[tuple[str, bool], _Found | None] = {}
     flow = flow_of(graph)

@@ -1,29 +1,25 @@
-"""Softmaxes that are written out: the row, its exponentials, and what they are divided by."""
+"""Softmaxes that are written out: exponentials of a row, each divided by the sum of all."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
-    is_live,
-    permuted,
     rank,
     shape_of,
-    swap,
     val,
 )
-from relprop.tracer.passes.region import Region, Trial, equal_functions, flow_of, trials
+from relprop.tracer.passes.region import Region, Trial, equal_functions, trials
 
 
 def softmax_in(region: Region) -> Kind | float | None:
@@ -86,49 +82,3 @@ def _is_share(region: Region, trial: Trial, axis: int) -> bool:
 
     positive = trial.x.abs() + 0.1
     return equal_functions(lambda t: region(t, *masks), share, [positive])
-
-
-def divide_before_summing(graph: fx.Graph) -> None:
-    """(e @ v)/z with z a number for each row of e, worked out from that row → (e/z) @ v."""
-    flow = None
-    for node in list(graph.nodes):
-        if (
-            kind(node) not in (Kind.QUOTIENT, Kind.PRODUCT)
-            or len(node.args) != 2
-            or not is_live(node)
-        ):
-            continue
-        for product, z in (node.args, node.args[::-1])[: 2 if kind(node) is Kind.PRODUCT else 1]:
-            order = list(product.args[1]) if is_call(product, aten.permute) else None  # type: ignore[union-attr, arg-type]
-            summed = product.args[0] if order is not None else product  # type: ignore[union-attr]
-            if not is_call(summed, aten.matmul) or not isinstance(z, fx.Node) or not is_live(z):
-                continue
-            if any(len(n.users) != 1 for n in {summed, product}) or rank(z) != rank(product):  # type: ignore[union-attr]
-                continue
-            flow = flow_of(graph) if flow is None else flow
-            new = _divided(node, summed, z, order, flow)  # type: ignore[arg-type]
-            if new is not None:
-                swap(node, new)
-                flow = None
-                break
-
-
-def _divided(
-    node: fx.Node, summed: fx.Node, z: fx.Node, order: list[int] | None, flow: Any
-) -> fx.Node | None:
-    e, v = summed.args
-    if order is not None:
-        z = permuted(node, z, [order.index(i) for i in range(len(order))])
-    if (
-        not is_live(e)
-        or e not in flow.members
-        or shape_of(z)[-1] != 1
-        or shape_of(z)[:-1] != shape_of(summed)[:-1]
-    ):
-        return None
-    source = z if z in flow.members else z.args[0]
-    if flow.common_dominator([source, e]) is not e or shape_of(e)[:-1] != shape_of(z)[:-1]:
-        return None
-    weights = emit(node, node.target, e, z)
-    made = emit(node, aten.matmul.default, weights, v)
-    return made if order is None else permuted(node, made, order)
