@@ -9,7 +9,6 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -41,7 +40,15 @@ from relprop.tracer.passes.lifted import Known, lifted, on_an_axis
 from relprop.tracer.passes.longer import longer
 from relprop.tracer.passes.products import Product, as_linear, letters_of, product_of
 from relprop.tracer.passes.split import joined_linear
-from relprop.tracer.passes.sums import added, is_scaled, is_top, position, scale_of, terms_of
+from relprop.tracer.passes.sums import (
+    added,
+    is_scaled,
+    is_top,
+    join_terms,
+    position,
+    scale_of,
+    terms_of,
+)
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
 WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})
@@ -91,19 +98,11 @@ def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
 def merge_projections(graph: fx.Graph) -> None:
     """Σ W_i x_i of lanes x_i that are merged (heads, each with its own part of the output
     projection) → W x of the lanes side by side."""
-    for node in list(graph.nodes):
-        if node._erased or not is_top(node):
-            continue
-        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
-        for sign, n in terms:
-            if sign > 0 and is_call(n, aten.linear) and len(n.users) == 1:
-                groups[_made_by(n)].append(n)
-        joined = [made for parts in groups.values() if (made := _projected(node, parts))]
-        if joined:
-            gone = {n for _, parts in joined for n in parts}
-            rest = [(sign, n) for sign, n in terms if n not in gone]
-            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
-    graph.eliminate_dead_code()
+
+    def made_by(n: fx.Node) -> tuple[Any, ...] | None:
+        return _made_by(n) if is_call(n, aten.linear) and len(n.users) == 1 else None
+
+    join_terms(graph, made_by, _projected)
 
 
 def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
@@ -264,17 +263,15 @@ def _made_by(node: fx.Node) -> tuple[Any, ...]:
     return tuple(way)
 
 
-def _projected(at: fx.Node, parts: list[fx.Node]) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The sum of some layers as one layer of their lanes side by side, and the layers."""
-    if len(parts) < 2:
-        return None
+def _projected(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
+    """The sum of some layers as one layer of their lanes side by side."""
     xs = [p.args[0] for p in parts]
     beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
     merged = _merged(beside, {})
     if merged is None:
         at.graph.erase_node(beside)
         return None
-    return joined_linear(at, merged, parts), parts
+    return joined_linear(at, merged, parts)
 
 
 def fold_rows(graph: fx.Graph) -> None:

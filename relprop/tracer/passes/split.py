@@ -4,7 +4,6 @@ beside each other. However the features were divided, they are one map."""
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -26,49 +25,26 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.passes.stacks import reordered
-from relprop.tracer.passes.sums import added, folded, is_top, terms_of
+from relprop.tracer.passes.sums import added, folded, join_terms
 
 
 def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
     """Σ W_i x_i over parts x_i of the features of one tensor → W x."""
-    for node in list(graph.nodes):
-        if node._erased or not is_top(node):
-            continue
-        terms, groups = terms_of(node), defaultdict[fx.Node, list[fx.Node]](list)
-        for sign, n in terms:
-            if sign > 0 and _is_map(n):
-                groups[_ways_up(n.args[0])[-1]].append(n)  # type: ignore[index, arg-type]
-        joined = [
-            (new, parts)
-            for parts in groups.values()
-            if len(parts) > 1 and (new := _joined(node, parts, Labels(constants)))
-        ]
-        if joined:
-            gone = {n for _, parts in joined for n in parts}
-            rest = [(sign, n) for sign, n in terms if n not in gone]
-            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
-    graph.eliminate_dead_code()
+
+    def first(n: fx.Node) -> fx.Node | None:
+        return _ways_up(n.args[0])[-1] if _is_map(n) else None  # type: ignore[arg-type]
+
+    join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
 
 
 def join_split_products(graph: fx.Graph, constants: Constants) -> None:
     """Σ A_i B_i over parts of two tensors, cut along what the products sum over → A B."""
-    for node in list(graph.nodes):
-        if node._erased or not is_top(node):
-            continue
-        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
-        for sign, n in terms:
-            if sign > 0 and is_call(n, aten.matmul) and len(n.users) == 1:
-                groups[tuple(_ways_up(a)[-1] for a in n.args)].append(n)  # type: ignore[arg-type]
-        joined = [
-            (new, parts)
-            for parts in groups.values()
-            if len(parts) > 1 and (new := _joined_product(node, parts, Labels(constants)))
-        ]
-        if joined:
-            gone = {n for _, parts in joined for n in parts}
-            rest = [(sign, n) for sign, n in terms if n not in gone]
-            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
-    graph.eliminate_dead_code()
+
+    def firsts(n: fx.Node) -> tuple[fx.Node, ...] | None:
+        alone = is_call(n, aten.matmul) and len(n.users) == 1
+        return tuple(_ways_up(x)[-1] for x in n.args) if alone else None  # type: ignore[arg-type]
+
+    join_terms(graph, firsts, lambda at, parts: _joined_product(at, parts, Labels(constants)))
 
 
 def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:

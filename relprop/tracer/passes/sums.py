@@ -3,7 +3,8 @@ by one are a sum along their axis, and a matrix of constants is what its numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -76,6 +77,29 @@ def added(at: fx.Node, terms: Terms) -> fx.Node:
     if first > 0:
         return emit(at, aten.add.Tensor if second > 0 else aten.sub.Tensor, a, b)
     return emit(at, aten.sub.Tensor, b, a) if second > 0 else emit(at, aten.add.Tensor, *nodes)
+
+
+def join_terms(
+    graph: fx.Graph,
+    key: Callable[[fx.Node], Any],
+    join: Callable[[fx.Node, list[fx.Node]], fx.Node | None],
+) -> None:
+    """In every sum, two terms or more that are added and have one ``key`` (``None``: none) → what
+    ``join`` makes of them there, if anything."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
+        for sign, n in terms:
+            if sign > 0 and (found := key(n)) is not None:
+                groups[found].append(n)
+        several = [parts for parts in groups.values() if len(parts) > 1]
+        joined = [(new, parts) for parts in several if (new := join(node, parts)) is not None]
+        if joined:
+            gone = {n for _, parts in joined for n in parts}
+            rest = [(sign, n) for sign, n in terms if n not in gone]
+            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
+    graph.eliminate_dead_code()
 
 
 # ---- biases
