@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from relprop.api.generation import Generation, explain_generation
     from relprop.api.instrument import instrument
     from relprop.api.maximization import Maximization, activation_maximization
-    from relprop.api.opening import open_model
     from relprop.api.stability import stability
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Explanation
+    from relprop.opening import open_model
     from relprop.report import report
     from relprop.rules import Rule, RuleSet, register_rule
     from relprop.storage import load
@@ -71,7 +71,7 @@ _HOMES = {
     "api.generation": ("Generation", "explain_generation"),
     "api.instrument": ("instrument",),
     "api.maximization": ("Maximization", "activation_maximization"),
-    "api.opening": ("open_model",),
+    "opening": ("open_model",),
     "api.stability": ("stability",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Explanation",),

@@ -22,6 +22,7 @@ FLOORS = {
     "rules": 1,
     "plan": 2,
     "adapters": 2,
+    "opening": 3,
     "interpreter": 3,
     "rollup": 3,
     "methods": 4,

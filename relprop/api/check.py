@@ -12,10 +12,11 @@ import torch
 from torch import fx, nn
 
 from relprop.api.judging import Judge, judged, other_gradients, slopes_of
-from relprop.api.opening import open_model
-from relprop.api.session import Session, check_devices, chosen_inputs, open_session
+from relprop.api.session import Session, chosen_inputs, open_session
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import METHODS, input_level
+from relprop.opening import check_devices
+from relprop.opening.opening import open_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.api.wrapped import speaker
 from relprop.errors import InputError, OptionError, message
+from relprop.opening.wrapped import base_model
 from relprop.targets.index import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
 from relprop.tracer.surroundings import undisturbed
@@ -386,7 +386,7 @@ def _inputs_for(
     takes_positions = (
         not prefix
         and "position_ids" not in named
-        and "position_ids" in inspect.signature(speaker(model).forward).parameters
+        and "position_ids" in inspect.signature(base_model(model).forward).parameters
     )
     if takes_positions and mask is not None and bool((mask == 0).any()):
         seen = torch.cat([mask, torch.ones_like(mask[:, :1]).expand(-1, steps)], 1)

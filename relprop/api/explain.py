@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from relprop.api.grid import MethodCall, explain_grid
-from relprop.api.opening import open_model
-from relprop.api.session import check_devices, chosen_inputs, traced
+from relprop.api.session import chosen_inputs, traced
 from relprop.explanation import Explanation
+from relprop.opening import check_devices
+from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.tracer.binding import bind, refuse_unlike
 from relprop.tracer.program import Program

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from relprop.api.continuation import Continuation, continued
 from relprop.api.explain import explain_many
-from relprop.api.opening import open_model
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, TokenScores
+from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.targets.heads import Nothing
 from relprop.targets.index import Output

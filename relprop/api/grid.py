@@ -14,10 +14,9 @@ from torch import Tensor, fx, nn
 
 from relprop.api.attribution import attribute_start, draft_attribution
 from relprop.api.judging import Judge, judged
-from relprop.api.opening import opened
 from relprop.api.overattention import explain_start
 from relprop.api.run import KEEP, Draft, Request, Run, draft_attention, run_drafts
-from relprop.api.session import Session, check_devices, chosen_inputs, open_session
+from relprop.api.session import Session, chosen_inputs, open_session
 from relprop.errors import (
     NoAttentionError,
     OptionError,
@@ -28,6 +27,8 @@ from relprop.errors import (
 )
 from relprop.explanation import Explanation, join
 from relprop.methods import method_named
+from relprop.opening import check_devices
+from relprop.opening.opening import opened
 from relprop.rules import RuleSet
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind

@@ -19,15 +19,16 @@ from torch import Tensor, fx, nn
 
 from relprop.api.grid import explain_once
 from relprop.api.judging import Judge, judged
-from relprop.api.opening import open_model
 from relprop.api.run import Request
-from relprop.api.session import Session, check_devices, chosen_inputs, open_session
+from relprop.api.session import Session, chosen_inputs, open_session
 from relprop.api.terms import walk_terms
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
 from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.methods import method_named
+from relprop.opening import check_devices
+from relprop.opening.opening import open_model
 from relprop.operations import name_of
 from relprop.rules import RuleSet
 from relprop.targets import Context, possible_starts, resolve

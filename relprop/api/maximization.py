@@ -14,12 +14,13 @@ from torch import Tensor, fx, nn
 
 from relprop.api.attribution import attributed_scalar, draft_attribution
 from relprop.api.judging import Judge, judged
-from relprop.api.opening import opened
 from relprop.api.run import Request, run_drafts
-from relprop.api.session import check_devices, open_session
+from relprop.api.session import open_session
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.methods import METHODS
 from relprop.numerics import at_least_float32
+from relprop.opening import check_devices
+from relprop.opening.opening import opened
 from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import same_chance, undisturbed

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from relprop.adapters import Adapter, adapter_for
-from relprop.api.wrapped import refuse_opaque, speaker, unwrapped
-from relprop.errors import InputError, OptionError, message, warn
+from relprop.errors import OptionError, message, warn
 from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out
+from relprop.opening.wrapped import base_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
@@ -184,7 +183,7 @@ def open_session(
     plan."""
     if on_unknown not in ("generic", "error"):
         raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
-    adapter = adapter_for(speaker(model))
+    adapter = adapter_for(base_model(model))
     program = traced(model, inputs, chosen)
     dtype = _dtype(precision)
     if dtype is not None:
@@ -196,7 +195,7 @@ def open_session(
 def traced(model: nn.Module, inputs: Inputs, chosen: tuple[str, ...] = ()) -> Program:
     """The captured model, explained at the ``chosen`` inputs, else at those that its adapter names.
     Raises ``OptionError`` for a chosen input that cannot be explained."""
-    usual = adapter_for(speaker(model)).token_inputs(model, inputs)
+    usual = adapter_for(base_model(model)).token_inputs(model, inputs)
     program = trace_program(model, inputs, chosen or usual)
     for name in chosen:
         if name not in program.leaves:
@@ -228,92 +227,3 @@ def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:
             f"precision={precision!r}: None (the model's own), 'float32' or 'float64'"
         )
     return PRECISIONS[precision]  # type: ignore[index]
-
-
-def usable_model(model: Any) -> nn.Module:
-    """The module to explain: looked for inside what is wrapped around it; what no graph can hold,
-    or no module at all, is refused."""
-    inner = unwrapped(model)
-    if not isinstance(inner, nn.Module):
-        kind = type(model).__name__
-        then = {
-            "str": [
-                (
-                    "from relprop.api.opening import open_model; model, inputs = "
-                    "open_model(name, inputs)   # loads it and prepares its inputs"
-                )
-            ],
-            "function": [
-                (
-                    "explain the module it calls, or an nn.Module that holds that module and "
-                    "whose forward is this function"
-                )
-            ],
-        }
-        raise InputError(
-            message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
-        )
-    refuse_opaque(inner)
-    return inner
-
-
-def check_devices(model: nn.Module, inputs: Inputs) -> None:
-    """Inputs and parameters must be on one device, and hold values."""
-    first = None
-    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(parameter):
-            raise InputError(
-                message(
-                    f"parameter {name!r} has no shape yet",
-                    then=["call the model once on such inputs, which decides it"],
-                )
-            )
-        if hasattr(parameter, "device_mesh"):
-            raise InputError(
-                message(
-                    f"parameter {name!r} is sharded ({type(parameter).__name__})",
-                    then=[
-                        "explain the whole model: load its full state dict into one on one device"
-                    ],
-                )
-            )
-        if parameter.device.type == "meta":
-            raise InputError(_without_values(model, name))
-        if first is None:
-            first = name, parameter.device
-        if parameter.device != first[1]:
-            raise InputError(
-                message(
-                    (
-                        f"the model is on several devices: {first[0]!r} on {first[1]}, "
-                        f"{name!r} on {parameter.device}"
-                    ),
-                    then=[
-                        (
-                            f"put it on one: model.to({str(first[1])!r}), or load it with "
-                            f"device_map={{'': {str(first[1])!r}}}"
-                        )
-                    ],
-                )
-            )
-    for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
-        if first is not None and tensor.device != first[1]:
-            raise InputError(
-                f"input {given!r} is on {tensor.device}, the model's parameter "
-                f"{first[0]!r} on {first[1]}: move one of them"
-            )
-
-
-def _without_values(model: nn.Module, name: str) -> str:
-    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between
-    calls."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    if getattr(getattr(owner, "_hf_hook", None), "offload", False):
-        return message(
-            f"parameter {name!r} is offloaded: its weights are there only while its module runs",
-            then=["load the model with device_map={'': device}, without offloading"],
-        )
-    return message(
-        f"parameter {name!r} is on the meta device: the model has no weights yet",
-        then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"],
-    )

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
-from relprop.api.loading import load
-from relprop.api.opening import open_model
-from relprop.api.wrapped import speaker
 from relprop.commands.given import Given
 from relprop.errors import InputError, OptionError, TargetError, message
+from relprop.opening.loading import load
+from relprop.opening.opening import open_model
+from relprop.opening.wrapped import base_model
 from relprop.runs import processes
 from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model
 from relprop.targets import token
@@ -52,7 +52,7 @@ class Subject:
         if INDICES.fullmatch(text):
             indices = tuple(int(part) for part in text.split(","))
             return indices if len(indices) > 1 else indices[0]
-        if adapter_for(speaker(self.model)).label_index(speaker(self.model), text) is None:
+        if adapter_for(base_model(self.model)).label_index(base_model(self.model), text) is None:
             near = difflib.get_close_matches(text, self.labels, n=3, cutoff=0.5) or self.labels[:3]
             raise TargetError(
                 message(
@@ -191,7 +191,7 @@ def digit_scene(picture: Any) -> Tensor:
 
 
 def _labelled(opened: Opened, inputs: Any) -> Subject:
-    model = speaker(opened.model)
+    model = base_model(opened.model)
     return Subject(opened.model, inputs, opened.processor, tuple(adapter_for(model).labels(model)))
 
 

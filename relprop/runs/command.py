@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from relprop.api.loading import load
 from relprop.data import Source, image_transform, open_data
 from relprop.errors import InputError, OptionError, message
+from relprop.opening.loading import load
 from relprop.runs import processes
 from relprop.runs.explaining import ExplainWork, MethodChoice
 from relprop.runs.running import Summary, run

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
 from relprop.api.grid import MethodCall, explain_grid
-from relprop.api.wrapped import speaker
 from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, message
 from relprop.explanation import Explanation, TokenScores
 from relprop.methods import method_named
+from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
 from relprop.runs.preparing import Group, Images, Preparation, Texts
@@ -364,6 +364,6 @@ def model_classes(model: nn.Module, source: Source) -> list[int] | None:
     them all."""
     if source.labels is None:
         return None
-    adapter = adapter_for(speaker(model))
-    found = [adapter.label_index(speaker(model), name) for name in source.labels]
+    adapter = adapter_for(base_model(model))
+    found = [adapter.label_index(base_model(model), name) for name in source.labels]
     return [i for i in found if i is not None] if all(i is not None for i in found) else None

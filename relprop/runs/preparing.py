@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from relprop.api.wrapped import speaker
 from relprop.data import Sample
 from relprop.errors import InputError, OptionError, message
+from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
 
 STEP = 32  # texts are padded to multiples of this: one captured graph for each length
@@ -161,7 +161,7 @@ class Texts:
         """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not
         at all if that is not known."""
         most = self.max_length or getattr(
-            getattr(speaker(model), "config", None), "max_position_embeddings", None
+            getattr(base_model(model), "config", None), "max_position_embeddings", None
         )
         return (
             length
@@ -190,7 +190,7 @@ def _texts(sample: Sample) -> tuple[str, ...]:
 def _accepted(made: Any, model: nn.Module) -> Any:
     """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since
     it knows the words."""
-    takes = inspect.signature(speaker(model).forward).parameters
+    takes = inspect.signature(base_model(model).forward).parameters
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for name in [n for n in made if n not in takes]:
         del made[name]

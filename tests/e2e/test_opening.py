@@ -328,7 +328,7 @@ def test_a_folder_of_pairs(saved):
 
 
 def test_open_model_loads_once_what_is_used_often(saved):
-    from relprop.api.opening import open_model
+    from relprop.opening.opening import open_model
 
     model, inputs = open_model(saved / "bert", TEXTS)
     assert isinstance(model, transformers.BertForSequenceClassification) and not model.training

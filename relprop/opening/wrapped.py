@@ -47,7 +47,7 @@ def _held(model: Any) -> Any:
     )
 
 
-def speaker(model: nn.Module) -> nn.Module:
+def base_model(model: nn.Module) -> nn.Module:
     """The module that knows what the inputs are: what a wrapper with parameters of its own (an
     adapter's, virtual tokens) was put around."""
     base: Callable[[], Any] | None = getattr(model, "get_base_model", None)

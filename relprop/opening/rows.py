@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from relprop.api.wrapped import speaker
 from relprop.errors import InputError, message
+from relprop.opening.wrapped import base_model
 
 Rows = dict[str, Tensor]
 
@@ -21,7 +21,7 @@ Rows = dict[str, Tensor]
 def for_model(made: Any, model: nn.Module) -> Rows:
     """Those tensors of ``made`` that the model's ``forward`` has an argument for, one row per
     sample, where its parameters are."""
-    names = inspect.signature(speaker(model).forward).parameters
+    names = inspect.signature(base_model(model).forward).parameters
     found = {name: t for name, t in _tensors(made) if name in names}
     count = max((len(t) for t in found.values()), default=0)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
-from relprop.api.loading import load
-from relprop.api.prepared import Rows, for_model, joined, refusing
-from relprop.api.session import usable_model
-from relprop.api.wrapped import speaker
 from relprop.errors import InputError, OptionError, message
+from relprop.opening.loading import load
+from relprop.opening.rows import Rows, for_model, joined, refusing
+from relprop.opening.usable import usable_model
+from relprop.opening.wrapped import base_model
 
 
 def open_model(
@@ -74,7 +74,7 @@ def opened(
             model, inputs, parts
         )
     module = usable_model(model)
-    return module, adapter_for(speaker(module)).prepare(speaker(module), inputs, processor)
+    return module, adapter_for(base_model(module)).prepare(base_model(module), inputs, processor)
 
 
 PARTS = ("tokenizer", "image_processor", "feature_extractor")

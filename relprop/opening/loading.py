@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from relprop.adapters.base import ready
-from relprop.api.prepared import refusing
 from relprop.errors import InputError, message
+from relprop.opening.rows import refusing
 
 ELSEWHERE = (
     "give a folder that save_pretrained wrote, an id that can be reached from "

@@ -1,0 +1,102 @@
+"""Whether a module can be explained as it stands: a float model with its weights there, on one
+device. What cannot is refused by name, with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from relprop.errors import InputError, message
+from relprop.opening.wrapped import refuse_opaque, unwrapped
+from relprop.tracer.binding import Inputs
+
+
+def usable_model(model: Any) -> nn.Module:
+    """The module to explain: looked for inside what is wrapped around it; what no graph can hold,
+    or no module at all, is refused."""
+    inner = unwrapped(model)
+    if not isinstance(inner, nn.Module):
+        kind = type(model).__name__
+        then = {
+            "str": [
+                (
+                    "from relprop.opening.opening import open_model; model, inputs = "
+                    "open_model(name, inputs)   # loads it and prepares its inputs"
+                )
+            ],
+            "function": [
+                (
+                    "explain the module it calls, or an nn.Module that holds that module and "
+                    "whose forward is this function"
+                )
+            ],
+        }
+        raise InputError(
+            message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
+        )
+    refuse_opaque(inner)
+    return inner
+
+
+def check_devices(model: nn.Module, inputs: Inputs) -> None:
+    """Inputs and parameters must be on one device, and hold values."""
+    first = None
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise InputError(
+                message(
+                    f"parameter {name!r} has no shape yet",
+                    then=["call the model once on such inputs, which decides it"],
+                )
+            )
+        if hasattr(parameter, "device_mesh"):
+            raise InputError(
+                message(
+                    f"parameter {name!r} is sharded ({type(parameter).__name__})",
+                    then=[
+                        "explain the whole model: load its full state dict into one on one device"
+                    ],
+                )
+            )
+        if parameter.device.type == "meta":
+            raise InputError(_without_values(model, name))
+        if first is None:
+            first = name, parameter.device
+        if parameter.device != first[1]:
+            raise InputError(
+                message(
+                    (
+                        f"the model is on several devices: {first[0]!r} on {first[1]}, "
+                        f"{name!r} on {parameter.device}"
+                    ),
+                    then=[
+                        (
+                            f"put it on one: model.to({str(first[1])!r}), or load it with "
+                            f"device_map={{'': {str(first[1])!r}}}"
+                        )
+                    ],
+                )
+            )
+    for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
+        if first is not None and tensor.device != first[1]:
+            raise InputError(
+                f"input {given!r} is on {tensor.device}, the model's parameter "
+                f"{first[0]!r} on {first[1]}: move one of them"
+            )
+
+
+def _without_values(model: nn.Module, name: str) -> str:
+    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between
+    calls."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if getattr(getattr(owner, "_hf_hook", None), "offload", False):
+        return message(
+            f"parameter {name!r} is offloaded: its weights are there only while its module runs",
+            then=["load the model with device_map={'': device}, without offloading"],
+        )
+    return message(
+        f"parameter {name!r} is on the meta device: the model has no weights yet",
+        then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"],
+    )
