@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relprop.api.judging import Judge, judged, other_gradients, slopes_of
-from relprop.api.session import Session, chosen_inputs, open_session
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import METHODS, input_level
 from relprop.opening import check_devices
@@ -20,6 +18,9 @@ from relprop.opening.opening import open_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
+from relprop.runner.judging import Judge, judged, other_gradients, slopes_of
+from relprop.runner.question import Conditions
+from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.run import execute
@@ -166,14 +167,8 @@ def check(
 
         def call(bound: Inputs, judge: Judge) -> Report:
             judge.hear(bound)
-            session = open_session(
-                model,
-                bound,
-                rules=rules,
-                precision=precision,
-                on_unknown="generic",
-                chosen=chosen_inputs(bound, explain_inputs),
-            )
+            how = Conditions(precision=precision, explain_inputs=explain_inputs)
+            session = open_session(model, bound, rules, how)
             starts = _starts(session)
             one = bound.select(0, 1) if session.program.input_specialised else bound
             values = execute(session.program, model, one, set(starts))

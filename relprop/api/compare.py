@@ -4,18 +4,19 @@ and, given a metric, which heads and layers serve it best."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from relprop.api.grid import MethodCall, explain_grid
 from relprop.api.stability import rank_correlation
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import METHODS, method_named
-from relprop.methods.fusion import FUSIONS
+from relprop.runner.ask import ask
+from relprop.runner.fusion import FUSIONS
+from relprop.runner.question import Conditions, Question, checked_keep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,115 +165,96 @@ def compare(
     >>> list(c.explanations), c.rank_correlations()[1].shape
     (['transformer_attribution', 'rollout'], torch.Size([2, 2]))
     """  # noqa: E501
-    calls = _calls(methods)
-    refused: dict[int, RelpropError] = {}
-    shared: dict[str, Any] = {
-        "batch_size": batch_size,
-        "explain_inputs": explain_inputs,
-        "precision": precision,
-        "on_unknown": on_unknown,
-        "processor": processor,
-        "trust_remote_code": trust_remote_code,
-        "verify": verify,
-    }
-    (found,) = explain_grid(
-        model,
-        inputs,
-        [target],
-        list(calls.values()),
-        keep=keep,
-        progress=progress,
-        refused=refused,
-        **shared,
+    questions = _questions(methods, keep)
+    how = Conditions(
+        batch_size,
+        explain_inputs,
+        precision,
+        on_unknown,
+        progress,
+        processor,
+        trust_remote_code,
+        verify,
     )
-    explanations = {label: e for label, e in zip(calls, found, strict=True) if e is not None}
+    refused: dict[int, RelpropError] = {}
+    (found,) = ask(model, inputs, [target], list(questions.values()), how, refused)
+    explanations = {label: e for label, e in zip(questions, found, strict=True) if e is not None}
     if not explanations:
         raise next(iter(refused.values()))
-    reasons = {label: first_line(refused[i]) for i, label in enumerate(calls) if i in refused}
-    trials = (
-        ()
-        if metric is None
-        else _search(
-            model,
-            inputs,
-            {k: v for k, v in calls.items() if k in explanations},
-            explanations,
-            target,
-            metric,
-            shared,
-        )
-    )
+    reasons = {label: first_line(refused[i]) for i, label in enumerate(questions) if i in refused}
+    trials: tuple[Trial, ...] = ()
+    if metric is not None:
+        tried = _to_try({k: questions[k] for k in explanations}, explanations)
+        silent = replace(how, progress=False)
+        trials = _tried(tried, ask(model, inputs, [target], tried, silent, {})[0], metric)
     return Comparison(explanations, reasons, trials)
 
 
-def _calls(methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None) -> dict[str, MethodCall]:
-    """The calls by label; a method that is there twice is told apart by its options."""
-    if isinstance(methods, str):
-        methods = [methods]
-    wanted = (
-        [name for name, m in METHODS.items() if m.cost.replace(".", "").isdigit()]
-        if methods is None
-        else list(methods)
-    )
-    if not wanted:
-        raise OptionError("methods is empty: give names, or pairs of a name and its options")
-    calls: dict[str, MethodCall] = {}
-    for entry in wanted:
-        name, options = (entry, {}) if isinstance(entry, str) else entry
+def _questions(
+    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None, keep: str | Iterable[str]
+) -> dict[str, Question]:
+    """The questions by label; a method that is there twice is told apart by its options."""
+    kept = checked_keep(keep)
+    wanted = _wanted(methods)
+    questions: dict[str, Question] = {}
+    for name, options in wanted:
         method_named(name, level=None)
-        plain = {k: v for k, v in options.items() if k != "rules"}
-        several = sum((e if isinstance(e, str) else e[0]) == name for e in wanted) > 1
-        label = (
-            f"{name}({', '.join(f'{k}={v!r}' for k, v in options.items())})"
-            if several and options
-            else name
-        )
-        if label in calls:
+        several = sum(other == name for other, _ in wanted) > 1
+        written = ", ".join(f"{k}={v!r}" for k, v in options.items())
+        label = f"{name}({written})" if several and options else name
+        if label in questions:
             raise OptionError(f"methods has {label} twice")
-        calls[label] = MethodCall(name, plain, options.get("rules"))
-    return calls
+        plain = {k: v for k, v in options.items() if k != "rules"}
+        questions[label] = Question(name, plain, options.get("rules"), kept)
+    return questions
 
 
-def _search(
-    model: Any,
-    inputs: Any,
-    calls: Mapping[str, MethodCall],
-    explanations: Mapping[str, Explanation],
-    target: Any,
-    metric: Metric,
-    shared: Mapping[str, Any],
-) -> tuple[Trial, ...]:
+def _wanted(
+    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None,
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names with their options; of ``None`` every method whose cost does not grow with the
+    input."""
+    if methods is None:
+        return [(n, {}) for n, m in METHODS.items() if m.cost.replace(".", "").isdigit()]
+    given = [methods] if isinstance(methods, str) else list(methods)
+    if not given:
+        raise OptionError("methods is empty: give names, or pairs of a name and its options")
+    return [(entry, {}) if isinstance(entry, str) else entry for entry in given]
+
+
+def _to_try(
+    questions: Mapping[str, Question], explanations: Mapping[str, Explanation]
+) -> list[Question]:
     """Every fusion of heads with every range of layers that ends at the output."""
-    tried: list[MethodCall] = []
-    for label, call in calls.items():
-        if {"head_fusion", "layers"} <= set(METHODS[call.method].options()):
-            sites = len(explanations[label].facts["attention_sites"])
-            tried += [
-                MethodCall(
-                    call.method,
-                    {**call.options, "head_fusion": how, "layers": slice(k, None)},
-                    call.rules,
-                )
-                for how in FUSIONS
-                for k in range(sites)
-            ]
+    tried = [
+        replace(
+            question,
+            options={**question.options, "head_fusion": how, "layers": slice(k, None)},
+            keep=frozenset(),
+        )
+        for label, question in questions.items()
+        if {"head_fusion", "layers"} <= set(question.by.options())
+        for how in FUSIONS
+        for k in range(len(explanations[label].facts["attention_sites"]))
+    ]
     if not tried:
         raise OptionError(
-            f"metric=: none of {', '.join(calls)} has the options head_fusion= and layers="
+            f"metric=: none of {', '.join(questions)} has the options head_fusion= and layers="
         )
-    (found,) = explain_grid(
-        model, inputs, [target], tried, keep=(), progress=False, refused={}, **shared
-    )
+    return tried
+
+
+def _tried(
+    tried: Sequence[Question], found: Sequence[Explanation | None], metric: Metric
+) -> tuple[Trial, ...]:
+    """What the metric says of each choice, best first."""
     trials = [
-        Trial(c.method, c.options, _mean(metric(e)), e)
-        for c, e in zip(tried, found, strict=True)
+        Trial(q.method, q.options, _mean(metric(e)), e)
+        for q, e in zip(tried, found, strict=True)
         if e is not None
     ]
-    return tuple(
-        sorted(
-            trials, key=lambda t: t.value, reverse=bool(getattr(metric, "higher_is_better", True))
-        )
-    )
+    highest_first = bool(getattr(metric, "higher_is_better", True))
+    return tuple(sorted(trials, key=lambda t: t.value, reverse=highest_first))
 
 
 def _mean(value: Any) -> float:

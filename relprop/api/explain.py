@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from relprop.api.grid import MethodCall, explain_grid
-from relprop.api.session import chosen_inputs, traced
 from relprop.explanation import Explanation
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
+from relprop.runner.ask import ask
+from relprop.runner.question import Conditions, Question, checked_keep
+from relprop.runner.session import chosen_inputs, traced
 from relprop.tracer.binding import bind, refuse_unlike
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import undisturbed
@@ -130,25 +131,18 @@ def explain_many(
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""
-    call = MethodCall(method, method_options, rules)
-    return [
-        row[0]
-        for row in explain_grid(
-            model,
-            inputs,
-            targets,
-            [call],
-            batch_size=batch_size,
-            explain_inputs=explain_inputs,
-            precision=precision,
-            on_unknown=on_unknown,
-            keep=keep,
-            progress=progress,
-            processor=processor,
-            trust_remote_code=trust_remote_code,
-            verify=verify,
-        )
-    ]
+    question = Question(method, method_options, rules, checked_keep(keep))
+    how = Conditions(
+        batch_size,
+        explain_inputs,
+        precision,
+        on_unknown,
+        progress,
+        processor,
+        trust_remote_code,
+        verify,
+    )
+    return [row[0] for row in ask(model, inputs, targets, [question], how)]  # type: ignore[misc]
 
 
 def trace(

@@ -17,23 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.api.grid import explain_once
-from relprop.api.judging import Judge, judged
-from relprop.api.run import Request
-from relprop.api.session import Session, chosen_inputs, open_session
-from relprop.api.terms import walk_terms
-from relprop.errors import OptionError, RelpropError, message
+from relprop.adapters import Prepared
+from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Explanation
-from relprop.interpreter.forward import Forward, forward
+from relprop.interpreter.forward import forward
 from relprop.interpreter.ledger import Ledger
-from relprop.methods import method_named
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.operations import name_of
 from relprop.rules import RuleSet
-from relprop.targets import Context, possible_starts, resolve
+from relprop.runner.ask import ask_once
+from relprop.runner.judging import Judge, judged
+from relprop.runner.question import Conditions, Question
+from relprop.runner.relevance import walk_terms
+from relprop.runner.run import Part, Run
+from relprop.runner.session import Session, open_session
+from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.program import Program, is_floating, place
+from relprop.tracer.program import Program, is_floating, place, role
 from relprop.tracer.surroundings import undisturbed
 
 RelevanceHook = Callable[[Tensor], Tensor | None]
@@ -62,7 +63,7 @@ class Instrument:
         self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
         self._count = 0
         self._closed = False
-        self.differentiates: Callable[[], None] = lambda: None  # refuses gradients, if need be
+        self.may_differentiate: Callable[[], None] = lambda: None  # refuses gradients, if need be
         self._forget()
 
     def __enter__(self) -> Instrument:
@@ -79,7 +80,7 @@ class Instrument:
         self._closed = True
 
     def _forget(self) -> None:
-        self._done: tuple[Forward, Any] | None = None
+        self._done: tuple[Run, Start] | None = None
         self._relevance: dict[fx.Node, Tensor] | None = None
         self._books: Ledger | None = None
 
@@ -91,7 +92,7 @@ class Instrument:
         """The values at every matching node, by name, batch first."""
         done, _ = self._forward()
         return {
-            name: _tidy(done.values[node]).detach()
+            name: _tidy(done.forward.values[node]).detach()
             for name, node in self._matching(pattern).items()
         }
 
@@ -100,9 +101,9 @@ class Instrument:
         on it."""
         done, start = self._forward()
         found = self._matching(pattern)
-        self.differentiates()
+        self.may_differentiate()
         with undisturbed(self.session.model):
-            gradients = done.gradients(start.scalars, found.values(), again=True)
+            gradients = done.forward.gradients(start.scalars, found.values(), again=True)
         return {name: _tidy(gradients[node]) for name, node in found.items()}
 
     def relevance(self, pattern: str) -> dict[str, Tensor]:
@@ -110,11 +111,10 @@ class Instrument:
         relevance = self._propagate()
         found = self._matching(pattern)
         done, _ = self._forward()
+        values = done.forward.values
         return {
-            name: _tidy(
-                relevance[node] if node in relevance else torch.zeros_like(done.values[node])
-            )
-            for name, node in found.items()
+            name: _tidy(relevance[n] if n in relevance else torch.zeros_like(values[n]))
+            for name, n in found.items()
         }
 
     def ledger(self) -> Ledger:
@@ -143,10 +143,9 @@ class Instrument:
         self, *, method: str = "transformer_attribution", **options: Any
     ) -> Explanation:
         """The token scores with the hooks in place."""
-        chosen = method_named(method, level=None)
-        request = Request(chosen, chosen.checked(options), frozenset(), None, self._hooks_by_node())
+        question = Question(method, options, hooks=self._hooks_by_node())
         with undisturbed(self.session.model), torch.no_grad():
-            return explain_once(self.session, self.inputs, self.target, request)
+            return ask_once(self.session, self.inputs, self.target, question)
 
     def _matching(self, pattern: str) -> dict[str, fx.Node]:
         found = {name: self._labels[name] for name in self.names(pattern)}
@@ -167,41 +166,30 @@ class Instrument:
             )
         return found
 
-    def _forward(self) -> tuple[Forward, Any]:
+    def _forward(self) -> tuple[Run, Start]:
         if self._closed:
             raise RelpropError("this instrument is closed: read it inside its with block")
         if self._done is None:
-            program = self.session.program
-            nodes = {
-                n for n in program.graph.nodes if is_floating(n) and n.meta["role"] == "activation"
-            }
-            with undisturbed(self.session.model):
-                done = forward(
-                    program, self.session.model, self.inputs, set(program.graph.nodes), nodes
-                )
-                context = Context(
-                    program,
-                    self.session.model,
-                    self.session.adapter,
-                    self.inputs,
-                    {n: done.values[n] for n in program.output_nodes},
-                    self.session.rules,
-                )
-                self._done = done, resolve(self.target, context)
+            session, program = self.session, self.session.program
+            nodes = program.graph.nodes
+            watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
+            part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
+            with undisturbed(session.model):
+                done = Run(part, forward(program, session.model, self.inputs, set(nodes), watched))
+                self._done = done, done.start(session, self.target)
         return self._done
 
     def _propagate(self) -> dict[fx.Node, Tensor]:
         if self._relevance is None:
             done, start = self._forward()
-            program = self.session.program
+            leaves = frozenset(self.session.program.leaves.values())
             starts = tuple({n: None for term in start.terms for n in term.seeds})
-            plan = self.session.plan(
-                starts, frozenset(program.leaves.values()) | frozenset(self._labels.values())
-            )
-            values = {n: v.detach() if isinstance(v, Tensor) else v for n, v in done.values.items()}
+            self._plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
+            for text in self.session.notices(self._plan):
+                warn(text)
             with undisturbed(self.session.model), torch.no_grad():
                 walk, self._books = walk_terms(
-                    program, plan, values, start.terms, self._hooks_by_node()
+                    self._plan, done.detached(), start.terms, self._hooks_by_node()
                 )
             self._relevance = walk.found
         return self._relevance
@@ -249,7 +237,7 @@ def node_labels(program: Program) -> dict[str, fx.Node]:
     inner: dict[str, fx.Node] = {}
     calls: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
-        if node.op != "call_function" or not is_floating(node) or node.meta["role"] != "activation":
+        if node.op != "call_function" or not is_floating(node) or role(node) != "activation":
             continue
         base = f"{place(node).call}:{name_of(node).removeprefix('_safe_').removeprefix('_')}"
         number = sum(k == base or k.startswith(f"{base}#") for k in inner)
@@ -288,14 +276,8 @@ def instrument(
 
         def call(bound: Inputs, judge: Judge) -> Instrument:
             judge.hear(bound)
-            session = open_session(
-                model,
-                bound,
-                rules=rules,
-                precision=precision,
-                on_unknown=on_unknown,
-                chosen=chosen_inputs(bound, explain_inputs),
-            )
+            how = Conditions(None, explain_inputs, precision, on_unknown)
+            session = open_session(model, bound, rules, how)
             if session.program.input_specialised and bound.batch > 1:
                 raise OptionError(
                     f"the model branches on values ({session.program.decisions[0]}): "
@@ -303,8 +285,8 @@ def instrument(
                 )
             starts = possible_starts(session.program, [target])
             probe = Instrument(session, bound, target)
-            values = probe._forward()[0].values
-            probe.differentiates = judge.compare(session, bound, 0, values, starts)
+            values = probe._forward()[0].forward.values
+            probe.may_differentiate = judge.compare(session, bound, 0, values, starts)
             return probe
 
         return judged(model, bound, verify, call)

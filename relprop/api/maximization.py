@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.api.attribution import attributed_scalar, draft_attribution
-from relprop.api.judging import Judge, judged
-from relprop.api.run import Request, run_drafts
-from relprop.api.session import open_session
-from relprop.errors import InputError, OptionError, RelpropError, message
-from relprop.methods import METHODS
+from relprop.errors import InputError, OptionError, RelpropError, TargetError, message
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
+from relprop.runner.judging import Judge, judged
+from relprop.runner.needs import needs_of, reached_inputs
+from relprop.runner.question import Conditions, Question
+from relprop.runner.run import Part, run
+from relprop.runner.session import Session, open_session
+from relprop.runner.study import InputStudy
 from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import same_chance, undisturbed
@@ -84,73 +85,97 @@ def activation_maximization(
     >>> found.image.shape, bool(found.objective[-1] > found.objective[0])
     (torch.Size([1, 1, 32, 32]), True)
     """  # noqa: E501
-    _refuse(unit, shape, start, steps, lr, l2, seed, bounds)
+    _refuse_start(unit, shape, start, seed)
+    _refuse_steps(steps, lr, l2, bounds)
     model, prepared = opened(model, start if shape is None else torch.zeros(tuple(shape)))
     given = prepared.inputs if shape is None else _drawn(model, tuple(shape), seed)
-    method = METHODS["input_gradient"]
     with undisturbed(model), torch.no_grad():
         bound = bind(given)
         check_devices(model, bound)
 
-        def call(bound: Inputs, judge: Judge) -> tuple[Any, ...]:
+        def call(bound: Inputs, judge: Judge) -> tuple[str, fx.Node, InputStudy]:
             judge.hear(bound)
             with same_chance(model):
-                session = open_session(
-                    model, bound, rules=method.rules, precision=precision, on_unknown="generic"
-                )
-            if session.program.input_specialised:
-                raise InputError(
-                    message(
-                        (
-                            "the model branches on values of its input "
-                            f"({session.program.decisions[0]}): its graph holds for the "
-                            "start image, not on the way from it"
-                        ),
-                        then=["replace the branch by torch.where"],
-                    )
-                )
-            name, leaf = _moving(session.program.leaves)
-            with same_chance(model):
-                (run,) = run_drafts(
-                    [
-                        draft_attribution(
-                            session, [unit], Request(method, {}, frozenset(), prepared)
-                        )
-                    ],
-                    bound,
-                )
-                label, score = attributed_scalar(run, unit, leaf)
+                session = open_session(model, bound, "paper", Conditions(precision=precision))
+                name, leaf = _moving_input(session)
+                study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
             starts = possible_starts(session.program, [unit])
-            judge.compare(session, bound, 0, run.forward.values, starts)
-            return name, label, score, run.forward.values[leaf]
+            judge.compare(session, bound, 0, study.run.forward.values, starts)
+            return name, leaf, study
 
-        name, label, score, first = judged(model, bound, True, call)
-        image, objective, last = _ascend(score, first, steps, lr, l2, bounds)
+        name, leaf, study = judged(model, bound, True, call)
+        image, objective, last = _ascend(
+            lambda moved: study.output_at((leaf,), (moved,)),
+            study.run.forward.values[leaf],
+            Ascent(steps, lr, l2, bounds),
+        )
     like = bound.tensors[bound.names.index(name)]
-    return Maximization(image.reshape(like.shape), objective, last, label)
+    return Maximization(image.reshape(like.shape), objective, last, study.start.label)
+
+
+def _moving_input(session: Session) -> tuple[str, fx.Node]:
+    """The image, which moves. Raises ``InputError`` where the graph holds for the start only."""
+    program = session.program
+    if program.input_specialised:
+        raise InputError(
+            message(
+                "the model branches on values of its input "
+                f"({program.decisions[0]}): its graph holds for the start image, not on the way "
+                "from it",
+                then=["replace the branch by torch.where"],
+            )
+        )
+    return _moving(program.leaves)
+
+
+def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy:
+    """The start image's run. Raises ``TargetError`` if the unit does not depend on what moves."""
+    needs = needs_of(session, Question("input_gradient"), [unit])
+    done = run([needs], part)
+    start = done.start(session, unit)
+    if (
+        leaf
+        not in reached_inputs(session, tuple(start.field) or session.program.output_nodes).values()
+    ):
+        raise TargetError("the target does not depend on the input that is to move")
+    return InputStudy(needs, done, unit, start, {})
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How the ascent goes: ``steps`` of length ``lr``, λ = ``l2``, clipped to ``bounds``."""
+
+    steps: int
+    lr: float
+    l2: float
+    bounds: tuple[float, float] | None
+
+    def moved(self, image: Tensor, gradient: Tensor) -> Tensor:
+        """One step on: I + lr·(∂S/∂I − 2λI)."""
+        image = image + self.lr * (gradient - 2 * self.l2 * image)
+        return image if self.bounds is None else image.clamp(*self.bounds)
 
 
 def _ascend(
-    score: Any, first: Tensor, steps: int, lr: float, l2: float, bounds: tuple[float, float] | None
+    score: Callable[[Tensor], Tensor], first: Tensor, ascent: Ascent
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The last image, the objective at all of them, and S at the last."""
     image, rows = first.detach().to(at_least_float32(first.dtype)).clone(), []
-    for step in range(steps + 1):
+    for step in range(ascent.steps + 1):
         point = image.detach().to(first.dtype).requires_grad_()
         with torch.enable_grad():
             s = score(point)
             gradient = torch.autograd.grad(s.sum(), point)[0].to(image.dtype)
-        rows.append(s.detach().to(image.dtype) - l2 * image.flatten(1).square().sum(1))
+        rows.append(s.detach().to(image.dtype) - ascent.l2 * image.flatten(1).square().sum(1))
         if not torch.isfinite(rows[-1]).all():
             raise RelpropError(
                 message(
                     f"the objective is not finite after {step} steps",
-                    then=[f"a smaller lr than {lr}", f"a larger l2 than {l2}"],
+                    then=[f"a smaller lr than {ascent.lr}", f"a larger l2 than {ascent.l2}"],
                 )
             )
-        if step < steps:
-            image = image + lr * (gradient - 2 * l2 * image)
-            image = image if bounds is None else image.clamp(*bounds)
+        if step < ascent.steps:
+            image = ascent.moved(image, gradient)
     return image, torch.stack(rows), s.detach()
 
 
@@ -180,9 +205,8 @@ def _drawn(model: nn.Module, shape: tuple[int, ...], seed: int) -> Tensor:
     return one.to(like.device, like.dtype).expand(shape).clone()
 
 
-def _refuse(
-    unit: Any, shape: Any, start: Any, steps: Any, lr: Any, l2: Any, seed: Any, bounds: Any
-) -> None:
+def _refuse_start(unit: Any, shape: Any, start: Any, seed: Any) -> None:
+    """Raises ``OptionError`` for what names no unit, or no image to start from."""
     if unit is None:
         raise OptionError(
             "unit=None: name what to maximise, a class or any other target of explain "
@@ -192,16 +216,17 @@ def _refuse(
         raise OptionError(
             "give either shape= (batch first) or start=, an image or the model's inputs"
         )
-    if shape is not None and (
-        not isinstance(shape, (tuple, list, torch.Size))
-        or not shape
-        or not all(_is_count(n) for n in shape)
-    ):
+    listed = isinstance(shape, (tuple, list, torch.Size)) and bool(shape)
+    if shape is not None and not (listed and all(map(_is_count, shape))):
         raise OptionError(f"shape={shape!r}: positive integers, batch first")
-    if not _is_count(steps):
-        raise OptionError(f"steps={steps!r}: a positive integer")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise OptionError(f"seed={seed!r}: an integer")
+
+
+def _refuse_steps(steps: Any, lr: Any, l2: Any, bounds: Any) -> None:
+    """Raises ``OptionError`` for an ascent that goes nowhere, or without end."""
+    if not _is_count(steps):
+        raise OptionError(f"steps={steps!r}: a positive integer")
     if not _is_number(lr) or lr <= 0:
         raise OptionError(f"lr={lr!r}: a positive number")
     if not _is_number(l2) or l2 < 0:
@@ -213,12 +238,9 @@ def _refuse(
                 then=[f"lr={0.5 / l2:.4g}"],
             )
         )
-    if bounds is not None and not (
-        isinstance(bounds, (tuple, list))
-        and len(bounds) == 2
-        and all(map(_is_number, bounds))
-        and bounds[0] < bounds[1]
-    ):
+    pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+    ordered = pair and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
+    if bounds is not None and not ordered:
         raise OptionError(f"bounds={bounds!r}: (low, high), or None")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from relprop.api.grid import MethodCall
 from relprop.errors import OptionError
 from relprop.evaluation.entries import Entry, entries
 from relprop.evaluation.evaluate import ATTCAT, CVPR_2021
@@ -17,6 +16,7 @@ from relprop.evaluation.table import Numbers, Table
 from relprop.evaluation.tasks import ImageTask, Task, unchanged
 from relprop.evaluation.text_task import TextTask
 from relprop.evaluation.work import EvaluationWork, numbers
+from relprop.runner.question import Question
 from relprop.runs import Summary, processes, read_run, run
 from relprop.runs.command import (
     open_named_model,
@@ -149,7 +149,7 @@ def _row(text: str) -> object:
     if isinstance(chosen, str):
         return chosen
     name, options = chosen
-    return text, MethodCall(
+    return text, Question(
         name, {k: v for k, v in options.items() if k != "rules"}, options.get("rules")
     )
 

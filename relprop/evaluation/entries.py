@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relprop.api.grid import MethodCall
 from relprop.errors import OptionError, message
 from relprop.methods import method_named
+from relprop.runner.question import Question
 from relprop.runs.fingerprints import of_callable, of_value
 
 Function = Callable[[Any, Any, Tensor], Tensor]
@@ -29,7 +29,7 @@ class Entry:
     """
 
     name: str
-    call: MethodCall | None = None
+    call: Question | None = None
     function: Function | None = None
     class_specific: bool = True
 
@@ -62,7 +62,7 @@ POSITION = Entry("position", class_specific=False)
 
 def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
     """Rows from names (``"rollout"``, ``"partial_lrp/lrp"`` with a rule set), functions,
-    ``MethodCall``s, ``Entry``s, or pairs of a row's name and one of these.
+    ``Question``s, ``Entry``s, or pairs of a row's name and one of these.
 
     The two floors are added if they are not among them. Raises ``OptionError`` for a method that
     does not exist, and for two rows of one name.
@@ -96,16 +96,16 @@ def _entry(given: Any) -> Entry:
         method, _, rules = given.partition("/")
         return Entry(
             given,
-            MethodCall(method, {}, rules or None),
+            Question(method, {}, rules or None),
             None,
             method_named(method, level=None).class_specific,
         )
-    if isinstance(given, MethodCall):
+    if isinstance(given, Question):
         return Entry(
             given.method, given, None, method_named(given.method, level=None).class_specific
         )
     if callable(given):
         return Entry(getattr(given, "__name__", type(given).__name__), None, given)
     raise OptionError(
-        f"methods: {given!r} is no name, function, MethodCall or pair of a name and one of these"
+        f"methods: {given!r} is no name, function, Question or pair of a name and one of these"
     )

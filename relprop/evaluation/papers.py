@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from relprop.api.grid import MethodCall
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.evaluate import ATTCAT, CVPR_2021
+from relprop.runner.question import Question
 
 OURS = "transformer_attribution"
 ABLATIONS = tuple(
-    Entry(name, MethodCall(OURS, options))
+    Entry(name, Question(OURS, options))
     for name, options in (
         ("without ∇A", {"use_gradient": False}),
         ("block nearest the output", {"layers": [-1]}),
@@ -33,7 +33,7 @@ FURTHER = (
 STEPS = 20  # of integrated gradients: half of Captum's, the most expensive row even so
 TEXT_ROWS: tuple[Any, ...] = (
     *dict.fromkeys((*CVPR_2021, *ATTCAT, *FURTHER)),
-    Entry("integrated_gradients", MethodCall("integrated_gradients", {"n_steps": STEPS})),
+    Entry("integrated_gradients", Question("integrated_gradients", {"n_steps": STEPS})),
 )
 IMAGE_ROWS: tuple[Any, ...] = (*TEXT_ROWS, *ABLATIONS)
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.explain import explain
-from relprop.api.grid import explain_grid
 from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, RelpropError, message
 from relprop.evaluation.base import finite, logits_of, place_of, without
@@ -31,6 +30,8 @@ from relprop.evaluation.measures import (
 )
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
+from relprop.runner.ask import ask
+from relprop.runner.question import Conditions
 from relprop.runs.explaining import model_classes
 from relprop.runs.fingerprints import of_callable, of_model
 from relprop.tracer.surroundings import evaluating
@@ -195,20 +196,7 @@ class Task:
         one is not defined here."""
         refused: dict[int, RelpropError] = {}
         calls = [row.call for row in rows if row.call is not None]
-        found = explain_grid(
-            model,
-            inputs,
-            [target],
-            calls,
-            batch_size=None,
-            precision=None,
-            on_unknown="generic",
-            keep=(),
-            progress=False,
-            processor=None,
-            trust_remote_code=False,
-            refused=refused,
-        )[0]
+        found = ask(model, inputs, [target], calls, Conditions(), refused)[0]
         return [refused[i] if e is None else self.scores(e, batch) for i, e in enumerate(found)]
 
     def again(self, batch: Batch, row: Entry, model: Any, inputs: Any, target: Tensor) -> Tensor:

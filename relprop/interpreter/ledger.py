@@ -7,11 +7,20 @@ be at most 1e-5·Σ|R|.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from relprop.numerics import total
+from relprop.plan import Step
+from relprop.rules.call import Split, Total
+from relprop.tracer.program import place
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -32,12 +41,104 @@ class Account:
     lost: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Whose books these are."""
+        return self.node, self.path, self.op, self.rule
+
+    @property
     def residual(self) -> Tensor:
         """What none of the columns explains, (batch,)."""
         explained = self.to_inputs + self.unread
         for amount in (*self.absorbed.values(), *self.lost.values()):
             explained = explained + amount
         return self.arrived - explained
+
+    def __add__(self, other: Account) -> Account:
+        """The books of both together, of one node and one batch."""
+        return Account(
+            *self.key,
+            self.arrived + other.arrived,
+            self.absolute + other.absolute,
+            self.to_inputs + other.to_inputs,
+            self.unread + other.unread,
+            added(self.absorbed, other.absorbed),
+            added(self.lost, other.lost),
+        )
+
+    def __rmul__(self, factor: float) -> Account:
+        """The books of a start ``factor`` times as large."""
+        return Account(
+            *self.key,
+            factor * self.arrived,
+            abs(factor) * self.absolute,
+            factor * self.to_inputs,
+            factor * self.unread,
+            {name: factor * amount for name, amount in self.absorbed.items()},
+            {name: factor * amount for name, amount in self.lost.items()},
+        )
+
+    @staticmethod
+    def join(parts: Sequence[Account]) -> Account:
+        """The books of one node for parts of a batch, one after the other."""
+        zeros = [torch.zeros_like(a.arrived) for a in parts]
+        return Account(
+            *parts[0].key,
+            torch.cat([a.arrived for a in parts]),
+            torch.cat([a.absolute for a in parts]),
+            torch.cat([a.to_inputs for a in parts]),
+            torch.cat([a.unread for a in parts]),
+            _joined([a.absorbed for a in parts], zeros),
+            _joined([a.lost for a in parts], zeros),
+        )
+
+
+register_pytree_node(
+    Account,
+    lambda a: ([a.arrived, a.absolute, a.to_inputs, a.unread, a.absorbed, a.lost], a.key),
+    lambda children, key: Account(*key, *children),
+)
+
+
+def account_of(step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split) -> Account:
+    """One step's books, for one sample: what became of ``relevance`` by the rule's ``split``."""
+    arrived = relevance if isinstance(relevance, tuple) else (relevance,)
+    came = sum((total(r) for r in arrived[1:]), total(arrived[0]))
+    flowed: dict[str, Tensor] = {}
+    absorbed: dict[str, Tensor] = {}
+    for i, share in enumerate(split.shares):
+        if share is None:
+            continue
+        amount = share.value if isinstance(share, Total) else total(share)
+        if step.roles[i] == "activation":
+            flowed = added(flowed, {"to_inputs" if step.needed[i] else "unread": amount})
+        else:
+            absorbed = added(absorbed, {step.names[i]: amount})
+    nothing = torch.zeros_like(came)
+    return Account(
+        step.node.name,
+        place(step.node).call,
+        step.op_name,
+        step.rule.name,
+        came,
+        _magnitude(arrived, split),
+        flowed.get("to_inputs", nothing),
+        flowed.get("unread", nothing),
+        absorbed,
+        dict(split.lost),
+    )
+
+
+def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:
+    """Σ|R| of what arrived or of what was handed on, whichever is larger: what rounding of this
+    node's sums is proportional to."""
+    came = sum((total(r.abs()) for r in arrived[1:]), total(arrived[0].abs()))
+    handed = [total(share.abs()) for share in split.shares if isinstance(share, Tensor)]
+    return torch.maximum(came, sum(handed[1:], handed[0])) if handed else came
+
+
+def added(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Two maps of amounts, added where both have one."""
+    return {**a, **{k: a[k] + v if k in a else v for k, v in b.items()}}
 
 
 @dataclass(frozen=True)
@@ -108,51 +209,35 @@ def join_ledgers(parts: list[Ledger]) -> Ledger:
     take other branches) is 0 there."""
     if len(parts) == 1:
         return parts[0]
-    keyed = [{(a.node, a.path, a.op, a.rule): a for a in part.accounts} for part in parts]
-    zeros = [
-        torch.zeros_like(
-            part.started,
-            dtype=torch.float64 if part.started.device.type != "mps" else torch.float32,
-        )
-        for part in parts
-    ]
+    keyed = [{a.key: a for a in part.accounts} for part in parts]
+    zeros = [_zero_like(part.started) for part in parts]
 
-    def cat_maps(maps: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {
-            key: torch.cat([m.get(key, zero) for m, zero in zip(maps, zeros, strict=True)])
-            for key in dict.fromkeys(k for m in maps for k in m)
-        }
+    def joined(key: tuple[str, str, str, str]) -> Account:
+        empty = (Account(*key, zero, zero, zero, zero) for zero in zeros)
+        return Account.join([own.get(key, e) for own, e in zip(keyed, empty, strict=True)])
 
-    def join_accounts(key: tuple[str, str, str, str]) -> Account:
-        same = [
-            accounts.get(key, Account(*key, zero, zero, zero, zero))
-            for accounts, zero in zip(keyed, zeros, strict=True)
-        ]
-        arrived, absolute, to_inputs, unread = (
-            torch.cat([getattr(a, name) for a in same])
-            for name in ("arrived", "absolute", "to_inputs", "unread")
-        )
-        return Account(
-            *key,
-            arrived,
-            absolute,
-            to_inputs,
-            unread,
-            cat_maps([a.absorbed for a in same]),
-            cat_maps([a.lost for a in same]),
-        )
-
-    accounts = tuple(
-        join_accounts(key) for key in dict.fromkeys(k for accounts in keyed for k in accounts)
-    )
-    return Ledger(
-        accounts, torch.cat([p.started for p in parts]), cat_maps([p.reached for p in parts])
-    )
+    accounts = tuple(joined(key) for key in dict.fromkeys(k for own in keyed for k in own))
+    started = torch.cat([p.started for p in parts])
+    return Ledger(accounts, started, _joined([p.reached for p in parts], zeros))
 
 
-def _sum_by_key(maps: object) -> dict[str, Tensor]:
+def _zero_like(started: Tensor) -> Tensor:
+    """Zeros of the batch, in the precision that books are kept in."""
+    dtype = torch.float64 if started.device.type != "mps" else torch.float32
+    return torch.zeros_like(started, dtype=dtype)
+
+
+def _joined(maps: Sequence[Mapping[str, Tensor]], zeros: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The amounts of parts of a batch, one after the other; 0 where a part has none of a name."""
+    names = dict.fromkeys(name for m in maps for name in m)
+    return {
+        name: torch.cat([m.get(name, zero) for m, zero in zip(maps, zeros, strict=True)])
+        for name in names
+    }
+
+
+def _sum_by_key(maps: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
-    for one in maps:  # type: ignore[attr-defined]
-        for key, value in one.items():
-            sums[key] = sums[key] + value if key in sums else value
+    for one in maps:
+        sums = added(sums, one)
     return sums

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
-from relprop.methods.base import AttentionValues
+from relprop.runner.study import AttentionStudy
 
 
 def transformer_attribution(
-    at: AttentionValues, *, use_gradient: bool = True
+    at: AttentionStudy, *, use_gradient: bool = True
 ) -> Mapping[fx.Node, Tensor]:
     """(∇A ⊙ R)⁺ per head, clamped before the mean over heads, rolled up (Chefer, Gur & Wolf, CVPR
     2021, Eq. 13–14).
@@ -29,7 +29,7 @@ def transformer_attribution(
     return found
 
 
-def rollout(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
+def rollout(at: AttentionStudy) -> Mapping[fx.Node, Tensor]:
     """A itself, rolled up (Abnar & Zuidema 2020, as in Chefer et al. 2021, Eq. 15–16). Not
     class-specific."""
     return {values.site.contraction: values.attention for values in at.sites}

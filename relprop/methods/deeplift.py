@@ -8,24 +8,28 @@ operation between input and target is looked at, and one without a rule is refus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from relprop.errors import OptionError, first_line, message
-from relprop.methods.base import refuse_branches
+from relprop.errors import OptionError, first_line, message, warn
+from relprop.methods.branches import refuse_branches
+from relprop.methods.inputs import baselines, sums
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
 from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
-from relprop.tracer.binding import Inputs
+from relprop.runner.study import InputStudy
+from relprop.runner.values import wide, with_leading_one, without_leading_one
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe, is_floating
 from relprop.tracer.run import Values, execute, per_sample, template
 
-Given = Callable[[fx.Node, Any], Any]
+ROUNDING = 0.01
 
 #: Affine in all floating operands together.
 JOINTLY = (
@@ -38,6 +42,90 @@ FIRST = frozenset(
     {Kind.LINEAR, Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE}
     | {Kind.SAMPLE, Kind.BATCH_NORM}
 )
+
+
+def deeplift(at: InputStudy, *, baseline: Any = None) -> Mapping[str, Tensor]:
+    """m ⊙ (x − x′), m DeepLIFT's multipliers by the Rescale rule (Shrikumar et al. 2017,
+    3.5.1–3.5.2). Signed.
+
+    Complete: it sums to y_t(x) − y_t(x′), over all explained inputs together. Two forward passes
+    and one backward pass per target. ``baseline`` as in ``integrated_gradients``. Products of two
+    activations, and what is made of them (attention, norms), take the rules of
+    ``relprop.methods.rescale``. A model with an operation that has no rule, and a callable target
+    that is not linear, are refused (``OptionError``).
+    """
+    found, y, y0 = contributions(at, baselines(at, baseline))
+    _warn_of_rounding(found, y, y0)
+    return dict(zip(at.values, found, strict=True))
+
+
+def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
+    """The rules are complete; what is missing is rounding, and said where it is more than that of
+    y_t itself."""
+    difference, own = (
+        y.double() - y0.double(),
+        16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs()),
+    )
+    summed, size = sums(found)
+    gap = (summed - difference).abs()
+    bad = (gap > ROUNDING * (size + difference.abs())) & (gap > own)
+    if bool(bad.any()):
+        worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
+        warn(
+            message(
+                f"deeplift of {int(bad.sum())} of {len(gap)} samples is off by rounding: "
+                f"that of sample {worst} sums to "
+                f"{float(summed[worst]):.4g}, where y_t changes by "
+                f"{float(difference[worst]):.4g} from the baseline",
+                then=["precision='float64'"],
+            )
+        )
+
+
+def contributions(
+    at: InputStudy, references: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """The multipliers times x − x′ for each input, y_t(x) and y_t(x′). Raises ``OptionError`` where
+    they are not defined."""
+    leaves = tuple(at.leaves.values())
+    values = [wide(at.value(leaf)).detach().requires_grad_() for leaf in leaves]
+    before = [wide(with_leading_one(t, n)) for t, n in zip(references, leaves, strict=True)]
+    found, there = rescaled(at, values, before)
+    with torch.enable_grad():
+        y, y0 = at.scalar(found), at.scalar(there).detach()
+        total = y.sum()
+    if callable(at.target):
+        _refuse_nonlinear(total, found, there, y - y0)
+    slopes = torch.autograd.grad(total, values, allow_unused=True, materialize_grads=True)
+    parts = [m * (x.detach() - x0) for m, x, x0 in zip(slopes, values, before, strict=True)]
+    tidy = tuple(without_leading_one(p, leaf) for p, leaf in zip(parts, leaves, strict=True))
+    return tidy, y.detach(), y0
+
+
+def _refuse_nonlinear(total: Tensor, found: Values, there: Values, difference: Tensor) -> None:
+    """A callable must be affine in the outputs: its own operations have no multipliers."""
+    outputs = [n for n in there if n in found and found[n].requires_grad]
+    slopes = torch.autograd.grad(
+        total, [found[n] for n in outputs], retain_graph=True, allow_unused=True
+    )
+    parts = [
+        (s * (found[n] - there[n])).detach().flatten(1)
+        for s, n in zip(slopes, outputs, strict=True)
+        if s is not None
+    ]
+    gap = (sum(p.sum(1) for p in parts) - difference.detach()).abs()
+    size = sum(p.abs().sum(1) for p in parts) + difference.detach().abs()
+    if bool((gap > 1e-4 * size).any()):
+        raise OptionError(
+            message(
+                "deeplift is not defined for this target: the callable is not linear in "
+                "the model's output",
+                then=[
+                    "name an element of the output, or a sum or difference of some",
+                    "method='integrated_gradients' follows any callable",
+                ],
+            )
+        )
 
 
 def rules_for(
@@ -131,39 +219,35 @@ def _undefined(node: fx.Node, why: str) -> OptionError:
 
 
 def rescaled(
-    program: Program,
-    model: nn.Module,
-    inputs: Inputs,
-    leaves: Sequence[fx.Node],
-    ends: Sequence[fx.Node],
-    values: Sequence[Tensor],
-    references: Sequence[Tensor],
+    at: InputStudy, values: Sequence[Tensor], references: Sequence[Tensor]
 ) -> tuple[Values, Values]:
     """The program's outputs at ``values``, with multipliers for derivatives, and at ``references``;
-    both with the batch first, for each of ``leaves``."""
-    rules = rules_for(program, leaves, ends)
+    both with the batch first, for each explained input."""
+    program, leaves = at.program, tuple(at.leaves.values())
+    if any(t.dtype.itemsize < 4 for t in at.values.values()):
+        # a quotient of differences in half precision is noise
+        program = replace(program, dtype=torch.float32, memo={})
+    outputs = program.output_nodes
+    rules = rules_for(program, leaves, tuple(at.start.field) or outputs)
     read = {i for node in rules for i in tensor_inputs(node)}
-    outputs = set(program.output_nodes)
-    at_reference = dict(zip(leaves, references, strict=True))
-    moving: dict[fx.Node, Any] = dict(zip(leaves, values, strict=True))
+    run = partial(execute, program, at.session.model, at.run.inputs)
+    given = dict(zip(leaves, references, strict=True))
     with torch.no_grad():
-        reference = execute(
-            program, model, inputs, {*read, *outputs}, leaves, lambda node, _: at_reference[node]
-        )
+        reference = run({*read, *outputs}, leaves, lambda node, _: given[node])
+    moving: dict[fx.Node, Any] = dict(zip(leaves, values, strict=True))
     seen: dict[fx.Node, Any] = {}
 
     def visit(node: fx.Node, value: Any) -> Any:
         if node in moving:
             value = moving[node]
         elif node in rules:
-            value = value.detach() + moved(
-                _ruled(node, rules[node], seen, reference, program.dtype)
-            )
+            multiplied = _ruled(node, rules[node], seen, reference, program.dtype)
+            value = value.detach() + moved(multiplied)
         seen[node] = value
         return value
 
     with torch.enable_grad():
-        found = execute(program, model, inputs, outputs, {*leaves, *rules, *read}, visit)
+        found = run(set(outputs), {*leaves, *rules, *read}, visit)
     return found, reference
 
 

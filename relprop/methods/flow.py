@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, TokenMap
+from relprop.methods.whose import whose_tokens
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import TokenMap
 
 SCALE = 1 << 20
 NEEDS = "attention_flow needs one input whose tokens all attend to each other in layer after layer"
 
 
-def attention_flow(at: AttentionValues) -> Mapping[str, TokenMap]:
+def attention_flow(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Maximum flow from each input token to what the head reads, edges of capacity ½E_h A + ½I per
     layer (Abnar & Zuidema, ACL 2020, §3). Not class-specific.
 
@@ -88,7 +90,7 @@ def _scipy() -> tuple[Any, Any]:
     return maximum_flow, csr_matrix
 
 
-def _plain(at: AttentionValues) -> tuple[str, Sequence[Any]]:
+def _plain(at: AttentionStudy) -> tuple[str, Sequence[Any]]:
     """The one input, and the sites as its layers. Raises ``OptionError``."""
     if len(at.content) != 1:
         raise OptionError(
@@ -97,9 +99,9 @@ def _plain(at: AttentionValues) -> tuple[str, Sequence[Any]]:
         )
     if not at.sites:
         raise OptionError(f"{NEEDS}; layers= leaves none")
-    reaches = at.run.session.flow.reaches
+    reaches, whose = at.session.flow.reaches, whose_tokens(at)
     for values in at.sites:
-        if not all(tokens.exactly for tokens in at.reads(values.site)):
+        if not all(tokens.exactly for tokens in whose[values.site.contraction]):
             raise OptionError(
                 f"{NEEDS}; at {values.site.path!r} queries or keys are not all of its "
                 "tokens in order"

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, SiteValues, TokenMap, Tokens
+from relprop.methods.whose import Tokens, whose_tokens
 from relprop.numerics import safe_divide
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import SiteValues, TokenMap
 
 Pairs = dict[tuple[str, str], Tensor]
 
 
 def gae(
-    at: AttentionValues, *, normalize_rows: bool = False
+    at: AttentionStudy, *, normalize_rows: bool = False
 ) -> Mapping[fx.Node, Tensor] | Mapping[str, TokenMap]:
     """Ā = E_h (∂y_t/∂A ⊙ A)⁺, R ← R + Ā·R, several inputs by their bi-modal rules (Chefer, Gur &
     Wolf, ICCV 2021, Eq. 5–11).
@@ -36,7 +38,7 @@ def gae(
     matrices = {v.site.contraction: updates(v) for v in at.sites}
     if len(at.content) == 1:
         return matrices
-    reads = {v.site.contraction: at.reads(v.site) for v in at.sites}
+    reads = whose_tokens(at)
     if all(queries.names == keys.names for queries, keys in reads.values()):
         return matrices
     if normalize_rows:
@@ -74,13 +76,13 @@ def attention_to(a: Tensor, own: Tensor, other: Tensor) -> Tensor:
 
 
 def _bimodal(
-    at: AttentionValues,
+    at: AttentionStudy,
     matrices: Mapping[fx.Node, Tensor],
     reads: Mapping[fx.Node, tuple[Tokens, Tokens]],
 ) -> dict[str, TokenMap]:
     """Every R_xy, in forward order, and its rows as the head reads them. All matrices here are
     without I, so that a small score is not lost beside it."""
-    flow = at.run.session.flow
+    flow = at.session.flow
     changes: list[tuple[fx.Node, Pairs]] = []
     for values in at.sites:
         site = values.site

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, message
-from relprop.methods.base import AttentionValues, LayerValues, TokenMap
+from relprop.methods.received import attention_received
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import LayerValues, TokenMap
 
 
-def cat(at: AttentionValues) -> Mapping[str, TokenMap]:
+def cat(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over layers of Σ_d ∂y_t/∂h^l ⊙ h^l, h^l the layer's output (CAT: Qiang et al. 2022, Eq. 10;
     Σ_d as in their notebook). Signed."""
     return _over_layers(at, lambda values, numbers: numbers)
 
 
-def attcat(at: AttentionValues) -> Mapping[str, TokenMap]:
+def attcat(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over layers of α^l · CAT^l, α^l the attention a token receives, meaned over heads and
     queries (AttCAT: Qiang et al. 2022, Eq. 11–12). Signed.
 
@@ -29,13 +31,13 @@ def attcat(at: AttentionValues) -> Mapping[str, TokenMap]:
 
     def weighted(layer: LayerValues, numbers: Tensor) -> Tensor | None:
         assert layer.site is not None
-        received = at.received(sites[layer.site], layer)
+        received = attention_received(at, sites[layer.site], layer)
         return None if received is None else received * numbers
 
     return _over_layers(at, weighted)
 
 
-def gradcam_features(at: AttentionValues, *, target_layers: Any = None) -> Mapping[str, TokenMap]:
+def gradcam_features(at: AttentionStudy, *, target_layers: Any = None) -> Mapping[str, TokenMap]:
     """(Σ_d w_d f_d)⁺ of a token feature map f on content tokens, w_d the mean over them of
     ∂y_t/∂f_d (Grad-CAM for transformers, the survey's 2.2).
 
@@ -75,7 +77,7 @@ def gradcam_features(at: AttentionValues, *, target_layers: Any = None) -> Mappi
 
 
 def _over_layers(
-    at: AttentionValues, change: Callable[[LayerValues, Tensor], Tensor | None]
+    at: AttentionStudy, change: Callable[[LayerValues, Tensor], Tensor | None]
 ) -> Mapping[str, TokenMap]:
     parts = []
     for layer in at.layers:
@@ -91,7 +93,7 @@ def _over_layers(
     return {name: TokenMap(layers.sum(1), layers) for name, layers in found.items()}
 
 
-def _content_at(at: AttentionValues, features: LayerValues) -> Tensor:
+def _content_at(at: AttentionStudy, features: LayerValues) -> Tensor:
     """Which tokens of a tensor are content: those of the one input that has as many tokens, else
     all (merged tokens have no class token among them)."""
     count = features.per_token(features.value).shape[1]

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, RelpropError, first_line, message, warn
-from relprop.methods.base import InputValues
+from relprop.runner.study import InputStudy
 
 CONVERGED = 0.05
 
 
-def lrp(at: InputValues) -> Mapping[str, Tensor]:
+def lrp(at: InputStudy) -> Mapping[str, Tensor]:
     """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs.
     Signed where adds are: Eq. 6."""
     return at.relevances
 
 
-def attnlrp(at: InputValues) -> Mapping[str, Tensor]:
+def attnlrp(at: InputStudy) -> Mapping[str, Tensor]:
     """Relevance by LRP-ε with rules for softmax, products and norms, started with y_t, down to the
     inputs (AttnLRP: Achtibat et al. 2024). Signed.
 
@@ -36,23 +36,23 @@ def attnlrp(at: InputValues) -> Mapping[str, Tensor]:
     return at.relevances
 
 
-def cp_lrp(at: InputValues) -> Mapping[str, Tensor]:
+def cp_lrp(at: InputStudy) -> Mapping[str, Tensor]:
     """The same with attention maps and gates as constants (CP-LRP: Ali et al. 2022). Signed."""
     return at.relevances
 
 
-def epsilon_lrp(at: InputValues) -> Mapping[str, Tensor]:
+def epsilon_lrp(at: InputStudy) -> Mapping[str, Tensor]:
     """Relevance by LRP-ε, started with y_t, down to the inputs (Bach et al. 2015). Signed."""
     return at.relevances
 
 
-def input_gradient(at: InputValues) -> Mapping[str, Tensor]:
+def input_gradient(at: InputStudy) -> Mapping[str, Tensor]:
     """|∂y_t/∂x| (Simonyan et al. 2014; Captum's ``Saliency``). Never negative: how much each
     element matters, not which way."""
     return {name: gradient.abs() for name, gradient in at.gradients.items()}
 
 
-def gradient_x_input(at: InputValues) -> Mapping[str, Tensor]:
+def gradient_x_input(at: InputStudy) -> Mapping[str, Tensor]:
     """x ⊙ ∂y_t/∂x (Shrikumar et al. 2016; Captum's ``InputXGradient``). Signed; it sums to y_t for
     a model without biases that is piecewise linear."""
     return {
@@ -62,7 +62,7 @@ def gradient_x_input(at: InputValues) -> Mapping[str, Tensor]:
 
 
 def integrated_gradients(
-    at: InputValues, *, n_steps: int = 50, baseline: Any = None
+    at: InputStudy, *, n_steps: int = 50, baseline: Any = None
 ) -> Mapping[str, Tensor]:
     """(x − x′) ⊙ ∫₀¹ ∂y_t/∂x at x′ + α(x − x′) dα (Sundararajan et al. 2017, Eq. 1), by Captum,
     with Gauss–Legendre quadrature. Signed.
@@ -114,7 +114,7 @@ def positive_integer(name: str, value: Any) -> int:
     return value
 
 
-def by_input(at: InputValues, option: str, given: Any) -> dict[str, Any]:
+def by_input(at: InputStudy, option: str, given: Any) -> dict[str, Any]:
     """An option that is a dict by input name, or one value for all of them, as a dict. Raises
     ``OptionError`` for a name of no explained input."""
     named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(at.values, given)
@@ -136,7 +136,7 @@ def sums(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _warn_unless_complete(
-    at: InputValues, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int
+    at: InputStudy, found: tuple[Tensor, ...], start: tuple[Tensor, ...], n_steps: int
 ) -> None:
     difference = (at.forward(*at.values.values()) - at.forward(*start)).double()
     total, size = sums(found)
@@ -161,7 +161,7 @@ def _warn_unless_complete(
         )
 
 
-def baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
+def baselines(at: InputStudy, baseline: Any) -> tuple[Tensor, ...]:
     """The tensor x′ of every input, of its full shape. Raises ``OptionError`` for what is none."""
     if isinstance(baseline, Tensor) and len(at.values) > 1:
         raise OptionError(
@@ -172,7 +172,7 @@ def baselines(at: InputValues, baseline: Any) -> tuple[Tensor, ...]:
     return tuple(_baseline(at, name, named.get(name)) for name in at.values)
 
 
-def _baseline(at: InputValues, name: str, given: Any) -> Tensor:
+def _baseline(at: InputStudy, name: str, given: Any) -> Tensor:
     value = at.values[name]
     if given is None or (isinstance(given, numbers.Real) and not isinstance(given, bool)):
         return torch.full_like(value, 0.0 if given is None else float(given))

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, LayerValues, TokenMap
 from relprop.numerics import safe_divide
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import LayerValues, TokenMap
 
 
 def vit_cx(
-    at: AttentionValues,
+    at: AttentionStudy,
     *,
     target_layers: Any = None,
     threshold: float = 0.1,
@@ -69,7 +70,7 @@ def vit_cx(
     return {name: TokenMap(scores)}
 
 
-def _image(at: AttentionValues) -> tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+def _image(at: AttentionStudy) -> tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """The explained image, its grid of patches and its size."""
     images = {
         name: grid for name, grid in at.grids.items() if grid is not None and len(grid[0]) == 2

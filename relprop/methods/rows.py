@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, Layers, TokenMap
 from relprop.numerics import safe_divide
+from relprop.runner.method import Layers
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import TokenMap
 
 
-def raw_attention(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
+def raw_attention(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h A of the block nearest the output, the row the head reads (Chefer et al. 2021, §4). Not
     class-specific.
 
@@ -26,7 +28,7 @@ def raw_attention(at: AttentionValues, *, layers: Layers = None) -> Mapping[str,
     return last_or_mean(at, {v.site.contraction: v.attention for v in at.sites}, layers)
 
 
-def attention_grad(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
+def attention_grad(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h ∂y_t/∂A of the block nearest the output, the row the head reads (Grads; Qiang et al.
     2022, AttCAT, §4). Signed.
 
@@ -35,7 +37,7 @@ def attention_grad(at: AttentionValues, *, layers: Layers = None) -> Mapping[str
     return last_or_mean(at, {v.site.contraction: _there(v.gradient) for v in at.sites}, layers)
 
 
-def attention_times_grad(at: AttentionValues) -> Mapping[str, TokenMap]:
+def attention_times_grad(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over blocks of E_h (A ⊙ ∂y_t/∂A)⁺, the row the head reads (AttGrads; after Barkan et al.
     2021)."""
     matrices = {
@@ -44,7 +46,7 @@ def attention_times_grad(at: AttentionValues) -> Mapping[str, TokenMap]:
     return {name: TokenMap(rows.sum(1), rows) for name, rows in at.rows(matrices).items()}
 
 
-def partial_lrp(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, TokenMap]:
+def partial_lrp(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h (R^(n_1))⁺ of the block nearest the output, the row the head reads (Voita et al. 2019, as
     in Chefer et al. 2021)."""
     return last_or_mean(
@@ -53,7 +55,7 @@ def partial_lrp(at: AttentionValues, *, layers: Layers = None) -> Mapping[str, T
 
 
 def gradcam(
-    at: AttentionValues, *, layers: Layers = None, weights: str = "row"
+    at: AttentionStudy, *, layers: Layers = None, weights: str = "row"
 ) -> Mapping[str, TokenMap]:
     """(E_h w_h A_h)⁺ of the block nearest the output on content tokens, min–max to [0, 1]; w_h the
     mean of ∂y_t/∂A_h (Selvaraju et al. 2017, as in Chefer et al. 2021).
@@ -89,7 +91,7 @@ def _unit(scores: Tensor, content: Tensor) -> Tensor:
 
 
 def last_or_mean(
-    at: AttentionValues, matrices: Mapping[fx.Node, Tensor], layers: Layers
+    at: AttentionStudy, matrices: Mapping[fx.Node, Tensor], layers: Layers
 ) -> Mapping[str, TokenMap]:
     """The row of each input's last site, or, with ``layers``, the mean of the chosen ones'."""
     found = at.rows(matrices)

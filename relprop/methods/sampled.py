@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
-from relprop.methods.base import InputValues
 from relprop.methods.inputs import baselines as references
 from relprop.methods.inputs import by_input, no_gradient, positive_integer
 from relprop.numerics import at_least_float32
+from relprop.runner.study import InputStudy
 
 
 def smoothgrad(
-    at: InputValues, *, n_samples: int = 50, stdev: Any = 0.15, seed: int = 0
+    at: InputStudy, *, n_samples: int = 50, stdev: Any = 0.15, seed: int = 0
 ) -> Mapping[str, Tensor]:
     """|1/n Σ_k ∂y_t/∂x at x + ε_k|, ε_k ~ N(0, σ²) (Smilkov et al. 2017, Eq. 2; its magnitude is
     what they show). Never negative.
@@ -48,7 +48,7 @@ def smoothgrad(
 
 
 def gradient_shap(
-    at: InputValues, *, baselines: Any = None, n_samples: int = 50, stdevs: Any = 0.0, seed: int = 0
+    at: InputStudy, *, baselines: Any = None, n_samples: int = 50, stdevs: Any = 0.0, seed: int = 0
 ) -> Mapping[str, Tensor]:
     """1/n Σ_k (x_k − b_k) ⊙ ∂y_t/∂x at b_k + α_k(x_k − b_k), with α_k ~ U(0, 1) and x_k = x + N(0,
     σ²) (Lundberg & Lee 2017; Captum's ``GradientShap``).
@@ -79,7 +79,7 @@ def gradient_shap(
     return total
 
 
-def random(at: InputValues, *, seed: int = 0) -> Mapping[str, Tensor]:
+def random(at: InputStudy, *, seed: int = 0) -> Mapping[str, Tensor]:
     """A number from U(0, 1) per position, whatever the model, the target and the values: the floor
     of every table. The same for each sample."""
     source, found = _generator(seed), {}
@@ -95,7 +95,7 @@ def random(at: InputValues, *, seed: int = 0) -> Mapping[str, Tensor]:
     return found
 
 
-def gradients(at: InputValues, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradients(at: InputStudy, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """∂y_t/∂x of every sample at other values of the inputs."""
     points = tuple(
         t.to(value.dtype).detach().requires_grad_()
@@ -110,7 +110,7 @@ def gradients(at: InputValues, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         raise no_gradient(error, "near the input") from error
 
 
-def _distribution(at: InputValues, given: Any) -> list[tuple[Tensor, ...]]:
+def _distribution(at: InputStudy, given: Any) -> list[tuple[Tensor, ...]]:
     """The baselines to draw from, each a tensor per input."""
     if isinstance(given, Mapping):
         counts = {len(v) for v in given.values() if isinstance(v, (list, tuple))}
@@ -151,7 +151,7 @@ def _range(value: Tensor) -> Tensor:
     return (high - low).reshape(-1, *[1] * (value.dim() - 1))
 
 
-def _per_input(at: InputValues, option: str, given: Any) -> dict[str, float]:
+def _per_input(at: InputStudy, option: str, given: Any) -> dict[str, float]:
     """A number ≥ 0 for every input; one that a dict does not name has 0."""
     named = by_input(at, option, given)
     for value in named.values():

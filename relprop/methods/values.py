@@ -10,11 +10,14 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from relprop.errors import OptionError
-from relprop.methods.base import AttentionValues, SiteValues, refuse_branches
+from relprop.methods.branches import refuse_branches
+from relprop.methods.projection import projected_norms, sum_norms
 from relprop.numerics import safe_divide
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import LayerValues, SiteValues
 
 
-def attention_norm(at: AttentionValues, *, variant: str = "2020") -> Mapping[fx.Node, Tensor]:
+def attention_norm(at: AttentionStudy, *, variant: str = "2020") -> Mapping[fx.Node, Tensor]:
     """‖α_ij f(x_j)‖, f the value and output projections of a head, in place of A, rolled up
     (Kobayashi et al. 2020). Not class-specific.
 
@@ -25,70 +28,85 @@ def attention_norm(at: AttentionValues, *, variant: str = "2020") -> Mapping[fx.
     """
     if variant not in ("2020", "2021"):
         raise OptionError(f"variant={variant!r}: '2020' or '2021'")
-    if variant == "2020":
-        return {
-            v.site.contraction: v.attention * _along_keys(v, at.projected_norms(v))
-            for v in at.sites
-        }
-    found = {}
-    for v in at.sites:
-        matrix = at.sum_norms(
-            v
-        )  # (batch, queries, keys); I + M of the roll-up is to be this, so M is it less I
-        matrix = matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        matrix = matrix.mT if v.site.transposed else matrix
-        found[v.site.contraction] = matrix.reshape(
-            len(matrix), *(1,) * (v.attention.dim() - 3), *matrix.shape[1:]
-        ).expand_as(v.attention)
-    return found
+    if variant == "2021":
+        return {v.site.contraction: _whole_norms(at, v) for v in at.sites}
+    return {
+        v.site.contraction: v.attention
+        * projected_norms(at, v).unsqueeze(-1 if v.site.transposed else -2)
+        for v in at.sites
+    }
 
 
-def _along_keys(values: SiteValues, norms: Tensor) -> Tensor:
-    """‖f(x_j)‖ (..., heads, keys) as a factor of the map."""
-    return norms.unsqueeze(-1 if values.site.transposed else -2)
+def _whole_norms(at: AttentionStudy, values: SiteValues) -> Tensor:
+    """The matrix of the 2021 variant, less the I that the roll-up adds."""
+    matrix = sum_norms(at, values)
+    return _for_every_head(
+        values, matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    )
 
 
-def value_zeroing(at: AttentionValues) -> Mapping[fx.Node, Tensor]:
+def _for_every_head(values: SiteValues, matrix: Tensor) -> Tensor:
+    """One matrix (batch, queries, keys) in the shape of a site's maps."""
+    matrix = matrix.mT if values.site.transposed else matrix
+    heads = (1,) * (values.attention.dim() - 3)
+    return matrix.reshape(len(matrix), *heads, *matrix.shape[1:]).expand_as(values.attention)
+
+
+def value_zeroing(at: AttentionStudy) -> Mapping[fx.Node, Tensor]:
     """1 − cos(h_i, h_i without token j's value vectors), h the layer's output, rows divided by
     their sums, rolled up (Mohebbi et al. 2023). Not class-specific.
 
     As many runs of each layer as it has keys.
     """
-    refuse_branches(at.run.program, "value_zeroing")
+    refuse_branches(at.program, "value_zeroing")
     layers = {layer.site: layer for layer in at.layers}
     found = {}
     for values in at.sites:
-        site = values.site
-        layer = layers.get(site)
-        if layer is None or not at.same_tokens(values, layer):
+        layer = layers.get(values.site)
+        if layer is None or not _queries_are_tokens(at, values, layer):
             raise OptionError(
-                f"value_zeroing: the queries of the attention at {site.path!r} are not "
+                f"value_zeroing: the queries of the attention at {values.site.path!r} are not "
                 "the tokens of its layer's output, one for one"
             )
-        key = -1 if site.transposed else -2
-        given = at.value(site.values)
-        count = given.shape[key]
-        apart = 1 - torch.eye(count, dtype=given.dtype, device=given.device)
-        variants = given.unsqueeze(0) * apart.reshape(
-            count, *(count if i == given.dim() + key else 1 for i in range(given.dim()))
-        )
-        plain, *_ = changed = at.replay(
-            site.values, layer.node, torch.cat([given.unsqueeze(0), variants])
-        )
-        rest = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
-        feature = [i for i in rest if layer.value.shape[i] > 1] or rest[-1:]
-        if len(feature) != 1:
-            raise OptionError(
-                f"value_zeroing: the output of the layer of {site.path!r} has "
-                f"{len(feature)} axes of features"
-            )
-        distance = 1 - F.cosine_similarity(
-            changed[1:], plain.unsqueeze(0).expand_as(changed[1:]), dim=feature[0] + 1, eps=0
-        )
-        matrix = distance.clamp(min=0).flatten(2).permute(1, 2, 0)  # (batch, queries, keys)
+        matrix = _distances(at, values, layer)
         matrix = safe_divide(matrix, matrix.sum(2, keepdim=True))
-        matrix = matrix.mT if site.transposed else matrix
-        found[site.contraction] = matrix.reshape(
-            len(matrix), *(1,) * (values.attention.dim() - 3), *matrix.shape[1:]
-        ).expand_as(values.attention)
+        found[values.site.contraction] = _for_every_head(values, matrix)
     return found
+
+
+def _queries_are_tokens(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> bool:
+    """Whether a site's queries are the tokens of a layer's output, one for one."""
+    axes, maps = at.program.axes, values.attention
+    query = axes[values.site.attention][-1 if values.site.transposed else -2]
+    tokens = [axes[layer.node][i] for i in layer.token_axes]
+    groups = [{atom.group.root() for atom in axis} for axis in (*tokens, query)]
+    heads = at.head_axes(values)
+    windows = [i for i in range(1, maps.dim() - 2) if maps.shape[i] > 1 and i not in heads]
+    return len(tokens) == 1 and groups[0] == groups[1] and not windows
+
+
+def _distances(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:
+    """1 − cos of the layer's output with and without each key's value vectors, (batch, queries,
+    keys)."""
+    site, given = values.site, at.value(values.site.values)
+    key = given.dim() + (-1 if site.transposed else -2)
+    count = given.shape[key]
+    zeroed = 1 - torch.eye(count, dtype=given.dtype, device=given.device)
+    zeroed = zeroed.reshape(count, *(count if i == key else 1 for i in range(given.dim())))
+    variants = torch.cat([given.unsqueeze(0), given.unsqueeze(0) * zeroed])
+    plain, *_ = changed = at.replay(site.values, layer.node, variants)
+    other, feature = changed[1:], _feature_axis(values, layer) + 1
+    alike = F.cosine_similarity(other, plain.unsqueeze(0).expand_as(other), dim=feature, eps=0)
+    return (1 - alike).clamp(min=0).flatten(2).permute(1, 2, 0)
+
+
+def _feature_axis(values: SiteValues, layer: LayerValues) -> int:
+    """The axis of features of a layer's output, the batch being axis 0."""
+    rest = [i + 1 for i in range(layer.value.dim() - 1) if i not in layer.token_axes]
+    found = [i for i in rest if layer.value.shape[i] > 1] or rest[-1:]
+    if len(found) != 1:
+        raise OptionError(
+            f"value_zeroing: the output of the layer of {values.site.path!r} has "
+            f"{len(found)} axes of features"
+        )
+    return found[0]

@@ -2,6 +2,6 @@
 meet."""
 
 from relprop.plan.planning import Plan, flowing, make_plan
-from relprop.plan.steps import Finding, Step
+from relprop.plan.steps import Edge, Finding, Step
 
-__all__ = ["Finding", "Plan", "Step", "flowing", "make_plan"]
+__all__ = ["Edge", "Finding", "Plan", "Step", "flowing", "make_plan"]

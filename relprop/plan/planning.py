@@ -3,8 +3,9 @@ here; the run is straight-line code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,24 @@ class Plan:
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
 
+    @cached_property
+    def step_at(self) -> dict[fx.Node, Step]:
+        """The step of every node that has one."""
+        return {step.node: step for step in self.steps}
+
+    @cached_property
+    def order(self) -> tuple[fx.Node, ...]:
+        """The nodes that relevance can arrive at, nearest the target first."""
+        edges = (edge for step in self.steps for edge in step.edges if edge is not None)
+        reached = {*self.starts, *self.step_at, *(node for node, _ in edges)}
+        return tuple(n for n in reversed(self.program.graph.nodes) if n in reached)
+
+    def read_at(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        """The nodes whose values the walk may look at in passing ``nodes``."""
+        here = set(nodes)
+        steps = [self.step_at[n] for n in here if n in self.step_at]
+        return {n for step in steps for n in (step.node, *step.operands)} | (here & self.joined)
+
     @property
     def generic(self) -> tuple[fx.Node, ...]:
         """The nodes that fell to the generic rule."""
@@ -54,7 +73,7 @@ def flowing(program: Program, rules: RuleSet) -> Flow:
             continue
         rule = rules.for_op(node.target)
         if (is_floating(node) or isinstance(val(node), (tuple, list)) or val(node) is None) and (
-            rule is None or rule.family != "stop"
+            rule is None or not rule.stops
         ):
             members.add(node)
     return Flow((n for n in program.graph.nodes if n in members), set(program.leaves.values()))
@@ -184,7 +203,7 @@ def _op_step(
     lone = sum(r == "activation" for r in roles) == 1
     if rule is not None and rule.lone is not None and lone:
         rule = rule.lone
-    if rule is None or (rule.family in ("carry", "share") and not lone):
+    if rule is None or (rule.for_one_activation and not lone):
         rule = _unknown(node, rules, on_unknown, findings)
     wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))
     return Step(
@@ -198,6 +217,7 @@ def _op_step(
         node.target,
         argument_names(node, operands),
         notes=notes.get(node, {}),
+        output=node.args[1] if kind(node) is Kind.OUTPUT else 0,
     )  # type: ignore[arg-type]
 
 

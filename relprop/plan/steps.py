@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
@@ -12,11 +13,19 @@ from relprop.rules.call import Call, Operand
 from relprop.rules.rule import Rule
 from relprop.tracer.program import place
 
+#: Where a share goes: a node, and which of its outputs.
+Edge = tuple[fx.Node, int]
+
 
 @dataclass(frozen=True)
 class Step:
     """One operation as the walk sees it: a node, or a region (a whole module call, or a norm
-    written out) whose output ``node`` is."""
+    written out) whose output ``node`` is.
+
+    ``operands`` are the tensors that enter it, each with its role and the operator's own name of
+    its argument; ``needed`` says of which the relevance is read. ``output``: which output of its
+    operand it picks, for one of several.
+    """
 
     node: fx.Node
     rule: Rule
@@ -29,6 +38,25 @@ class Step:
     arguments: tuple[str, ...]
     inner: frozenset[fx.Node] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    output: int = 0
+
+    @cached_property
+    def edges(self) -> tuple[Edge | None, ...]:
+        """Where each share goes; ``None``: nobody reads it."""
+        return tuple(
+            (o, self.output) if needed else None
+            for o, needed in zip(self.operands, self.needed, strict=True)
+        )
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """How the ledger calls what each operand absorbs."""
+        return tuple(o.meta["books"] or "a constant" for o in self.operands)
+
+    @property
+    def op_name(self) -> str:
+        """What the operation is called: of a module call its class."""
+        return self.op.__qualname__ if isinstance(self.op, type) else str(self.op)
 
     def call(
         self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None

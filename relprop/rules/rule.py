@@ -37,6 +37,26 @@ class Rule:
     reads: frozenset[str] = frozenset({"inputs", "output"})
     lone: Rule | None = None
 
+    @property
+    def divides_by_output(self) -> bool:
+        """Whether it shares by what each term is of the output, which must then be their sum."""
+        return self.family in ("balance", "share") and self.reads >= {"inputs", "output"}
+
+    @property
+    def for_one_activation(self) -> bool:
+        """Whether it is defined for operations with one activation only."""
+        return self.family in ("carry", "share")
+
+    @property
+    def stops(self) -> bool:
+        """Whether no relevance passes it."""
+        return self.family == "stop"
+
+    @property
+    def hands_on_fields(self) -> bool:
+        """Whether its shares are fields of the roll-up, whose shape is not the operand's."""
+        return self.family == "rollup"
+
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         """The split of ``relevance``, checked: one share per operand, each of its operand's
         shape."""
@@ -52,7 +72,7 @@ class Rule:
                 f"{len(call.operands)} operands of {call.op}"
             )
         for i, (share, x) in enumerate(
-            zip(split.shares, call.inputs, strict=True) if self.family != "rollup" else ()
+            () if self.hands_on_fields else zip(split.shares, call.inputs, strict=True)
         ):
             if isinstance(share, Tensor) and isinstance(x, Tensor) and share.shape != x.shape:
                 raise RuleError(

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
-from relprop.api.grid import MethodCall, explain_grid
 from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, message
 from relprop.explanation import Explanation, TokenScores
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
+from relprop.runner.ask import ask
+from relprop.runner.question import Conditions, Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
 from relprop.runs.preparing import Group, Images, Preparation, Texts
@@ -166,19 +167,13 @@ class ExplainWork:
         self, samples: Sequence[Sample], group: Group
     ) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
         target = None if self.target == "predicted" else [self._label(s) for s in samples]
-        (explanations,) = explain_grid(
-            self.model,
-            group.inputs,
-            [target],
-            list(self.calls.values()),
-            batch_size=None,
+        how = Conditions(
             precision=self.precision,
             on_unknown=self.on_unknown,
-            keep=(),
-            progress=False,
             processor=self.preparation.processor,
-            trust_remote_code=False,
         )
+        questions = list(self.calls.values())
+        (explanations,) = ask(self.model, group.inputs, [target], questions, how)
         named: dict[str, Explanation] = dict(zip(self.calls, explanations, strict=True))
         shares = class_probabilities(self.model, group.inputs, len(samples))
         done = []
@@ -334,16 +329,16 @@ def _tuple(value: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if value is None else tuple(value)
 
 
-def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, MethodCall]:
+def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, Question]:
     """The calls by label: the method's name, with its options if it is there more than once."""
     chosen = [
         (m, {}) if isinstance(m, str) else (m[0], dict(m[1]))
         for m in ([methods] if isinstance(methods, str) else methods)
     ]
-    calls: dict[str, MethodCall] = {}
+    calls: dict[str, Question] = {}
     for name, options in chosen:
         rules = options.pop("rules", None)
-        call = MethodCall(name, options, rules)
+        call = Question(name, options, rules)
         method_named(name, level=None).checked(options)
         shown = options | ({} if rules is None else {"rules": getattr(rules, "name", rules)})
         label = (

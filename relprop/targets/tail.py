@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import RelpropError, TargetError, first_line, message
-from relprop.interpreter.backward import propagate
+from relprop.interpreter.batch import propagate
 from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import relprop
-from relprop.api.grid import MethodCall
 from relprop.data import Sample
 from relprop.errors import InputError, OptionError
 from relprop.evaluation import (
@@ -25,6 +24,7 @@ from relprop.evaluation.measures import Batch
 from relprop.evaluation.report import blocks, fenced, update
 from relprop.evaluation.table import Cell
 from relprop.evaluation.work import EvaluationWork, numbers
+from relprop.runner.question import Question
 
 pytestmark = pytest.mark.filterwarnings("ignore:class sensitivity is not defined")
 METHODS = ["transformer_attribution", "rollout"]
@@ -123,7 +123,7 @@ class TestRows:
         rows = entries(
             [
                 "partial_lrp/lrp",
-                ("w/o gradient", MethodCall("transformer_attribution", {"use_gradient": False})),
+                ("w/o gradient", Question("transformer_attribution", {"use_gradient": False})),
                 brightness,
             ]
         )

@@ -15,7 +15,7 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from torch import nn
 
 import relprop
-import relprop.api.attribution
+import relprop.runner.run
 from relprop.errors import NoAttentionError, OptionError
 from relprop.methods import input_level
 from tests.common.models import build, closeness, sample
@@ -572,8 +572,10 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
         *([lambda y: y.softmax(-1)[0, 2]] if method != "deeplift" else []),
     ]
     calls = []
-    plain = relprop.api.run.forward
-    monkeypatch.setattr(relprop.api.run, "forward", lambda *args: calls.append(1) or plain(*args))
+    plain = relprop.runner.run.forward
+    monkeypatch.setattr(
+        relprop.runner.run, "forward", lambda *args: calls.append(1) or plain(*args)
+    )
     together = relprop.explain_many(model, x, targets, method=method, keep="input")
     assert len(calls) == 1
     for target, e in zip(targets, together, strict=True):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import relprop
 from relprop.errors import OptionError, RelpropError
-from relprop.methods import windows
+from relprop.runner.positions import windows
 from tests.common.models import build, closeness, sample
 from tests.methods.test_any_model import MODELS, built, towers
 from tests.methods.test_inputs import PIXELS, Affine, Blind, Convolution, Sharp, X

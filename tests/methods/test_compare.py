@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import relprop
-from relprop.api import run
 from relprop.errors import NoAttentionError, OptionError
+from relprop.runner import run
 from tests.common.models import build, closeness, sample
 from tests.methods.table import MODELS, PATH, column
 

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 import relprop
-import relprop.api.run
+import relprop.runner.run
 from relprop.errors import InputError, OptionError, RelpropError
 from tests.common.models import closeness, randomise
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
@@ -171,9 +171,9 @@ def test_a_sample_ends_at_its_own_end_token():
 
 def test_all_steps_come_from_one_forward_pass(monkeypatch):
     calls = []
-    forward = relprop.api.run.forward
+    forward = relprop.runner.run.forward
     monkeypatch.setattr(
-        relprop.api.run,
+        relprop.runner.run,
         "forward",
         lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs),
     )

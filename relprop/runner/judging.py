@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.api.session import Session
 from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, message, warn
 from relprop.interpreter.slopes import Slopes, slopes
+from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
 from relprop.tracer.program import Program
@@ -146,8 +146,7 @@ class Judge:
             f"{start + worst.samples[0]} is off by {worst.error:.1e} of the largest value from "
             "what it returns for that sample alone, which is what is explained"
         )
-        if not session.program.memo.setdefault("told of mixing", []):
-            session.program.memo["told of mixing"].append(True)
+        if not self.to_tell:
             self.to_tell.append(said)
         return said
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from relprop.adapters import Adapter, adapter_for
-from relprop.errors import OptionError, message, warn
+from relprop.errors import OptionError, message
 from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
@@ -20,6 +20,7 @@ from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import named, registered
+from relprop.runner.question import Conditions
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
 from relprop.tracer.order import Flow
@@ -46,35 +47,19 @@ class Session:
         return replace(self, rules=named(rules, PRESETS))
 
     def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
-        """The relevance pass from ``starts`` up to ``wanted``. Generic rules are warned of,
-        once."""
-        key = ("relevance", self.rules, starts, wanted, self.on_unknown)
-        plan: Plan = self.kept(
-            key,
-            lambda: make_plan(
+        """The relevance pass from ``starts`` up to ``wanted``."""
+
+        def make() -> Plan:
+            return make_plan(
                 self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown
-            ),
-        )
-        told = self.kept(("told", *key), list)
-        if plan.generic and not told:
-            told.append(True)
-            ops = sorted({str(n.target) for n in plan.generic})
-            warn(
-                message(
-                    (
-                        f"{len(plan.generic)} operations have no rule of their own and take "
-                        f"the generic one (Eq. 2): {', '.join(ops)}"
-                    ),
-                    at=describe(plan.generic[0]),
-                    then=[
-                        (
-                            "relprop.check(model, inputs) lists them; docs/write-a-rule.md; "
-                            "on_unknown='error' refuses them"
-                        )
-                    ],
-                )
             )
-        return plan
+
+        return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)  # type: ignore[no-any-return]
+
+    def notices(self, plan: Plan | None) -> tuple[str, ...]:
+        """What the user is to be warned of: operations that took the generic rule, and ids that
+        are looked up more than once."""
+        return (*_notice_of_generic(plan), *_notice_of_lookups(self.constant_lookups()))
 
     def rollup(
         self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
@@ -151,16 +136,6 @@ class Session:
 
         return self.kept(("constant lookups",), make)  # type: ignore[no-any-return]
 
-    def tell_of_lookups(self) -> None:
-        """Warn of constant lookups, once."""
-        found, told = self.constant_lookups(), self.kept(("told of lookups",), list)
-        if found and not told:
-            told.append(True)
-            warn(
-                "the ids are looked up several times, and only the first lookup is explained; "
-                f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
-            )
-
     def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
         registered rule changes."""
@@ -170,26 +145,47 @@ class Session:
         return self.program.memo[full]
 
 
+def _notice_of_generic(plan: Plan | None) -> list[str]:
+    if plan is None or not plan.generic:
+        return []
+    ops = sorted({str(n.target) for n in plan.generic})
+    return [
+        message(
+            f"{len(plan.generic)} operations have no rule of their own and take "
+            f"the generic one (Eq. 2): {', '.join(ops)}",
+            at=describe(plan.generic[0]),
+            then=[
+                "relprop.check(model, inputs) lists them; docs/write-a-rule.md; "
+                "on_unknown='error' refuses them"
+            ],
+        )
+    ]
+
+
+def _notice_of_lookups(found: tuple[str, ...]) -> list[str]:
+    if not found:
+        return []
+    return [
+        "the ids are looked up several times, and only the first lookup is explained; "
+        f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
+    ]
+
+
 def open_session(
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    rules: RuleSet | str,
-    precision: str | torch.dtype | None,
-    on_unknown: str,
-    chosen: tuple[str, ...] = (),
+    model: nn.Module, inputs: Inputs, rules: RuleSet | str, how: Conditions
 ) -> Session:
     """Everything about a call that does not depend on its target: checked, captured, and ready to
     plan."""
-    if on_unknown not in ("generic", "error"):
-        raise OptionError(f"on_unknown={on_unknown!r}: 'generic' or 'error'")
-    adapter = adapter_for(base_model(model))
+    if how.on_unknown not in ("generic", "error"):
+        raise OptionError(f"on_unknown={how.on_unknown!r}: 'generic' or 'error'")
+    chosen = chosen_inputs(inputs, how.explain_inputs)
     program = traced(model, inputs, chosen)
-    dtype = _dtype(precision)
+    dtype = _dtype(how.precision)
     if dtype is not None:
         plain = program
         program = plain.memo.setdefault(("precision", dtype), replace(plain, dtype=dtype, memo={}))
-    return Session(model, adapter, program, named(rules, PRESETS), on_unknown, chosen)
+    adapter = adapter_for(base_model(model))
+    return Session(model, adapter, program, named(rules, PRESETS), how.on_unknown, chosen)
 
 
 def traced(model: nn.Module, inputs: Inputs, chosen: tuple[str, ...] = ()) -> Program:

@@ -1,5 +1,4 @@
-"""Methods at the input that compare with a baseline: by hiding a few positions at a time, or all of
-it at once, difference by difference."""
+"""Methods at the input that hide a few positions at a time behind a baseline."""
 
 from __future__ import annotations
 
@@ -11,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message, warn
-from relprop.methods.base import InputValues
-from relprop.methods.inputs import baselines, by_input, sums
-
-ROUNDING = 0.01
+from relprop.errors import OptionError
+from relprop.methods.inputs import baselines, by_input
+from relprop.runner.study import InputStudy
 
 
 def occlusion(
-    at: InputValues, *, window: Any = None, stride: Any = None, baseline: Any = None
+    at: InputStudy, *, window: Any = None, stride: Any = None, baseline: Any = None
 ) -> Mapping[str, Tensor]:
     """y_t(x) − y_t(x with a window of positions replaced by the baseline), the mean over the
     windows that hide a position (Zeiler & Fergus 2014).
@@ -75,46 +72,8 @@ def _windows(
         yield tuple(spans.get(i, slice(None)) for i in range(value.dim()))
 
 
-def deeplift(at: InputValues, *, baseline: Any = None) -> Mapping[str, Tensor]:
-    """m ⊙ (x − x′), m DeepLIFT's multipliers by the Rescale rule (Shrikumar et al. 2017,
-    3.5.1–3.5.2). Signed.
-
-    Complete: it sums to y_t(x) − y_t(x′), over all explained inputs together. Two forward passes
-    and one backward pass per target. ``baseline`` as in ``integrated_gradients``. Products of two
-    activations, and what is made of them (attention, norms), take the rules of
-    ``relprop.methods.rescale``. A model with an operation that has no rule, and a callable target
-    that is not linear, are refused (``OptionError``).
-    """
-    found, y, y0 = at.contributions(*baselines(at, baseline))
-    _warn_of_rounding(found, y, y0)
-    return dict(zip(at.values, found, strict=True))
-
-
-def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
-    """The rules are complete; what is missing is rounding, and said where it is more than that of
-    y_t itself."""
-    difference, own = (
-        y.double() - y0.double(),
-        16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs()),
-    )
-    summed, size = sums(found)
-    gap = (summed - difference).abs()
-    bad = (gap > ROUNDING * (size + difference.abs())) & (gap > own)
-    if bool(bad.any()):
-        worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
-        warn(
-            message(
-                f"deeplift of {int(bad.sum())} of {len(gap)} samples is off by rounding: "
-                f"that of sample {worst} sums to "
-                f"{float(summed[worst]):.4g}, where y_t changes by "
-                f"{float(difference[worst]):.4g} from the baseline",
-                then=["precision='float64'"],
-            )
-        )
-
-
 def _sizes(
-    at: InputValues, name: str, option: str, given: Any, default: tuple[int, ...]
+    at: InputStudy, name: str, option: str, given: Any, default: tuple[int, ...]
 ) -> tuple[int, ...]:
     """One positive integer per position axis of an input."""
     given = by_input(at, option, given).get(name)
@@ -132,7 +91,7 @@ def _sizes(
     return sizes
 
 
-def _features(at: InputValues, name: str) -> int:
+def _features(at: InputStudy, name: str) -> int:
     return math.prod(
         n for i, n in enumerate(at.values[name].shape) if i and i not in at.positions[name]
     )

@@ -1,0 +1,78 @@
+"""The walk for a whole batch: one ``vmap`` over it from hook to hook. A rule sees one sample, an
+operation is called once, and no sample can leak into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, fx
+
+from relprop.interpreter.walk import Pending, Walk, join, walk
+from relprop.plan import Plan
+from relprop.tracer.run import Values, per_sample
+
+Hook = Callable[[Tensor], Tensor | None]
+
+__all__ = ["Hook", "Walk", "propagate"]
+
+
+def propagate(
+    plan: Plan,
+    values: Values,
+    starts: Mapping[fx.Node, Tensor],
+    *,
+    extras: Mapping[fx.Node, Tensor] | None = None,
+    account: bool = True,
+    hooks: Mapping[fx.Node, Hook] | None = None,
+) -> Walk:
+    """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
+
+    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees
+    the joined relevance of a node, batch first, and may return another.
+    """
+    whole, pending = Walk(), {(node, 0): [start] for node, start in starts.items()}
+    for nodes in _sections(plan, hooks or {}):
+        hook = (hooks or {}).get(nodes[0])
+        arrived = join(plan, nodes[0], values, pending.get((nodes[0], 0), []))
+        if hook is not None and arrived is not None:
+            replaced = hook(arrived)
+            pending[nodes[0], 0] = [arrived if replaced is None else replaced]
+        done, pending = _walk_section(plan, nodes, values, pending, extras or {}, account)
+        whole += done
+    return whole
+
+
+def _sections(plan: Plan, hooks: Mapping[fx.Node, Hook]) -> list[list[fx.Node]]:
+    """The nodes in order, cut before each hooked one."""
+    sections: list[list[fx.Node]] = [[]]
+    for node in plan.order:
+        if node in hooks and sections[-1]:
+            sections.append([])
+        sections[-1].append(node)
+    return sections
+
+
+def _walk_section(
+    plan: Plan,
+    nodes: list[fx.Node],
+    values: Values,
+    pending: Pending,
+    extras: Mapping[fx.Node, Tensor],
+    account: bool,
+) -> tuple[Walk, Pending]:
+    """Some nodes of the walk for the whole batch; and what has arrived at nodes of later
+    sections."""
+    if not pending:
+        return Walk(), {}
+    read = plan.read_at(nodes)
+    batched = {n: v for n, v in values.items() if n in read and n.meta["batched"]}
+    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+    attached = {n: e for n, e in extras.items() if n in plan.step_at and n in set(nodes)}
+
+    def one_sample(
+        arrived: Pending, given: Values, added: Mapping[fx.Node, Tensor]
+    ) -> tuple[Walk, Pending]:
+        left = {edge: list(parts) for edge, parts in arrived.items()}
+        return walk(plan, nodes, fixed | given, left, added, account), left
+
+    return per_sample(one_sample, pending, batched, attached)  # type: ignore[no-any-return]

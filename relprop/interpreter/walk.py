@@ -1,0 +1,154 @@
+"""The backward walk of one sample: relevance from the start down to where it is wanted, by the
+plan's rules. It knows no operation, no transformer and no batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import register_pytree_node
+
+from relprop.errors import RelpropError, RuleError, first_line, message
+from relprop.interpreter.ledger import Account, account_of, added
+from relprop.numerics import at_least_float32, total
+from relprop.plan import Edge, Plan, Step
+from relprop.rules.call import Split
+from relprop.tracer.editing import val
+from relprop.tracer.program import describe
+from relprop.tracer.run import Values
+
+#: Relevance on its way: what has arrived at each output of a node, part by part.
+Pending = dict[Edge, list[Tensor]]
+
+
+@dataclass
+class Walk:
+    """What a walk hands out: the relevance at every wanted node, each step's account (if asked
+    for), and the sums where it ended."""
+
+    found: dict[fx.Node, Tensor] = field(default_factory=dict)
+    accounts: list[Account] = field(default_factory=list)
+    ended: dict[fx.Node, Tensor] = field(default_factory=dict)
+
+    def __add__(self, other: Walk) -> Walk:
+        """Two walks over one plan, as if they had been one."""
+        theirs = {a.node: a for a in other.accounts}
+        accounts = [a + theirs.pop(a.node) if a.node in theirs else a for a in self.accounts]
+        return Walk(
+            added(self.found, other.found),
+            [*accounts, *theirs.values()],
+            added(self.ended, other.ended),
+        )
+
+    def __rmul__(self, factor: float) -> Walk:
+        """The walk of a start ``factor`` times as large."""
+        return Walk(
+            {n: factor * r for n, r in self.found.items()},
+            [factor * a for a in self.accounts],
+            {n: factor * r for n, r in self.ended.items()},
+        )
+
+
+register_pytree_node(
+    Walk,
+    lambda walk: ([walk.found, walk.accounts, walk.ended], None),
+    lambda children, _: Walk(*children),
+)
+
+
+def walk(
+    plan: Plan,
+    nodes: Sequence[fx.Node],
+    values: Values,
+    pending: Pending,
+    extras: Mapping[fx.Node, Tensor],
+    account: bool,
+) -> Walk:
+    """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
+    there, and the rest on by its rule, into ``pending``."""
+    done = Walk()
+    for node in nodes:
+        relevance = _arrived(plan, node, values, pending)
+        if relevance is None:
+            continue
+        if node in plan.wanted:
+            done.found[node] = relevance
+        step = plan.step_at.get(node)
+        if step is None:
+            if account:
+                done.ended[node] = total(relevance)
+            continue
+        split = _apply(step, relevance, values, extras.get(node))
+        if account:
+            done.accounts.append(account_of(step, relevance, split))
+        for edge, share in zip(step.edges, split.shares, strict=True):
+            if edge is not None and isinstance(share, Tensor):
+                pending.setdefault(edge, []).append(share)
+    return done
+
+
+def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Any:
+    """All relevance of a node: a tensor, or of an operation with several outputs a tuple with one
+    per floating output; ``None`` if none has arrived."""
+    outputs = val(node)
+    if isinstance(outputs, Tensor):
+        return join(plan, node, values, pending.pop((node, 0), []))
+    parts = {i: pending.pop((node, i), []) for i in range(len(outputs))}
+    sums = {i: sum(p[1:], p[0]) for i, p in parts.items() if p}
+    if not sums:
+        return None
+    like = next(iter(sums.values()))
+    dtype = at_least_float32(like.dtype)
+    return tuple(
+        sums.get(i, torch.zeros(v.shape, dtype=dtype, device=like.device))
+        for i, v in enumerate(outputs)
+        if v.is_floating_point()
+    )
+
+
+def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tensor | None:
+    """A value used k times receives the sum of k relevances, or what the rule set makes of them;
+    ``None`` of none."""
+    if len(parts) > 1 and plan.rules.fan_out is not None:
+        return plan.rules.fan_out(values[node], tuple(parts))
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def _apply(step: Step, relevance: Any, values: Values, extra: Tensor | None) -> Split:
+    """One rule on one sample."""
+    first = relevance[0] if isinstance(relevance, tuple) else relevance
+    dtype, output = at_least_float32(first.dtype), values.get(step.node)
+    tensors = tuple(_operand(node, values, dtype, first.device) for node in step.operands)
+    call = step.call(tensors, output, extra).widened(dtype)
+    if step.rule.divides_by_output and _was_rounded(output, dtype):
+        call = replace(call, output=call.apply(*call.inputs))
+    try:
+        return step.rule(relevance, call)
+    except RelpropError as error:
+        raise type(error)(message(str(error), at=describe(step.node))) from error
+    except Exception as error:  # a user's rule may raise anything
+        said = first_line(error)
+        raise RuleError(
+            message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))
+        ) from error
+
+
+def _was_rounded(output: Any, dtype: torch.dtype) -> bool:
+    """Whether the forward pass rounded an output to half precision: shares of its terms would not
+    sum to it."""
+    return isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
+
+
+def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:
+    """A kept value; for one that the rule does not read, a zero of its shape that takes no
+    memory."""
+    if node in values:
+        return values[node]
+    meta = val(node)
+    if not isinstance(meta, Tensor):
+        return meta
+    kind = dtype if meta.is_floating_point() else meta.dtype
+    return torch.zeros((), dtype=kind, device=device).expand(meta.shape)

@@ -1,0 +1,55 @@
+"""The attention that each token of a layer receives: AttCAT's α, where the keys are the layer's own
+tokens, or become them by being merged, cut or moved."""
+
+from __future__ import annotations
+
+from torch import Tensor, fx
+
+from relprop.errors import warn
+from relprop.rollup import tokens_of
+from relprop.runner.study import AttentionStudy
+from relprop.runner.values import LayerValues, SiteValues
+
+
+def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor | None:
+    """The attention that each token of a layer receives, meaned over heads and queries, (batch,
+    tokens); ``None`` where the keys are not the layer's own tokens, or its values no one's."""
+    site, program = values.site, at.program
+    queries, keys = (
+        {atom.group.root() for atom in axis} for axis in program.axes[site.attention][-2:]
+    )
+    if not queries & keys or site.values not in at.session.flow.members:
+        return None
+    mean, keyed = _mean_over_queries(at, values), tokens_of(program, site.values)
+    same = len(keyed) <= 1 and keyed == tokens_of(program, layer.node)
+    if same and mean.shape[1] == layer.tokens:
+        return mean
+    moved = at.move(site.values, mean, _nearest_below(at, values, layer))
+    if moved.shape[1] == layer.tokens:
+        return moved
+    warn(
+        f"the layer at {site.path!r} is passed over: the attention that a token receives is "
+        f"taken from {moved.shape[1]} tokens there, and its output holds {layer.tokens} (steps of "
+        "a cache, pooled queries)"
+    )
+    return None
+
+
+def _mean_over_queries(at: AttentionStudy, values: SiteValues) -> Tensor:
+    """The mean of the map over heads and queries, (batch, keys). A query that nothing attends to,
+    itself neither, is padding, and counts in no mean."""
+    attention, heads = values.attention, at.head_axes(values)
+    attention = attention.mT if values.site.transposed else attention
+    attention = attention.mean(heads, keepdim=True) if heads else attention
+    if attention.shape[-2] != attention.shape[-1]:
+        return attention.mean(-2).flatten(1)
+    present = (attention.amax(-2) > 0).to(attention.dtype)
+    mean = (attention * present[..., None]).sum(-2) / present.sum(-1, keepdim=True)
+    return mean.flatten(1)
+
+
+def _nearest_below(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> fx.Node:
+    """The output of the layer below, or the input's token tensor, from which the keys come."""
+    reaches, node = at.session.flow.reaches, values.site.values
+    before = [n for n in at.needs.layers.values() if n is not layer.node and reaches(n, node)]
+    return before[-1] if before else next(s.node for s in at.streams if reaches(s.node, node))

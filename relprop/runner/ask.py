@@ -1,0 +1,244 @@
+"""Several questions about several targets on one batch: one capture, one forward pass, and one
+gradient per target, shared by all that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relprop.adapters import Prepared
+from relprop.errors import (
+    NoAttentionError,
+    OptionError,
+    RelpropError,
+    RollUpError,
+    RuleError,
+    TargetError,
+    warn,
+)
+from relprop.explanation import Explanation, join
+from relprop.opening import check_devices, opened
+from relprop.runner.answer import answer
+from relprop.runner.judging import Judge, judged
+from relprop.runner.needs import Needs, needs_of
+from relprop.runner.question import Conditions, Question
+from relprop.runner.run import Part, Run, run
+from relprop.runner.session import Session, chosen_inputs, open_session
+from relprop.targets import Start, possible_starts
+from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.surroundings import same_chance, undisturbed
+
+#: An explanation per question (``None``: refused), for each target.
+Rows = list[list[Explanation | None]]
+Refused = dict[int, RelpropError]
+
+
+def ask(
+    model: nn.Module | str | Any,
+    inputs: Any,
+    targets: Sequence[Any],
+    questions: Sequence[Question],
+    how: Conditions,
+    refused: Refused | None = None,
+) -> Rows:
+    """For each target, an explanation by each question. Arguments as ``explain`` has them.
+
+    ``refused``: collects, by the question's place, why a method is not defined here, instead of
+    raising it; its explanations are ``None``.
+    """
+    if not isinstance(targets, (list, tuple)) or not targets:
+        raise OptionError("targets is a non-empty list, one entry per explanation")
+    for question in questions:
+        question.settings  # noqa: B018  -- refuses what it does not know before anything is opened
+    model, prepared = opened(model, inputs, how.processor, trust_remote_code=how.trust_remote_code)
+    with undisturbed(model), torch.no_grad():
+        bound = bind(prepared.inputs)
+        check_devices(model, bound)
+        chosen_inputs(bound, how.explain_inputs)
+        size = _part_size(how.batch_size, bound)
+        cuts = [_cutter(target, bound.batch) for target in targets]
+
+        def call(bound: Inputs, judge: Judge) -> tuple[list[Rows], str]:
+            whole = Part(bound, prepared, 0, bound.batch)
+            asked = Asking(model, whole, questions, cuts, how, judge, refused)
+            return list(asked.parts(size)), judge.said
+
+        parts, compared = judged(model, bound, how.verify, call)
+    return [
+        [_joined(list(same), compared) for same in zip(*rows, strict=True)]
+        for rows in zip(*parts, strict=True)
+    ]
+
+
+class Asking:
+    """One call, part by part: the sessions are opened once, unless the graph holds for one sample
+    only."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        whole: Part,
+        questions: Sequence[Question],
+        targets: Sequence[Callable[[int, int], Any]],
+        how: Conditions,
+        judge: Judge,
+        refused: Refused | None,
+    ) -> None:
+        self.model, self.whole, self.how = model, whole, how
+        self.questions, self.targets = questions, targets
+        self.judge, self.refused = judge, refused
+        self._told: set[str] = set()
+
+    def parts(self, size: int) -> Iterator[Rows]:
+        """The answers for ``size`` samples at a time."""
+        inputs = self.whole.inputs
+        heard = inputs.batch if inputs.could_be_shared else size
+        sessions: list[Session] = []
+        for first in _progress(range(0, inputs.batch, size), self.how.progress):
+            if first % heard == 0:
+                self.judge.hear(inputs.select(first, min(first + heard, inputs.batch)))
+            sessions = sessions or self._sessions(inputs)
+            last = min(first + size, inputs.batch)
+            alone = sessions[0].program.input_specialised
+            for i in range(first, last, 1 if alone else size):
+                part = self.whole.select(i, i + 1 if alone else last)
+                if alone and i:
+                    sessions = self._sessions(part.inputs)
+                # a model that draws random numbers draws the same for every part
+                with same_chance(self.model):
+                    found = self._answers(sessions, part, i % heard)
+                yield found
+
+    def _sessions(self, inputs: Inputs) -> list[Session]:
+        """The captured model under the rules of each question."""
+        rules = [q.rule_set for q in self.questions]
+        with same_chance(self.model):
+            first = open_session(self.model, inputs, rules[0], self.how)
+        return [first.under(r) for r in rules]
+
+    def _answers(self, sessions: Sequence[Session], part: Part, heard_at: int) -> Rows:
+        """One part of the batch: one forward pass, which is compared with the model's own."""
+        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
+        needs: dict[int, Needs] = {}
+        for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
+            with _refusal(i, self.refused):
+                needs[i] = needs_of(session, question, targets)
+        self._tell(needs.values())
+
+        def compare(done: Run) -> Callable[[], None]:
+            starts = possible_starts(sessions[0].program, targets)
+            return self.judge.compare(
+                sessions[0], part.inputs, heard_at, done.forward.values, starts
+            )
+
+        found = answers(needs, part, targets, compare, self.refused)
+        return [[row.get(i) for i in range(len(self.questions))] for row in found]
+
+    def _tell(self, needs: Iterable[Needs]) -> None:
+        """Warn of what is not as one would expect, each once in a call."""
+        for text in dict.fromkeys(text for n in needs for text in n.notices):
+            if text not in self._told:
+                self._told.add(text)
+                warn(text)
+
+
+def answers(
+    needs: Mapping[int, Needs],
+    part: Part,
+    targets: Sequence[Any],
+    compare: Callable[[Run], Callable[[], None]],
+    refused: Refused | None = None,
+) -> list[dict[int, Explanation]]:
+    """For each target the explanations by number, from one forward pass for all and one gradient
+    per target. ``compare`` refuses output values that are not the model's, and gives what refuses
+    its gradients."""
+    if not needs:
+        return [{} for _ in targets]
+    asked = list(needs.values())
+    done = run(asked, part)
+    done.may_differentiate = compare(done)
+    watched = tuple(
+        dict.fromkeys(w for n in asked if "gradient" in n.question.needs for w in n.watch)
+    )
+    if watched:
+        done.may_differentiate()
+    rows = []
+    for i, target in enumerate(targets):
+        starts = _starts(asked, done, target)
+        scalars = next(iter(starts.values())).scalars
+        again = i + 1 < len(targets)
+        gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
+        row: dict[int, Explanation] = {}
+        for number, n in needs.items():
+            with _refusal(number, refused):
+                row[number] = answer(n, done, target, starts[n.session.rules], gradients)
+        rows.append(row)
+    return rows
+
+
+def _starts(asked: Sequence[Needs], done: Run, target: Any) -> dict[Any, Start]:
+    """Where relevance starts, for each rule set."""
+    sessions = {n.session.rules: n.session for n in asked}
+    return {rules: done.start(session, target) for rules, session in sessions.items()}
+
+
+def ask_once(session: Session, inputs: Inputs, target: Any, question: Question) -> Explanation:
+    """One question about one target of a program that was compared already."""
+    needs = needs_of(session, question, [target])
+    for text in needs.notices:
+        warn(text)
+    part = Part(inputs, Prepared(None), 0, inputs.batch)
+    return answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+
+
+@contextmanager
+def _refusal(number: int, refused: Refused | None) -> Iterator[None]:
+    """Write down what a method says of this model, if that is wanted."""
+    try:
+        yield
+    except (OptionError, NoAttentionError, RollUpError, RuleError) as refusal:
+        if refused is None:
+            raise
+        refused.setdefault(number, refusal)
+
+
+def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:
+    there = [p for p in parts if p is not None]
+    if len(there) < len(parts):
+        return None
+    whole = join(there)
+    return replace(whole, facts={**whole.facts, "compared": compared})
+
+
+def _part_size(batch_size: int | None, inputs: Inputs) -> int:
+    if batch_size is None:
+        return inputs.batch
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
+    return batch_size
+
+
+def _cutter(target: Any, batch: int) -> Callable[[int, int], Any]:
+    """A function that cuts out the entries of some samples; a wrong length is refused before
+    anything runs."""
+    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
+        target = torch.as_tensor(target)
+    many = isinstance(target, list) or (isinstance(target, Tensor) and target.dim() > 0)
+    if many and len(target) != batch:
+        raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
+    return lambda first, last: target[first:last] if many else target
+
+
+def _progress(parts: range, wanted: bool) -> Iterator[int]:
+    if not wanted:
+        return iter(parts)
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise OptionError("progress=True needs tqdm: pip install tqdm") from None
+    return iter(tqdm(parts, desc="explain", unit="part"))

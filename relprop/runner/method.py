@@ -1,0 +1,179 @@
+"""A Method: a named way to turn one run into scores. Over attention it gives Eq. 13's matrices,
+which the roll-up multiplies, or scores per token that it reads off the run itself; at the input it
+gives one number per element of every explained input, and there is nothing to roll up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, fx
+
+from relprop.errors import OptionError, message
+from relprop.runner.fusion import checked_ratio, fusion_named
+
+if TYPE_CHECKING:
+    from relprop.runner.session import Session
+    from relprop.tracer.program import Site
+
+Level = Literal["attention", "input"]
+Layers = slice | Sequence[int] | None
+Options = Mapping[str, Any]
+#: Which other nodes of the graph a method reads at the chosen sites, by its options.
+Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
+
+#: Options that are the same wherever a method has them: which sites (in forward order, −1 nearest
+#: the output), rows of Ā divided by their sums,
+#: how heads become one map, and which part of each map, its smallest entries, is set to 0 before
+#: the roll-up.
+SHARED: dict[str, Any] = {
+    "layers": None,
+    "normalize_rows": False,
+    "head_fusion": "mean",
+    "discard_ratio": 0.0,
+}
+
+#: What a method may ask to be computed for it.
+NEEDS = frozenset({"gradient", "relevance", "hidden", "features", "values", "inputs"})
+
+
+@dataclass(frozen=True)
+class Method:
+    """``function(at, **options)``, with ``at`` an ``AttentionStudy`` or, at the input level, an
+    ``InputStudy``.
+
+    Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap``
+    per explained input; at the input an attribution per input. ``needs`` says what must be computed
+    for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``,
+    ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules`` is the rule set it
+    takes by default. ``shared``: the options that are the same for many methods and are applied for
+    it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target,
+    or with y_t, the target's own value, so that signed scores are contributions to y_t. ``whole``
+    are its options whose tensors have no entry per sample along their first axis: they are handed
+    on as tuples, and never cut with the batch.
+    """
+
+    name: str
+    function: Callable[..., Mapping[Any, Any]]
+    needs: frozenset[str] = frozenset()
+    class_specific: bool = True
+    level: Level = "attention"
+    rules: str = "paper"
+    shared: tuple[str, ...] = ()
+    signed: bool = False
+    cost: str = ""
+    source: str = ""
+    starts_with: Literal["one", "output"] = "one"
+    whole: frozenset[str] = frozenset()
+    reads: Reads = lambda session, sites, options: set()
+
+    @property
+    def description(self) -> str:
+        """What its function's docstring begins with, up to the source in parentheses."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0].split(" (")[0].rstrip(".")
+
+    def own_options(self) -> dict[str, Any]:
+        """The options its function takes, with their defaults."""
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        return {p.name: p.default for p in parameters}
+
+    def options(self) -> dict[str, Any]:
+        """The options it takes, with their defaults."""
+        own = self.own_options()
+        return own | {name: SHARED[name] for name in self.shared if name not in own}
+
+    def checked(self, given: Options) -> dict[str, Any]:
+        """All options with their values; an unknown one is refused, with the list."""
+        known = self.options()
+        for name in given:
+            if name not in known:
+                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
+        found = known | {n: _entries(v) if n in self.whole else v for n, v in given.items()}
+        if "head_fusion" in self.shared:
+            fusion_named(found["head_fusion"])
+        if "discard_ratio" in self.shared:
+            checked_ratio(found["discard_ratio"])
+        return found
+
+    def needing(self, options: Options) -> frozenset[str]:
+        """What must be computed for it with these options."""
+        gradient = frozenset({"gradient"})
+        needs = self.needs - gradient if options.get("use_gradient") is False else self.needs
+        return needs | gradient if options.get("head_fusion") == "gradient" else needs
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.description}"
+
+
+def _entries(value: Any) -> Any:
+    """A tensor as the tuple of its entries, each with a first axis of 1; so are those in a dict."""
+    if isinstance(value, Mapping):
+        return {name: _entries(v) for name, v in value.items()}
+    return value.split(1) if isinstance(value, Tensor) and value.dim() else value
+
+
+#: Every method by its name. ``relprop.methods`` fills it, and users add their own there.
+METHODS: dict[str, Method] = {}
+
+
+def method_named(name: str, level: Level | None = "attention") -> Method:
+    """A method by its name; an unknown one is answered with the list, and one of another level than
+    ``level`` (``None``: any) is refused."""
+    if name not in METHODS:
+        raise OptionError(f"method={name!r} is no method; there are {', '.join(sorted(METHODS))}")
+    found = METHODS[name]
+    if level is not None and found.level != level:
+        usable = ", ".join(n for n, m in sorted(METHODS.items()) if m.level == level)
+        raise OptionError(
+            message(
+                f"method {name!r} works at the {found.level}; here a method at the {level} is "
+                f"wanted: {usable}",
+                then=[f"relprop.explain(model, inputs, target, method={name!r})"],
+            )
+        )
+    return found
+
+
+def input_level() -> tuple[str, ...]:
+    """What to use for a model without token attention."""
+    return tuple(name for name, method in METHODS.items() if method.level == "input")
+
+
+def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
+    """The indices that ``layers`` names among ``count`` attention sites in forward order; Python
+    indexing, −1 is nearest the output. Raises ``OptionError`` where that is none, or there is no
+    such site."""
+    if layers is None:
+        return tuple(range(count))
+    if isinstance(layers, slice) and (chosen := tuple(range(count)[layers])):
+        return chosen
+    if isinstance(layers, slice) or (isinstance(layers, (list, tuple)) and not layers):
+        raise OptionError(
+            message(
+                f"layers={layers!r} chooses none of the {count} attention sites",
+                then=[
+                    f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
+                    "ones, of which -1 is nearest the output"
+                ],
+            )
+        )
+    if not _are_integers(layers):
+        raise OptionError(
+            f"layers={layers!r}: give a slice or a list of integers, in forward order"
+        )
+    bad = [i for i in layers if not -count <= i < count]
+    if bad:
+        raise OptionError(
+            f"layers={list(layers)}: {bad[0]} is out of range for {count} attention sites"
+        )
+    return tuple(i % count for i in layers)
+
+
+def _are_integers(value: object) -> bool:
+    """Whether it is a sequence of integers, of which bool is none."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return all(isinstance(i, int) and not isinstance(i, bool) for i in value)

@@ -1,0 +1,343 @@
+"""What a question needs of the forward pass, worked out before it runs: which values are kept, at
+which nodes gradients are taken, by which plan relevance will travel. A union of sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from relprop.errors import NoAttentionError, OptionError, RollUpError, TargetError, message
+from relprop.layout import placing
+from relprop.plan import Plan
+from relprop.rollup import Stream, block_input, tokens_of
+from relprop.runner.method import chosen_layers, input_level
+from relprop.runner.question import Question
+from relprop.runner.session import Session
+from relprop.targets import possible_starts
+from relprop.tracer.leaves import mixed
+from relprop.tracer.program import Program, Site, is_floating, place, role
+
+Nodes = tuple[fx.Node, ...]
+EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``keep``: nodes whose values are kept. ``watch``: nodes that stay attached to autograd.
+    ``plan``: the relevance pass (``None``: no relevance is asked for). ``sites``: the attention
+    sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
+    outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
+    ``facts``: how the answer is made. ``notices``: what the user is to be warned of."""
+
+    session: Session
+    question: Question
+    keep: frozenset[fx.Node]
+    watch: Nodes
+    plan: Plan | None
+    sites: tuple[Site, ...] = ()
+    chosen: tuple[Site, ...] = ()
+    layers: Mapping[Site, fx.Node] = field(default_factory=dict)
+    features: Nodes = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """The captured model."""
+        return self.session.program
+
+
+def needs_of(session: Session, question: Question, targets: Sequence[Any]) -> Needs:
+    """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
+    for this model."""
+    of = needs_over_attention if question.by.level == "attention" else needs_at_input
+    return of(session, question, possible_starts(session.program, targets))
+
+
+def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs:
+    """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
+    if question.keep - {"input"}:
+        raise OptionError(
+            f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
+            f"method {question.method!r} has 'input' to keep"
+        )
+    starts = tuple(n for n in starts if n in session.flow.members)
+    reached = reached_inputs(session, starts)
+    if unread := [name for name in session.chosen if name not in reached]:
+        raise TargetError(f"the target does not depend on input {unread[0]!r}")
+    leaves = tuple(reached.values())
+    plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
+    return Needs(
+        session,
+        question,
+        keep=frozenset(leaves) | _read_by(plan),
+        watch=leaves if "gradient" in question.needs else (),
+        plan=plan,
+        facts=_facts(session, plan, question),
+        notices=session.notices(plan),
+    )
+
+
+def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
+    """What a method over attention needs."""
+    sites = _sites(session, starts)
+    layers = chosen_layers(question.settings.get("layers"), len(sites))
+    plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
+    chosen = tuple(sites[i] for i in layers)
+    if plan is not None:
+        visible = {s.contraction for s in plan.sites}
+        sites, chosen = (
+            tuple(s for s in some if s.contraction in visible) for some in (sites, chosen)
+        )
+        _require_sites(session, sites)
+    rollup, streams = session.rollup(starts, sites)
+    _refuse_unmixed(session, sites, streams)
+    apart = session.past_attention(starts, streams)
+    outputs = _layer_outputs(session, question, sites, chosen, starts)
+    features = _features(session, question, chosen)
+    return Needs(
+        session,
+        question,
+        keep=(
+            rollup.keep
+            | {s.attention for s in sites}
+            | _read_by(plan)
+            | {n for s in streams for n in placing(s, session.flow)}
+            | {*outputs.values(), *features}
+            | _read_by_method(session, question, chosen, outputs)
+        ),
+        watch=(
+            *(s.attention for s in chosen),
+            *(_differentiated(question, outputs, features)),
+        ),
+        plan=plan,
+        sites=sites,
+        chosen=chosen,
+        layers=outputs,
+        features=features,
+        facts=_facts(session, plan, question)
+        | {
+            "attention_sites": [s.path for s in sites],
+            "softmaxes_without_site": session.program.softmaxes_without_site,
+            "inputs_without_attention": apart,
+        },
+        notices=(*session.notices(plan), *_notice_of_inputs(streams, apart)),
+    )
+
+
+def _relevance_plan(
+    session: Session, question: Question, starts: Nodes, chosen: Sequence[Site]
+) -> Plan | None:
+    """The relevance pass down to the chosen attention maps, and to the inputs if they are kept."""
+    at_input = "input" in question.keep
+    if not ("relevance" in question.needs or at_input or question.hooks):
+        return None
+    leaves = frozenset(session.program.leaves.values()) if at_input else frozenset()
+    return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
+
+
+def _read_by(plan: Plan | None) -> frozenset[fx.Node]:
+    return frozenset() if plan is None else plan.keep
+
+
+def _layer_outputs(
+    session: Session,
+    question: Question,
+    sites: tuple[Site, ...],
+    chosen: tuple[Site, ...],
+    starts: Nodes,
+) -> dict[Site, fx.Node]:
+    """The outputs of the chosen sites' layers, for methods over hidden states and values."""
+    if not question.needs & {"hidden", "values"}:
+        return {}
+    ends = tuple(s for s in starts if s in session.flow.members)
+    found = session.layer_outputs(sites, ends)
+    return {s: found[s] for s in chosen if s in found}
+
+
+def _features(session: Session, question: Question, chosen: tuple[Site, ...]) -> Nodes:
+    """The tensors that ``target_layers=`` names, or what the last chosen site's queries, keys and
+    values come from."""
+    if "features" not in question.needs:
+        return ()
+    above = block_input(session.program, session.flow, chosen[-1])
+    named = named_nodes(session.program, question.settings.get("target_layers"))
+    return named or tuple(n for n in [above] if n is not None)
+
+
+def _differentiated(question: Question, layers: Mapping[Site, fx.Node], features: Nodes) -> Nodes:
+    """At which hidden states the method takes gradients."""
+    if "gradient" not in question.needs:
+        return ()
+    return (*(layers.values() if "hidden" in question.needs else ()), *features)
+
+
+def _read_by_method(
+    session: Session,
+    question: Question,
+    chosen: tuple[Site, ...],
+    layers: Mapping[Site, fx.Node],
+) -> set[fx.Node]:
+    """What else the method itself looks at: inputs, values, and nodes that it names."""
+    found = question.by.reads(session, chosen, question.settings)
+    if "inputs" in question.needs:
+        found |= set(session.program.leaves.values())
+    for site, end in layers.items() if "values" in question.needs else ():
+        found |= {site.values, site.attention, *session.segment(site.values, end).beside}
+    return found
+
+
+def _refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Stream, ...]) -> None:
+    """An input that the user named, and in which attention has no part, has no scores over it."""
+    tokens = mixed(dict(session.program.leaves), (session.program.axes, sites))
+    scored = {s.name for s in streams} & tokens.keys()
+    for name in session.chosen:
+        if name not in scored:
+            raise RollUpError(
+                message(
+                    f"input {name!r} has no scores over attention: no attention that the target "
+                    "depends on mixes positions of it",
+                    then=[EXPLAINS_EVERY_INPUT],
+                )
+            )
+
+
+def _notice_of_inputs(streams: Sequence[Stream], apart: Sequence[str]) -> tuple[str, ...]:
+    """Inputs that feed the target past all attention have no scores, and the user is told."""
+    if not (streams and apart):
+        return ()
+    named = ", ".join(map(repr, apart))
+    return (
+        message(
+            f"{named} feeds the target past all attention: "
+            "methods over attention have no scores for it",
+            then=[EXPLAINS_EVERY_INPUT],
+        ),
+    )
+
+
+def named_nodes(program: Program, paths: Any) -> Nodes:
+    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
+    that is not there or holds no tokens, and for an empty list."""
+    if paths is not None and not paths:
+        raise OptionError(
+            message(
+                f"target_layers={paths!r} names no module",
+                then=["leave it out for the last attention's input, or give module paths"],
+            )
+        )
+    return tuple(_last_of(program, p) for p in ([paths] if isinstance(paths, str) else paths or ()))
+
+
+def _last_of(program: Program, path: str) -> fx.Node:
+    """The output of the module call at ``path``."""
+    calls = [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function"
+        and is_floating(n)
+        and role(n) == "activation"
+        and any(p == path for p, _ in place(n).modules)
+    ]
+    if calls and tokens_of(program, calls[-1]):
+        return calls[-1]
+    what = "the output of the module call" if calls else "no module call"
+    how = "holds no tokens" if calls else "is on the way"
+    known = _paths_with_tokens(program)
+    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+    raise OptionError(message(f"target_layers: {what} {path!r} {how}", then=[f"one of {listed}"]))
+
+
+def _paths_with_tokens(program: Program) -> list[str]:
+    """The module calls in which any tensor holds tokens."""
+    return list(
+        dict.fromkeys(
+            p
+            for n in program.graph.nodes
+            if n.op not in ("output",) and role(n) == "activation" and tokens_of(program, n)
+            for p, _ in place(n).modules
+            if p
+        )
+    )
+
+
+def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, Any]:
+    """How an explanation is made, for ``Explanation.facts``."""
+    program = session.program
+    return {
+        "front_end": program.front_end,
+        "decisions": list(program.decisions),
+        "constant_inputs": dict(program.constant_inputs),
+        "constant_lookups": list(session.constant_lookups()),
+        "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
+        "options": {k: str(v) for k, v in question.settings.items()},
+    }
+
+
+def _sites(session: Session, starts: Nodes) -> tuple[Site, ...]:
+    """The attention sites on the way from an explained input to the target, in forward order."""
+    flow = session.flow
+    sites = tuple(
+        s
+        for s in session.program.sites
+        if s.contraction in flow.members
+        and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
+    )
+    if not sites:
+        reached_inputs(session, starts)
+    _require_sites(session, sites)
+    return sites
+
+
+def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
+    """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
+    Raises ``TargetError`` if there is none."""
+    flow, program = session.flow, session.program
+    found = {
+        n: leaf
+        for n, leaf in program.leaves.items()
+        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
+    }
+    if found:
+        return found
+    named = ", ".join(map(repr, program.leaves)) or "there is none"
+    constants = [f"{n!r} is a constant: it {why}" for n, why in program.constant_inputs.items()]
+    read = (
+        f"the model takes values of its inputs into Python ({', '.join(program.decisions[:3])}), "
+        "and what is computed of them there is a constant"
+    )
+    raise TargetError(
+        message(
+            f"the target depends on no explained input ({named})",
+            then=[*constants, *([read] * program.input_specialised)],
+        )
+    )
+
+
+def _require_sites(session: Session, sites: tuple[Site, ...]) -> None:
+    if sites:
+        return
+    seen = [f"the softmax at {found}" for found in session.program.softmaxes_without_site]
+    reasons = "; ".join(seen[:3]) or "it has no softmax"
+    hidden = (
+        " (its attention is inside a module that a rule of yours treats as one operation)"
+        if session.program.sites
+        else ""
+    )
+    first, *others = input_level()
+    raise NoAttentionError(
+        message(
+            f"the model has no softmax attention over tokens between input and target{hidden}: "
+            f"{reasons}",
+            then=[
+                f"method={first!r} explains any model at its input, and so do "
+                f"{', '.join(map(repr, others))}",
+                "relprop.check(model, inputs) lists what was found",
+                "relprop.instrument(model, inputs, target=...).relevance(...) gives "
+                "relevance at any layer of any model",
+            ],
+        )
+    )

@@ -1,0 +1,83 @@
+"""A Question: how a model is asked, apart from what it is asked about. One noun for the method, its
+options, its rules, and what the answer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import OptionError
+from relprop.rules import RuleSet
+from relprop.runner.method import Method, method_named
+
+KEEP = frozenset({"blocks", "matrix", "input", "layers"})
+
+
+@dataclass(frozen=True)
+class Question:
+    """A method with its options and its rule set (``None``: the method's own).
+
+    ``keep``: what stays on the explanation beside the scores, of ``KEEP``. ``hooks``: functions
+    that see, and may replace, the relevance at nodes on its way down.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rules: RuleSet | str | None = None
+    keep: frozenset[str] = frozenset()
+    hooks: Mapping[fx.Node, Callable[[Tensor], Tensor | None]] = field(default_factory=dict)
+
+    @cached_property
+    def by(self) -> Method:
+        """The method itself. Raises ``OptionError`` for one that does not exist, and for rules it
+        has no use for."""
+        found = method_named(self.method, level=None)
+        if self.rules is not None and found.level == "input" and "relevance" not in found.needs:
+            raise OptionError(
+                f"method {self.method!r} follows gradients, not relevance rules: leave rules= out"
+            )
+        return found
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All of the method's options with their values. Raises ``OptionError``."""
+        return self.by.checked(self.options)
+
+    @property
+    def rule_set(self) -> RuleSet | str:
+        """The rules asked for, or those the method takes by default."""
+        return self.by.rules if self.rules is None else self.rules
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """What must be computed."""
+        gradient = frozenset({"gradient"}) if "blocks" in self.keep else frozenset()
+        return self.by.needing(self.settings) | gradient
+
+
+def checked_keep(keep: str | Iterable[str]) -> frozenset[str]:
+    """What ``keep=`` names. Raises ``OptionError`` for what cannot be kept."""
+    names = frozenset([keep] if isinstance(keep, str) else keep)
+    if names - KEEP:
+        raise OptionError(f"keep={sorted(names - KEEP)}: there are {', '.join(sorted(KEEP))}")
+    return names
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a call is answered: what ``explain`` takes beside the question. Each
+    is explained there."""
+
+    batch_size: int | None = None
+    explain_inputs: Sequence[str | int] | str | None = None
+    precision: str | torch.dtype | None = None
+    on_unknown: str = "generic"
+    progress: bool = False
+    processor: Any = None
+    trust_remote_code: bool = False
+    verify: bool = True

@@ -1,0 +1,49 @@
+"""The relevance pass of a target that has several terms: each is walked by itself, and walks and
+books are combined linearly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor, fx
+
+from relprop.interpreter.batch import Walk, propagate
+from relprop.interpreter.ledger import Ledger
+from relprop.plan import Plan
+from relprop.runner.needs import Needs
+from relprop.runner.run import Run
+from relprop.targets import Start, Term
+from relprop.tracer.program import Program, place
+from relprop.tracer.run import Values
+
+Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
+
+
+def relevance_of(needs: Needs, run: Run, start: Start) -> tuple[Walk, Ledger | None]:
+    """The relevance pass of every term, combined linearly; nothing where none is asked for."""
+    if needs.plan is None:
+        return Walk(), None
+    values = run.detached()
+    by_value = needs.question.by.starts_with == "output"
+    terms = start.contributions(values) if by_value else start.terms
+    return walk_terms(needs.plan, values, terms, needs.question.hooks)
+
+
+def walk_terms(
+    plan: Plan, values: Values, terms: Iterable[Term], hooks: Hooks
+) -> tuple[Walk, Ledger]:
+    """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger."""
+    walks, sums = [], []
+    for term in terms:
+        seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
+        walks.append(term.coefficient * propagate(plan, values, seeds, hooks=hooks))
+        sums.append(term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values()))
+    whole, started = sum(walks[1:], walks[0]), sum(sums[1:], sums[0])
+    reached = {_end_name(plan.program, n): amount for n, amount in whole.ended.items()}
+    like = next(iter(reached.values()), started)
+    return whole, Ledger(tuple(whole.accounts), started.to(like.dtype), reached)
+
+
+def _end_name(program: Program, node: fx.Node) -> str:
+    leaf = next((name for name, n in program.leaves.items() if n is node), None)
+    return f"input {leaf}" if leaf is not None else f"attention {place(node).call}"

@@ -1,0 +1,190 @@
+"""The roll-up of one run for one target: Eq. 14's product, single sites read through skip
+connections, and positions of any tensor handed down to the inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import OptionError, RollUpError
+from relprop.interpreter.batch import propagate
+from relprop.plan import Plan
+from relprop.rollup import Stream, token_axes, tokens_of
+from relprop.rules.fields import attended_once
+from relprop.runner.needs import Needs
+from relprop.runner.run import Run
+from relprop.targets import Start
+from relprop.tracer.editing import val
+from relprop.tracer.program import Site
+
+MATRIX_ROWS = 64
+Pairs = dict[str, tuple[Tensor, Tensor]]
+Matrices = Mapping[fx.Node, Tensor]
+
+
+class RollUp:
+    """Walks from a target's start to the token tensors of a run's streams."""
+
+    def __init__(self, needs: Needs, run: Run, start: Start) -> None:
+        self.needs, self.run, self.start = needs, run, start
+        self.session, self.program = needs.session, needs.program
+        self.plan, self.streams = self.session.rollup(tuple(start.field), needs.sites)
+        if not self.streams:
+            raise RollUpError(
+                "the roll-up does not arrive: no explained input feeds the attention sites"
+            )
+
+    # -- Eq. 14
+
+    def product(self, matrices: Matrices, scales: Matrices) -> Pairs:
+        """Σ of all products of the matrices (C without what skip connections alone leave), and
+        that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
+        both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
+        found = self._walk(self.plan, self._field(1), {**both, **scales})
+        return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
+
+    def connected(self, maps: Matrices) -> dict[str, Tensor]:
+        """Which tokens some way through attention and skip connections joins to the target, by
+        stream (batch, tokens), bool. The others (padding, what comes after a causal model's
+        position) have no part in y_t."""
+        if all(bool(m.all()) for m in maps.values()):
+            like = next(iter(maps.values()))
+            return {
+                s.name: like.new_ones(len(like), math.prod(s.sizes), dtype=torch.bool)
+                for s in self.streams
+            }
+        return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(maps, {}).items()}
+
+    def row_scales(self, matrices: Matrices) -> dict[fx.Node, Tensor]:
+        """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the
+        rows of Ā sum to 1."""
+        sums: dict[fx.Node, Tensor] = {}
+        for site in self.needs.chosen:
+            merge, rows = self._rows_at_merge(site, matrices[site.contraction])
+            sums[merge] = sums.get(merge, 0) + rows
+        return {merge: 1 / (1 + total) for merge, total in sums.items()}
+
+    def _rows_at_merge(self, site: Site, matrix: Tensor) -> tuple[fx.Node, Tensor]:
+        """Where a site's branch meets its identity, and the sums of its rows, (batch, 1, ...), as
+        they lie there."""
+        merge = self.session.merges.identity_of(site.contraction)
+        rows = matrix.sum(-2 if site.transposed else -1).flatten(1, -2).mean(1)
+        tokens = () if merge is None else token_axes(self.program, merge)
+        if merge is None or len(tokens) != 1 or val(merge).shape[tokens[0]] != rows.shape[1]:
+            raise OptionError(
+                f"normalize_rows: the rows of the attention at {site.path!r} are not "
+                "the positions of one residual stream"
+            )
+        rank = val(merge).dim()
+        return merge, rows.reshape(
+            len(rows), 1, *(-1 if i == tokens[0] else 1 for i in range(rank))
+        )
+
+    def matrix(self, matrices: Matrices, scales: Matrices) -> Tensor:
+        """C of Eq. 14, (batch, s, s): the walk started from every position of the tensor in which
+        the last site's result arrives."""
+        stream, top = self._only_stream(), self._top()
+        plan, _ = self.session.rollup((top,), self.needs.sites)
+        shared = {node: m.unsqueeze(1) for node, m in matrices.items()}
+        like = next(iter(matrices.values()))
+        rows = []
+        for marks in self._positions_of(top, like):
+            field = torch.cat([marks, torch.ones_like(marks[:1])])
+            field = field.expand(self.run.inputs.batch, *field.shape)
+            found = self._walk(plan, {top: field}, {**shared, **scales})
+            rows.append(stream.read(found[stream.node]))
+        return torch.cat(rows, 1)
+
+    def _only_stream(self) -> Stream:
+        if len(self.streams) > 1:
+            names = ", ".join(s.name for s in self.streams)
+            raise OptionError(
+                "keep='matrix' is for one explained input; the target depends on "
+                f"{len(self.streams)}: {names}"
+            )
+        return self.streams[0]
+
+    def _top(self) -> fx.Node:
+        """The tensor in which the last site's result arrives."""
+        contractions = tuple(s.contraction for s in self.needs.sites)
+        top = self.session.merges.last_stream(
+            tuple(self.start.field), contractions, self.program.axes, self.streams[0].sizes
+        )
+        if top is None:
+            raise RollUpError(
+                "keep='matrix' needs a token sequence of constant length from the first "
+                "attention site to the last"
+            )
+        return top
+
+    def _positions_of(self, node: fx.Node, like: Tensor) -> Iterator[Tensor]:
+        """Fields of 1 at one position of ``node`` each, (at most MATRIX_ROWS, *its shape)."""
+        axes, shape = token_axes(self.program, node), val(node).shape
+        count = math.prod(tokens_of(self.program, node))
+        sizes = [shape[i] if i in axes else 1 for i in range(len(shape))]
+        for some in torch.eye(count, dtype=like.dtype, device=like.device).split(MATRIX_ROWS):
+            yield some.reshape(len(some), *sizes).expand(len(some), *shape)
+
+    # -- one site at a time
+
+    def through(
+        self, extras: Mapping[fx.Node, tuple[Tensor, int]], count: int
+    ) -> dict[str, Tensor]:
+        """What the head reads through single sites, all others passed by their skip connections,
+        and last what these alone leave: by stream (batch, ``count`` + 1, tokens). Each site's
+        matrix fills the channels from the given one on."""
+        steps = tuple(
+            replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s
+            for s in self.plan.steps
+        )
+        found = self._walk(
+            replace(self.plan, steps=steps),
+            self._field(count),
+            {n: m for n, (m, _) in extras.items()},
+        )
+        return {s.name: self._read(s, found.get(s.node), count + 1) for s in self.streams}
+
+    def place(self, node: fx.Node, numbers: Tensor, ends: tuple[Stream, ...]) -> dict[str, Tensor]:
+        """Numbers (batch, *token positions) at ``node``, handed down to each stream's tokens by
+        skip connections alone, (batch, tokens)."""
+        plan = self.session.handing_down((node,), self.needs.sites, ends)
+        shape, tokens = val(node).shape, token_axes(self.program, node)
+        sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
+        spread = numbers.reshape(len(numbers), 1, *sizes).expand(-1, -1, *shape)
+        found = self._walk(plan, {node: torch.cat([spread, torch.ones_like(spread)], 1)}, {})
+        return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
+
+    # -- what all share
+
+    def _walk(self, plan: Plan, starts: Matrices, extras: Matrices) -> Mapping[fx.Node, Tensor]:
+        values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
+        return propagate(plan, values, starts, extras=extras, account=False).found
+
+    def _field(self, channels: int) -> dict[fx.Node, Tensor]:
+        """The start's field behind ``channels`` empty ones."""
+        return {
+            node: torch.cat([torch.zeros_like(f[:, :1]).expand(-1, channels, *f.shape[2:]), f], 1)
+            for node, f in self.start.field.items()
+        }
+
+    def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
+        """A stream's numbers, (batch, channels, tokens); zeros where no field arrives (what it
+        feeds are queries and keys alone)."""
+        if field is not None:
+            return stream.read(field)
+        inputs = self.run.inputs
+        return torch.zeros(
+            inputs.batch, channels, math.prod(stream.sizes), device=inputs.tensors[0].device
+        )
+
+    def skips(self, above: fx.Node, below: fx.Node) -> bool:
+        """Whether skip connections alone lead from one node to another, past every site."""
+        flow, contractions = self.session.flow, {s.contraction for s in self.needs.sites}
+        return above is below or (
+            flow.reaches(above, below)
+            and flow.reached_by(above, below, lambda n: n not in contractions)
+        )

@@ -1,0 +1,110 @@
+"""One forward pass over some samples of a call, for all questions and all targets at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.adapters import Prepared
+from relprop.errors import InputError
+from relprop.interpreter.forward import Forward, forward
+from relprop.runner.needs import Needs
+from relprop.runner.session import Session
+from relprop.targets import Context, Start, resolve
+from relprop.tracer.binding import Inputs
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a call: their inputs, what is known of where these came from, and which of
+    the call's ``whole`` batch they are, from ``first`` on."""
+
+    inputs: Inputs
+    prepared: Prepared
+    first: int
+    whole: int
+
+    @property
+    def batch(self) -> int:
+        """How many samples these are."""
+        return self.inputs.batch
+
+    def select(self, first: int, last: int) -> Part:
+        """Those from ``first`` to ``last``, counted in the whole call."""
+        prepared = self.prepared.part(first, last - first)
+        return Part(self.inputs.select(first, last), prepared, first, self.whole)
+
+    def cut(self, value: Any) -> Any:
+        """An option for these samples alone: tensors in it that have one entry per sample of the
+        call are cut."""
+        if isinstance(value, Mapping):
+            return {name: self.cut(v) for name, v in value.items()}
+        per_sample = isinstance(value, Tensor) and value.shape[:1] == (self.whole,)
+        if not per_sample or self.batch == self.whole:
+            return value
+        return value[self.first : self.first + self.batch]
+
+
+@dataclass
+class Run:
+    """A forward pass with what every target needs from it. ``may_differentiate``: to be called
+    before a gradient is taken; it refuses a program whose gradients are not the model's."""
+
+    part: Part
+    forward: Forward
+    may_differentiate: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs of these samples."""
+        return self.part.inputs
+
+    def start(self, session: Session, target: Any) -> Start:
+        """Where relevance starts for a target."""
+        with torch.enable_grad():
+            return resolve(target, self.context(session))
+
+    def context(self, session: Session) -> Context:
+        """What targets are resolved against: the outputs are still attached to autograd."""
+        outputs = {n: self.forward.values[n] for n in session.program.output_nodes}
+        return Context(
+            session.program, session.model, session.adapter, self.inputs, outputs, session.rules
+        )
+
+    def detached(self) -> dict[fx.Node, Any]:
+        """The kept values, without their history."""
+        return {
+            n: v.detach() if isinstance(v, Tensor) else v for n, v in self.forward.values.items()
+        }
+
+
+def run(needs: Sequence[Needs], part: Part) -> Run:
+    """One forward pass for all of them, keeping what the passes for their targets read and nothing
+    else."""
+    session = needs[0].session
+    keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
+    watch = dict.fromkeys(node for n in needs for node in n.watch)
+    done = forward(session.program, session.model, part.inputs, keep, watch)
+    refuse_nonfinite(session, done)
+    return Run(part, done)
+
+
+def refuse_nonfinite(session: Session, done: Forward) -> None:
+    """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
+    parameter is."""
+    for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
+        value = done.values[node]
+        if node not in session.flow.members or not value.is_floating_point():
+            continue
+        if not torch.isfinite(value).all():
+            bad = [n for n, p in session.model.named_parameters() if not torch.isfinite(p).all()]
+            cause = (
+                f"parameter {bad[0]!r} holds NaN or infinite values"
+                if bad
+                else "no parameter does: the values overflow inside the model"
+            )
+            raise InputError(f"the model's output {name!r} holds NaN or infinite values; {cause}")

@@ -1,0 +1,85 @@
+"""What a run found, as methods read it: at an attention site, at a tensor that holds tokens, at an
+input. And what a method over attention may return in place of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from relprop.numerics import at_least_float32
+from relprop.tracer.editing import val
+from relprop.tracer.program import Site
+
+
+@dataclass(frozen=True)
+class SiteValues:
+    """What a run found at one attention site, each (batch, *batch axes of the attention, queries,
+    keys); ``None`` if not asked for."""
+
+    site: Site
+    attention: Tensor
+    gradient: Tensor | None
+    relevance: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerValues:
+    """A tensor of the graph that holds tokens: its value and ∂y_t/∂value, each (batch, *one
+    sample's shape); ``None``: not asked for.
+
+    ``token_axes``: which axes of one sample's shape are tokens. ``site``: the attention site whose
+    layer it ends, if it does.
+    """
+
+    node: fx.Node
+    value: Tensor
+    gradient: Tensor | None
+    token_axes: tuple[int, ...]
+    site: Site | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return math.prod(self.value.shape[i + 1] for i in self.token_axes)
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Σ over the axes that are no tokens, (batch, tokens), of something of the tensor's
+        shape."""
+        features = [i + 1 for i in range(values.dim() - 1) if i not in self.token_axes]
+        return values.sum(features).flatten(1) if features else values.flatten(1)
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """Scores of one input's tokens, (batch, tokens), and, if the method has them, their parts by
+    layer in forward order, (batch, layers, tokens), and what skip connections alone leave, which
+    ``row`` has besides the scores (``identity``, (batch, tokens); ``None``: 0)."""
+
+    scores: Tensor
+    layers: Tensor | None = None
+    identity: Tensor | None = None
+
+
+Found = Mapping[fx.Node, Tensor] | Mapping[str, TokenMap]
+
+
+def wide(value: Tensor) -> Tensor:
+    """What a model of half precision computed, in float32: fields and relevance are at least
+    that."""
+    return value.to(at_least_float32(value.dtype)) if value.is_floating_point() else value
+
+
+def without_leading_one(value: Tensor, node: fx.Node) -> Tensor:
+    """A node's values, batch first, without the leading 1 of a single sample's call; one number per
+    sample as (batch, 1)."""
+    if val(node).dim() < 2:
+        return value.reshape(len(value), -1)
+    return value[:, 0] if val(node).shape[0] == 1 else value
+
+
+def with_leading_one(value: Tensor, node: fx.Node) -> Tensor:
+    """The same as the graph takes it."""
+    return value.reshape(len(value), *val(node).shape)
