@@ -222,3 +222,17 @@ def test_files_stay_small():
         str(p.relative_to(ROOT)): n for p in MODULES if (n := len(p.read_text().splitlines())) > 520
     }
     assert not long, long
+
+
+def test_facts_of_nodes_are_typed():
+    """What is known of a node is read and written in one module; what torch recorded, in another:
+    nobody else opens a node's dictionary."""
+    allowed = {PACKAGE / "tracer" / "facts.py", PACKAGE / "tracer" / "recorded.py"}
+    opened = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES
+        if path not in allowed
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "meta"
+    ]
+    assert not opened, opened

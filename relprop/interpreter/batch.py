@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from relprop.interpreter.walk import Pending, Walk, join, walk
 from relprop.plan import Plan
+from relprop.tracer.facts import is_batched
 from relprop.tracer.run import Values, per_sample
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -65,7 +66,7 @@ def _walk_section(
     if not pending:
         return Walk(), {}
     read = plan.read_at(nodes)
-    batched = {n: v for n, v in values.items() if n in read and n.meta["batched"]}
+    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
     fixed = {n: v for n, v in values.items() if n in read and n not in batched}
     attached = {n: e for n, e in extras.items() if n in plan.step_at and n in set(nodes)}
 

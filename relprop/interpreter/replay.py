@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
 from relprop.tracer.run import Values, call_node, per_sample
 
@@ -46,8 +47,8 @@ class Segment:
 
         ``values`` has those of ``beside``, batch first where they depend on an input.
         """
-        batched = [n for n in self.beside if n.meta["batched"]]
-        fixed = {n: values[n] for n in self.beside if not n.meta["batched"]}
+        batched = [n for n in self.beside if is_batched(n)]
+        fixed = {n: values[n] for n in self.beside if not is_batched(n)}
 
         def one_sample(changed: Tensor, *given: Tensor) -> Tensor:
             def one(variant: Tensor) -> Tensor:

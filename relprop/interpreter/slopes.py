@@ -17,11 +17,12 @@ from torch.overrides import TorchFunctionMode
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import forward
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.capture import frame_source
+from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, tolerance
 from relprop.tracer.kernels import CALLS, Formulas
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.recorded import frame_source
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.surroundings import as_python, undisturbed
 
@@ -127,7 +128,7 @@ def _ours(
             [
                 torch.stack(
                     [
-                        _mixture(done.values[n][i] if n.meta["batched"] else done.values[n])
+                        _mixture(done.values[n][i] if is_batched(n) else done.values[n])
                         for n in nodes
                     ]
                 ).sum()

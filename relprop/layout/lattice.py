@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from relprop.layout.reach import follow, hull, indices
 from relprop.rollup import Stream
 from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program
 
@@ -72,7 +73,7 @@ def lay_out(
 def placing(stream: Stream, flow: Flow) -> set[fx.Node]:
     """The constants by which the model puts the stream's tokens in their places: the layout is
     complete only with their values."""
-    return {n for n in indices(stream.leaf, stream.node, flow) if not n.meta["batched"]}
+    return {n for n in indices(stream.leaf, stream.node, flow) if not is_batched(n)}
 
 
 def _lattice(found: list[tuple[Tensor, Tensor]], extent: tuple[int, ...], tokens: int) -> Layout:

@@ -24,7 +24,8 @@ from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, pack
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.runner.study import InputStudy
 from relprop.runner.values import wide, with_leading_one, without_leading_one
-from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe, is_floating
 from relprop.tracer.run import Values, execute, per_sample, template
@@ -163,7 +164,7 @@ def _ancestors(ends: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _is_data(node: fx.Node) -> bool:
-    return is_floating(node) or isinstance(node.meta.get("val"), (tuple, list))
+    return is_floating(node) or isinstance(val(node), (tuple, list))
 
 
 def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
@@ -226,7 +227,7 @@ def rescaled(
     program, leaves = at.program, tuple(at.leaves.values())
     if any(t.dtype.itemsize < 4 for t in at.values.values()):
         # a quotient of differences in half precision is noise
-        program = replace(program, dtype=torch.float32, memo={})
+        program = replace(program, dtype=torch.float32)
     outputs = program.output_nodes
     rules = rules_for(program, leaves, tuple(at.start.field) or outputs)
     read = {i for node in rules for i in tensor_inputs(node)}
@@ -260,7 +261,7 @@ def _ruled(
 ) -> Tensor:
     """One node by its rule, sample by sample."""
     operands, rebuild = template(node, dtype)
-    batched = [i for i, n in enumerate(operands) if n.meta["batched"]]
+    batched = [i for i, n in enumerate(operands) if is_batched(n)]
 
     def one(*given: Tensor) -> Tensor:
         ours, theirs = [values[n] for n in operands], [reference[n] for n in operands]

@@ -14,8 +14,9 @@ from relprop.interpreter.batch import propagate
 from relprop.operations import Kind, kind
 from relprop.rollup import tokens_of
 from relprop.runner.study import AttentionStudy
-from relprop.tracer.axes import is_token
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program, Site
 
 STRAIGHT = 1e-3
@@ -77,7 +78,7 @@ def _handed_down(at: AttentionStudy, nodes: list[fx.Node]) -> dict[fx.Node, Toke
     batch, device = inputs.batch, inputs.tensors[0].device
     values = {n: v for n, v in at.run.forward.values.items() if n in plan.keep}
     for n in plan.joined - set(values):  # where fields meet, only their shape is read
-        lead = [batch] if n.meta["batched"] else []
+        lead = [batch] if is_batched(n) else []
         values[n] = torch.zeros((), device=device).expand(*lead, *val(n).shape)
     fields = {
         n: _numbered(at.program, n, (i, len(nodes)), device).expand(batch, -1, *val(n).shape)

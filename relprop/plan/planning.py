@@ -20,6 +20,7 @@ from relprop.rules.call import Call
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import role
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import template
@@ -190,11 +191,7 @@ def _op_step(
 ) -> Step:
     operands, rebuild = template(node, program.dtype)
     roles = tuple(
-        "activation"
-        if o in flow.members
-        else "parameter"
-        if o.meta["role"] == "parameter"
-        else "constant"
+        "activation" if o in flow.members else "parameter" if role(o) == "parameter" else "constant"
         for o in operands
     )
     rule = rules.for_op(node.target)

@@ -15,6 +15,7 @@ from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.facts import role
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
 from relprop.tracer.run import call_node, template
@@ -152,11 +153,7 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
             return tensors, {}
 
     roles = tuple(
-        "activation"
-        if o in flow.members
-        else "parameter"
-        if o.meta["role"] == "parameter"
-        else "constant"
+        "activation" if o in flow.members else "parameter" if role(o) == "parameter" else "constant"
         for o in operands
     )
     wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.rules.call import Call, Operand
 from relprop.rules.rule import Rule
-from relprop.tracer.program import place
+from relprop.tracer.facts import booked_as, place
 
 #: Where a share goes: a node, and which of its outputs.
 Edge = tuple[fx.Node, int]
@@ -51,7 +51,7 @@ class Step:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """How the ledger calls what each operand absorbs."""
-        return tuple(o.meta["books"] or "a constant" for o in self.operands)
+        return tuple(booked_as(o) or "a constant" for o in self.operands)
 
     @property
     def op_name(self) -> str:
@@ -63,7 +63,7 @@ class Step:
     ) -> Call:
         """What the rule is told, for one sample's tensors."""
         operands = tuple(
-            Operand(t, r, n, node.meta["books"], a)  # type: ignore[arg-type]
+            Operand(t, r, n, booked_as(node), a)  # type: ignore[arg-type]
             for t, r, n, node, a in zip(
                 tensors, self.roles, self.needed, self.operands, self.arguments, strict=True
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from relprop.operations import MOVES, Kind, kind
-from relprop.tracer.axes import is_token
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site

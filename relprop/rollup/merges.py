@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from relprop.operations import FILLS, MOVES, Kind, argument, kind
-from relprop.tracer.axes import is_token
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow

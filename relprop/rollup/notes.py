@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from relprop.operations import Kind, argument, kind, of
 from relprop.rollup.merges import Merges, is_merge
-from relprop.tracer.axes import is_token, token_count
+from relprop.tracer.atoms import is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
 
@@ -89,7 +90,7 @@ def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
     over: tuple[int, ...] = ()
     if kind(node) is Kind.GATHER:
         index = node.args[2]
-        apart = index.meta["batched"] and kind(index) not in (Kind.EXPAND, Kind.REPEAT)  # type: ignore[union-attr, arg-type]
+        apart = is_batched(index) and kind(index) not in (Kind.EXPAND, Kind.REPEAT)  # type: ignore[union-attr, arg-type]
         over = (argument(node, "dim") % rank,) if apart else ()
     elif kind(node) is Kind.LARGEST:
         over = _reduced(node, rank)

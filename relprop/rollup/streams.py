@@ -12,6 +12,7 @@ from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.fields import number
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.leaves import joined_tokens, with_tokens
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -136,7 +137,7 @@ def _shuffled(part: Flow, node: fx.Node) -> bool:
         if kind(n) in (Kind.INDEX, Kind.GATHER) and part.common_dominator([n, node]) is n
     ]
     indices = [i for n in picks for i in tensor_inputs(n) if i not in part.members]
-    return any(i.meta["batched"] or _by_chance(i) for i in indices)
+    return any(is_batched(i) or _by_chance(i) for i in indices)
 
 
 def _by_chance(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from relprop.errors import CaptureError, InputError, RelpropError, RoundingError
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
+from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
@@ -162,7 +163,7 @@ class Judge:
         one = part.select(i, i + 1)
         draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
         theirs = model_outputs(self.model, one, draws)
-        mine = {n: values[n][i : i + 1] if n.meta["batched"] else values[n] for n in nodes}
+        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in nodes}
         found = gaps(program, mine, theirs, nodes, 0, 1, 1)
         if not found:
             return

@@ -13,7 +13,7 @@ import math
 from torch import fx
 
 from relprop.operations import Kind, argument, kind, of
-from relprop.tracer.axes import Axis, Group, is_token
+from relprop.tracer.atoms import Axis, Group, is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Program
 

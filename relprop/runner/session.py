@@ -140,9 +140,7 @@ class Session:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
         registered rule changes."""
         full = (*key, registered())
-        if full not in self.program.memo:
-            self.program.memo.setdefault(full, make())  # one for all threads
-        return self.program.memo[full]
+        return self.program.memo.once(full, make)
 
 
 def _notice_of_generic(plan: Plan | None) -> list[str]:
@@ -183,7 +181,7 @@ def open_session(
     dtype = _dtype(how.precision)
     if dtype is not None:
         plain = program
-        program = plain.memo.setdefault(("precision", dtype), replace(plain, dtype=dtype, memo={}))
+        program = plain.memo.once(("precision", dtype), lambda: replace(plain, dtype=dtype))
     adapter = adapter_for(base_model(model))
     return Session(model, adapter, program, named(rules, PRESETS), how.on_unknown, chosen)
 

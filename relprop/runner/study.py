@@ -33,7 +33,7 @@ from relprop.runner.values import (
     without_leading_one,
 )
 from relprop.targets import Start
-from relprop.tracer.axes import is_token
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
 from relprop.tracer.run import execute
@@ -277,7 +277,7 @@ class AttentionStudy(Study):
         segment, own = self.session.segment(changed, end), self.program.dtype or val(changed).dtype
         dtype = at_least_float32(own)
         if dtype != own:  # small differences are not for half precision
-            segment = replace(segment, program=replace(self.program, dtype=dtype, memo={}))
+            segment = replace(segment, program=replace(self.program, dtype=dtype))
         beside = {n: detached(self.run.forward.values[n]) for n in segment.beside}
         beside = {n: wide(v) if isinstance(v, Tensor) else v for n, v in beside.items()}
         return segment.run(beside, variants.to(dtype))

@@ -25,6 +25,7 @@ from relprop.sweep.subject import Built, CannotBuild, Subject
 from relprop.sweep.subjects import build
 from relprop.sweep.targets import element
 from relprop.tracer.binding import bind, flatten_output
+from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
@@ -186,7 +187,7 @@ def _graph_error(program: Program, model: nn.Module, inputs: Any) -> float:
     for node, eager in zip(
         program.output_nodes, flatten_output(_call(model, inputs))[0], strict=True
     ):
-        error, scale = difference(values[node][0] if node.meta["batched"] else values[node], eager)
+        error, scale = difference(values[node][0] if is_batched(node) else values[node], eager)
         worst = max(worst, error / scale if scale else error)
     return worst
 

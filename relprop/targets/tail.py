@@ -24,6 +24,7 @@ from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
 from relprop.tracer.binding import Inputs, OutputTree
 from relprop.tracer.capture import Capture, import_graph
 from relprop.tracer.editing import aten, tensor_inputs, val
+from relprop.tracer.facts import is_batched, role
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
@@ -42,7 +43,7 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
     inputs = _outputs_as_inputs(context)
     tail = _trace(target, context, inputs)
     scalar = tail.output_nodes[0]
-    if scalar.meta["role"] != "activation":
+    if role(scalar) != "activation":
         raise TargetError("the target callable does not depend on the model's output")
     values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
     label = (getattr(target, "__name__", type(target).__name__),) * context.inputs.batch
@@ -174,7 +175,7 @@ def _refuse_choices(tail: Program) -> None:
     hold it."""
     for node in tail.graph.nodes:
         by_mask = kind(node) is Kind.INDEX and any(
-            i.meta["batched"] and val(i).dtype == torch.bool for i in tensor_inputs(node)
+            is_batched(i) and val(i).dtype == torch.bool for i in tensor_inputs(node)
         )
         if by_mask or is_call(node, aten.nonzero, aten.masked_select):
             raise TargetError(
@@ -191,8 +192,8 @@ def _refuse_choices(tail: Program) -> None:
 def _is_linear(tail: Program) -> bool:
     """Whether the target is a linear combination of elements of the output, whatever the values."""
     for node in tail.graph.nodes:
-        if node.op == "call_function" and node.meta["role"] == "activation":
-            active = [i for i in tensor_inputs(node) if i.meta["role"] == "activation"]
+        if node.op == "call_function" and role(node) == "activation":
+            active = [i for i in tensor_inputs(node) if role(i) == "activation"]
             what = kind(node)
             if what not in JOINTLY | ALONE or (what in ALONE and len(active) > 1):
                 return False

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
-from relprop.tracer.axes import Atom, Axes
+from relprop.tracer.atoms import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
 from relprop.tracer.labels import Labels, rows

@@ -1,83 +1,20 @@
 """What each axis of each tensor is made of: tokens or features. Worked out forward from the leaves,
 never from names.
-
-An axis is a tuple of *atoms*; ``reshape`` splits and joins them, linear layers and channels make
-new ones that are *features*. Atoms that come from one another (a slice, a concatenation, a strided
-convolution) are of one *group*, so that when an attention site shows that its keys are tokens, the
-patches they come from are known to be tokens, too.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.atoms import Atom, Axes, Axis, Group, Made
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.labels import Labels, along
-
-Made = Literal["unknown", "token", "feature"]
-
-
-class Group:
-    """Atoms known to be of one kind (a union-find cell)."""
-
-    def __init__(self, kind: Made = "unknown", of_leaf: bool = False) -> None:
-        self.kind: Made = kind
-        self.of_leaf = of_leaf
-        self.parent: Group | None = None
-
-    def root(self) -> Group:
-        """The cell that speaks for this group."""
-        return self if self.parent is None else self.parent.root()
-
-    def join(self, other: Group) -> None:
-        """One group of two; *token* wins over *feature*, both over *unknown*."""
-        a, b = self.root(), other.root()
-        if a is not b:
-            kinds = {a.kind, b.kind}
-            b.parent = a
-            a.of_leaf = a.of_leaf or b.of_leaf
-            a.kind = "token" if "token" in kinds else "feature" if "feature" in kinds else "unknown"
-
-
-@dataclass(eq=False)
-class Atom:
-    """An indivisible run of positions along an axis (so far: a reshape may still split it).
-
-    ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
-    beside each). ``repeated``: its positions hold one and the same thing, or are those of something
-    that was laid beside it.
-    """
-
-    size: int
-    group: Group = field(default_factory=Group)
-    position: bool = False
-    repeated: bool = False
-
-    @property
-    def kind(self) -> Made:
-        """What its positions are."""
-        return "token" if self.position else self.group.root().kind
-
-
-Axis = tuple[Atom, ...]
-Axes = tuple[Axis, ...]
-
-
-def is_token(axis: Axis) -> bool:
-    """Whether the axis holds tokens and nothing else (an axis of length 1 holds nothing)."""
-    return bool(axis) and all(atom.kind == "token" for atom in axis)
-
-
-def token_count(axis: Axis) -> int:
-    """How many token positions are folded into the axis."""
-    return math.prod(atom.size for atom in axis if atom.kind == "token")
 
 
 def follow(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,11 @@ from relprop.errors import CaptureError, first_line, message
 from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.chance import Draws, fix_draws
+from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.leftovers import taken_back
-from relprop.tracer.program import FrontEnd, OutputTree, Place
+from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
+from relprop.tracer.recorded import recorded_place, recorded_value, without_values
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
 from relprop.tracer.transforms import seen_through
 
@@ -150,7 +151,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         try:
             with seen_through():
                 graph, constants = _export(flat, inputs)
-            decisions = tuple(str(n.meta["place"]) for n in graph.nodes if kind(n) is Kind.READ)
+            decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
             return Capture(
                 graph,
                 constants,
@@ -300,7 +301,7 @@ def _concrete(
         name for name in constants if _memory(_attribute(module, name)) not in flat.attributes
     }
     baked = (
-        f"a tensor made outside the graph, for {next(iter(n.users)).meta['place']}"
+        f"a tensor made outside the graph, for {place(next(iter(n.users)))}"
         for n in graph.nodes
         if str(n.target) in unknown and n.users
     )
@@ -317,20 +318,15 @@ def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, 
         if node.op == "call_module":  # the guards function of export
             continue
         new = graph.node_copy(node, lambda n: copied[n])
-        new.meta = {"place": place_of(node)}
-        if node.op == "get_attr":
-            value = _attribute(module, str(node.target))
-            if not isinstance(value, Tensor):
-                new.meta["subgraph"] = value
-            else:
-                name = flat.name_of(value, str(node.target)) if flat is not None else None
-                new.target = name or str(node.target)
-                if name is None:
-                    constants[new.target] = value.detach().clone()
-                new.meta["val"] = without_values(value)
-        else:
-            recorded = node.meta.get("val", node.meta.get("tensor_meta"))
-            new.meta["val"] = torch.utils._pytree.tree_map(without_values, recorded)
+        held = _attribute(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(held, Tensor):
+            name = flat.name_of(held, str(node.target)) if flat is not None else None
+            new.target = name or str(node.target)
+            if name is None:
+                constants[new.target] = held.detach().clone()
+        value = recorded_value(node) if node.op != "get_attr" else without_values(held)
+        body = held if isinstance(held, nn.Module) else None
+        know(new, Facts(None if body is not None else value, recorded_place(node), body=body))
         copied[node] = new
     return graph, constants
 
@@ -340,65 +336,3 @@ def _attribute(module: nn.Module, target: str) -> Any:
     for part in target.split("."):
         value = getattr(value, part)
     return value
-
-
-def without_values(value: Any) -> Any:
-    """A tensor as one that has a shape, a layout and a type only; anything else as it is."""
-    if isinstance(value, Tensor):
-        return torch.empty_strided(
-            [int(s) for s in value.shape],
-            [int(s) for s in value.stride()],
-            dtype=value.dtype,
-            device="meta",
-        )
-    return value
-
-
-def place_of(node: fx.Node) -> Place:
-    """The calls around the node. Second calls of a module are told apart by the stack's keys
-    (``a``, ``a@1``), not by its paths."""
-    stack = []
-    for key, (path, owner) in (node.meta.get("nn_module_stack") or {}).items():
-        clean = (
-            path.split("@")[0]
-            .removeprefix("L['self']")
-            .removeprefix(".")
-            .removeprefix("_orig_mod")
-            .removeprefix(".")
-        )
-        if clean.split(".")[0] == "model":
-            number = (
-                f"@{str(key).rpartition('@')[2]}" if "@" in str(key) and clean != "model" else ""
-            )
-            stack.append(
-                (
-                    clean.removeprefix("model").removeprefix(".") + number,
-                    owner if isinstance(owner, str) else f"{owner.__module__}.{owner.__qualname__}",
-                )
-            )
-    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
-
-
-def frame_source() -> str:
-    """``file.py:88: `code` `` of the line of the user's that runs now."""
-    frames = traceback.extract_stack()[:-1]
-    theirs = [f for f in frames if "/torch/" not in f.filename and "/relprop/" not in f.filename]
-    last = (theirs or frames)[-1]
-    return f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}: `{(last.line or '').strip()}`"
-
-
-def _source(trace: str) -> str:
-    """``file.py:88: `code` `` of the innermost frame that is not PyTorch's own."""
-    lines = trace.strip().splitlines()
-    frames = [
-        (lines[i].strip(), lines[i + 1].strip() if i + 1 < len(lines) else "")
-        for i in range(len(lines))
-        if lines[i].strip().startswith("File ")
-    ]
-    theirs = [f for f in frames if "/torch/" not in f[0]] or frames
-    if not theirs:
-        return ""
-    where, code = theirs[-1]
-    parts = where.split('"')
-    number = where.split("line ")[1].split(",")[0]
-    return f"{parts[1].rsplit('/', 1)[-1]}:{number}: `{code}`"

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relprop.operations import Kind, kind, packet
-from relprop.tracer.editing import aten, tensor_inputs
+from relprop.tracer.editing import aten, tensor_inputs, val
+from relprop.tracer.facts import facts_of, know, place
 
 SHAPED_LIKE = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
 
@@ -87,17 +88,17 @@ def fix_draws(
         and (packet(n) in SHAPED_LIKE or not tensor_inputs(n))
     ]
     if [n.target for n in nodes] != [func for func, _ in drawn] or any(
-        n.meta["val"].shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)
+        val(n).shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)
     ):
         return ()
     for i, (node, (_, numbers)) in enumerate(zip(nodes, drawn, strict=True)):
         constants[f"drawn_{i}"] = numbers
         with graph.inserting_before(node):
             fixed = graph.create_node("get_attr", f"drawn_{i}")
-        fixed.meta = dict(node.meta)
+        know(fixed, facts_of(node))
         node.replace_all_uses_with(fixed)
         graph.erase_node(node)
-    return tuple(str(n.meta["place"]) for n in nodes)
+    return tuple(str(place(n)) for n in nodes)
 
 
 def _is_random(operator: Any) -> bool:

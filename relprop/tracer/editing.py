@@ -11,13 +11,14 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.facts import Facts, decide_liveness, facts_of, know, place
 
 aten = torch.ops.aten
 
 
 def val(x: Any) -> Any:
     """The meta value of a node, or the thing itself."""
-    return x.meta.get("val") if isinstance(x, fx.Node) else x
+    return facts_of(x).value if isinstance(x, fx.Node) else x
 
 
 def shape_of(x: Any) -> list[int]:
@@ -36,11 +37,11 @@ def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
     graph = like.graph
     with graph.inserting_before(like):
         node = graph.call_function(op, args, kwargs)
-    node.meta["place"] = like.meta["place"]
-    node.meta["live"] = any(is_live(n) for n in node.all_input_nodes)
+    live = any(is_live(n) for n in node.all_input_nodes)
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     made = op(*tree_map(val, args), **tree_map(val, on_meta))
-    node.meta["val"] = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
+    value = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
+    know(node, Facts(value, place(like), live))
     return node
 
 
@@ -67,7 +68,7 @@ def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def swap(old: fx.Node, new: fx.Node) -> None:
     """``new`` in place of ``old`` everywhere; ``old`` is erased."""
-    if old.meta.get("live") and not is_live(new):
+    if facts_of(old).live and not is_live(new):
         _ask_again(old)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
@@ -84,9 +85,10 @@ def is_live(node: Any) -> bool:
     """Whether a node depends on an input of the graph; parameters and constants do not."""
     if not isinstance(node, fx.Node):
         return False
-    for n in operands_first(node, lambda n: "live" in n.meta):
-        n.meta["live"] = n.op == "placeholder" or any(i.meta["live"] for i in n.all_input_nodes)
-    return bool(node.meta["live"])
+    for n in operands_first(node, lambda n: facts_of(n).live is not None):
+        above = n.all_input_nodes
+        decide_liveness(n, n.op == "placeholder" or any(facts_of(i).live for i in above))
+    return bool(facts_of(node).live)
 
 
 def is_picked(node: Any) -> bool:
@@ -135,7 +137,10 @@ def _ask_again(node: fx.Node) -> None:
     """What depends on a node may depend on no input without it."""
     left = [node]
     while left:
-        known = [u for u in left.pop().users if u.meta.pop("live", False)]
+        users = left.pop().users
+        known = [u for u in users if facts_of(u).live]
+        for user in users:
+            decide_liveness(user, None)
         left += known
 
 

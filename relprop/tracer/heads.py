@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.axes import Atom, Axes
+from relprop.tracer.atoms import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_live, permuted, rank, reshaped, shape_of, swap
 from relprop.tracer.program import Site

@@ -16,6 +16,7 @@ from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.capture import run_eager
 from relprop.tracer.chance import Replayed
 from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched
 from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -32,18 +33,15 @@ def tolerance(program: Program, dtype: torch.dtype) -> float:
     for whole numbers."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    if "coarsest" not in program.memo:
-        program.memo["coarsest"] = max(
-            (
-                torch.finfo(val(n).dtype).eps
-                for n in program.graph.nodes
-                if n.op == "call_function" and is_floating(n)
-            ),
-            default=0.0,
-        )
+    written = program.memo.once("coarsest", lambda: _coarsest(program.graph))
     own = torch.finfo(program.dtype).eps if program.dtype is not None else 0.0
-    coarsest = max(program.memo["coarsest"], torch.finfo(dtype).eps, own)
-    return _allowed(coarsest)
+    return _allowed(max(written, torch.finfo(dtype).eps, own))
+
+
+def _coarsest(graph: fx.Graph) -> float:
+    """The ε of the coarsest type that a graph computes in."""
+    made = (val(n) for n in graph.nodes if n.op == "call_function" and is_floating(n))
+    return max((torch.finfo(value.dtype).eps for value in made), default=0.0)
 
 
 def _allowed(coarsest: float) -> float:
@@ -126,7 +124,7 @@ def gaps(
         if node not in nodes:
             continue
         mine = values[node].detach()
-        mine = mine if node.meta["batched"] else mine.expand(batch, *mine.shape)
+        mine = mine if is_batched(node) else mine.expand(batch, *mine.shape)
         rows = _rows(theirs, mine.shape[1:], of)
         if rows is None:
             found.append(Gap(name, tuple(range(batch)), float("inf")))

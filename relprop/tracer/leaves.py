@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
-from relprop.tracer.axes import Axes, Axis
+from relprop.tracer.atoms import Axes, Axis
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import decide_liveness, place
 from relprop.tracer.program import Site
 
 NOT_CHOSEN = "is not among the inputs to explain"
@@ -38,7 +39,7 @@ def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, s
         elif (embedding := _embedding_of(node)) is not None:
             moved = [n for n in same_ids(node) if kind(n) in OUT_OF_ORDER and _leads(n, embedding)]
             if moved:
-                op = f"{moved[0].target} at {moved[0].meta['place']}"
+                op = f"{moved[0].target} at {place(moved[0])}"
                 cannot[name] = f"is looked up out of order, in a way that is not followed ({op})"
             else:
                 leaves[name] = embedding
@@ -206,9 +207,9 @@ def hold_still(graph: fx.Graph, constant: Iterable[fx.Node]) -> None:
     """Make the passes take these inputs for constants, as they take parameters: a scale that is
     made of a timestep is then the scale of a norm. Their values still come with every call."""
     for node in graph.nodes:
-        node.meta.pop("live", None)
+        decide_liveness(node, None)
     for node in constant:
-        node.meta["live"] = False
+        decide_liveness(node, False)
 
 
 def _below(start: Iterable[fx.Node], but: Iterable[fx.Node] = ()) -> set[fx.Node]:

@@ -10,35 +10,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-Role = Literal["activation", "parameter", "constant"]
+from relprop.tracer.atoms import Axes
+from relprop.tracer.facts import Facts, Place, Role, describe, is_floating, place, role, shape
+from relprop.tracer.memo import Memo
+
+__all__ = [
+    "FrontEnd",
+    "OutputTree",
+    "Place",
+    "Program",
+    "Role",
+    "Site",
+    "describe",
+    "is_floating",
+    "place",
+    "role",
+    "shape",
+]
+
 FrontEnd = Literal["export", "concrete"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node comes from in the user's model: the modules around it (outermost first, paths
-    with ``@1`` on second calls) and the source line."""
-
-    modules: tuple[tuple[str, str], ...] = ()
-    source: str = ""
-
-    @property
-    def path(self) -> str:
-        """The innermost module's path, without call numbers; "" is the model itself."""
-        return self.modules[-1][0].split("@")[0] if self.modules else ""
-
-    @property
-    def call(self) -> str:
-        """The innermost module call: its path, with ``@1``, ``@2`` on later calls of the same
-        module."""
-        return self.modules[-1][0] if self.modules else ""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.call or 'the model itself'}  ({self.source})"
-            if self.source
-            else self.call or "the model itself"
-        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,9 @@ class Program:
     the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
-    why. ``memo``: what others worked out about this program, kept with it.
+    why. ``axes``: what the axes of each tensor hold that depends on a leaf. ``facts``: what is
+    known of each node. ``memo``: what others worked out about this program; a variation of it
+    begins with a memo of its own.
     """
 
     graph: fx.Graph
@@ -96,7 +88,8 @@ class Program:
     leaves: Mapping[str, fx.Node]
     sites: tuple[Site, ...]
     no_sites: tuple[tuple[fx.Node, str], ...]
-    axes: Any
+    axes: Mapping[fx.Node, Axes]
+    facts: Mapping[fx.Node, Facts]
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
@@ -104,7 +97,7 @@ class Program:
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)
-    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    memo: Memo = field(init=False, default_factory=Memo, repr=False)
 
     @property
     def input_specialised(self) -> bool:
@@ -132,35 +125,3 @@ class Program:
             f"Program({calls} operations, {len(self.sites)} attention sites, inputs "
             f"{', '.join(self.inputs)}, captured by {self.front_end})"
         )
-
-
-def place(node: fx.Node) -> Place:
-    """Where ``node`` comes from in the user's model."""
-    return node.meta.get("place", Place())
-
-
-def role(node: fx.Node) -> Role:
-    """What ``node`` is to relevance."""
-    return node.meta["role"]
-
-
-def shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of ``node``'s value for one sample (leading 1)."""
-    return tuple(node.meta["val"].shape)
-
-
-def is_floating(node: fx.Node) -> bool:
-    """Whether ``node``'s value is one floating tensor."""
-    val = node.meta.get("val")
-    return isinstance(val, Tensor) and val.is_floating_point()
-
-
-def describe(node: fx.Node) -> str:
-    """``module path  (file:line: `code`), dtype [shape]``: the place line of an error."""
-    val = node.meta.get("val")
-    kind = (
-        f", {str(val.dtype).removeprefix('torch.')} {list(val.shape)}"
-        if isinstance(val, torch.Tensor)
-        else ""
-    )
-    return f"{place(node)}{kind}"

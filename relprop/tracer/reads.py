@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.overrides import TorchFunctionMode
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import is_float, tensor_inputs
+from relprop.tracer.editing import is_float, tensor_inputs, val
+from relprop.tracer.facts import place
 from relprop.tracer.run import template
 
 #: How Python takes values out of a tensor without an operator.
@@ -53,7 +54,7 @@ def choices(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
 def _deciding(graph: fx.Graph, live: set[fx.Node]) -> tuple[str, ...]:
     with FakeTensorMode():
         deciding = (n for n in graph.nodes if not live.isdisjoint(_deciders(n)) and _decides(n))
-        return tuple(str(n.meta["place"]) for n in deciding)
+        return tuple(str(place(n)) for n in deciding)
 
 
 def _deciders(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -112,7 +113,7 @@ def _decides(node: fx.Node) -> bool:
     ):
         return False
     operands, rebuild = template(node)
-    args, kwargs = rebuild(*(_fake(n.meta.get("val")) for n in operands))
+    args, kwargs = rebuild(*(_fake(val(n)) for n in operands))
     args, kwargs = torch.utils._pytree.tree_map_only(
         torch.device, lambda _: torch.device("cpu"), (args, kwargs)
     )

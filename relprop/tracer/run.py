@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from relprop.errors import InputError, first_line, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.facts import is_batched
 from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe
 from relprop.tracer.surroundings import normal
@@ -55,11 +56,11 @@ def execute(
                 values[node] = _cast(
                     normal(_parameter(program, model, str(node.target))), program.dtype
                 )
-            elif not node.meta["batched"]:
+            elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
         wanted = [n for n in nodes if n in kept or n in still]
         _run_section(
-            [n for n in nodes if n.op == "call_function" and n.meta["batched"]],
+            [n for n in nodes if n.op == "call_function" and is_batched(n)],
             wanted,
             values,
             program.dtype,
@@ -105,7 +106,7 @@ def _run_section(
     entering = [
         n
         for n in dict.fromkeys(i for node in nodes for i in tensor_inputs(node) if i not in inside)
-        if n.meta["batched"]
+        if is_batched(n)
     ]
     leaving = [n for n in nodes if n in set(wanted)]
     last = {

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as _modules
 
 from relprop.errors import CaptureError, InputError, message
+from relprop.tracer.atoms import Axes
 from relprop.tracer.attention import attend_to_constants, find_sites
 from relprop.tracer.axes import follow
 from relprop.tracer.binding import Inputs
@@ -22,6 +23,15 @@ from relprop.tracer.capture import Capture, capture
 from relprop.tracer.chance import by_chance
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import (
+    Role,
+    booked_as,
+    decide_books,
+    decide_role,
+    facts_of,
+    is_batched,
+    role,
+)
 from relprop.tracer.heads import split_heads
 from relprop.tracer.judge import UNSTEADY, difference, tolerance, unsteady
 from relprop.tracer.leaves import (
@@ -227,6 +237,7 @@ def assemble(
         sites,
         without,
         axes,
+        {node: facts_of(node) for node in graph.nodes},
         raw.front_end,
         raw.decisions,
         raw.choices,
@@ -239,7 +250,7 @@ def assemble(
 def _without_tokens(program: Program, constants: Mapping[str, Tensor]) -> list[fx.Node]:
     """The side inputs that have no tokens, those included that could not be explained."""
     inputs = zip(program.inputs, program.placeholders, strict=True)
-    sides = {name: node for name, node in inputs if node.meta["beside"]}
+    sides = {name: node for name, node in inputs if facts_of(node).side}
     if not sides:
         return []
     roots = {**program.leaves, **sides}
@@ -253,7 +264,7 @@ def _structure_from(
     leaves: Mapping[str, fx.Node],
     constants: Constants,
     roots: Mapping[str, fx.Node] | None = None,
-) -> tuple[Any, tuple[Site, ...], Any]:
+) -> tuple[dict[fx.Node, Axes], tuple[Site, ...], tuple[tuple[fx.Node, str], ...]]:
     """Every node's role as seen from ``leaves``; the axes and the attention sites that follow.
     ``roots``: from where axes are followed, if it is not from the leaves alone."""
     below: set[fx.Node] = set()
@@ -264,10 +275,9 @@ def _structure_from(
             below.add(node)
         if node.op == "placeholder" or any(i in batched for i in inputs):
             batched.add(node)
-        weights = node.op == "get_attr" or any(i.meta["role"] == "parameter" for i in inputs)
-        still = "parameter" if weights and node not in batched else "constant"
-        node.meta["role"] = "activation" if node in below else still
-        node.meta["batched"] = node in batched
+        weights = node.op == "get_attr" or any(role(i) == "parameter" for i in inputs)
+        still: Role = "parameter" if weights and node not in batched else "constant"
+        decide_role(node, "activation" if node in below else still, node in batched)
     axes = follow(graph, dict(roots or leaves), constants)
     sites, without = find_sites(graph, axes, constants)
     if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
@@ -282,15 +292,15 @@ def _write_books(graph: fx.Graph, beside: Mapping[fx.Node, str]) -> None:
     ``beside`` the explained ones, theirs."""
     entering: dict[fx.Node, tuple[str, ...]] = {}
     for node in graph.nodes:
-        node.meta["beside"] = node in beside
         above = [n for i in tensor_inputs(node) for n in entering[i]]
         names = [beside[node]] if node in beside else above if _is_still(node) else []
         entering[node] = tuple(dict.fromkeys(names))
-        node.meta["books"] = f"input {', '.join(entering[node])}" if names else _books(node)
+        booked = f"input {', '.join(entering[node])}" if names else _books(node)
+        decide_books(node, booked, node in beside)
 
 
 def _is_still(node: fx.Node) -> bool:
-    return node.meta["role"] != "activation"
+    return role(node) != "activation"
 
 
 def _books(node: fx.Node) -> str:
@@ -300,7 +310,7 @@ def _books(node: fx.Node) -> str:
         return str(node.target).removeprefix("model.")
     if node.op == "placeholder":
         return f"input {node.name}"
-    names = [i.meta["books"] for i in tensor_inputs(node) if _is_still(i)]
+    names = [booked_as(i) for i in tensor_inputs(node) if _is_still(i)]
     named = [n for n in names if n and not n.startswith("input ")] or [n for n in names if n]
     return named[0] if named else ""
 
@@ -318,7 +328,7 @@ def verify(
     for name, node, eager in zip(
         program.outputs.names, program.output_nodes, raw.eager, strict=True
     ):
-        mine = values[node][0] if node.meta["batched"] else values[node]
+        mine = values[node][0] if is_batched(node) else values[node]
         error, scale = difference(mine, eager)
         if not error <= tolerance(program, eager.dtype) * scale:
             if chance:
@@ -377,5 +387,5 @@ def _rounds(node: fx.Node) -> bool:
     return (
         small
         and node.op == "call_function"
-        and any(is_floating(i) and i.meta["role"] == "activation" for i in tensor_inputs(node))
+        and any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
     )

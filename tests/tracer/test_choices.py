@@ -7,6 +7,7 @@ from torch import nn
 import relprop
 from relprop.errors import TargetError
 from relprop.operations import Kind, kind
+from relprop.tracer.editing import val
 
 WORDS, WIDTH = 5, 8
 IDS = torch.tensor([[0, 3, 4, 1, 2, 3], [4, 4, 0, 2, 1, 0]])
@@ -82,7 +83,7 @@ def test_pieces_of_one_table_are_one_lookup():
 
     graph = relprop.trace(Model(embed).eval(), (IDS,)).graph
     (lookup,) = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
-    assert lookup.args[0].meta["val"].shape == (WORDS, WIDTH)
+    assert val(lookup.args[0]).shape == (WORDS, WIDTH)
 
 
 def marks(ids, table):

@@ -14,6 +14,7 @@ from relprop.operations import name_of
 from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import emit, is_live
+from relprop.tracer.facts import Facts, know
 from relprop.tracer.passes.factors import join_factors
 from relprop.tracer.passes.lanes import merge_lanes
 from relprop.tracer.passes.sums import terms_of
@@ -395,10 +396,10 @@ def test_the_choice_among_a_few_numbers_is_no_place(choice, count):
 def test_ways_of_any_length_are_followed():
     graph, long = torch.fx.Graph(), 3 * sys.getrecursionlimit()
     live, held = graph.placeholder("x"), graph.call_function(torch.ops.aten.ones.default, ([1],))
-    held.meta["val"] = torch.ones(1, device="meta")
+    know(held, Facts(torch.ones(1, device="meta")))
     for _ in range(long):
         live, held = (graph.call_function(torch.ops.aten.neg.default, (n,)) for n in (live, held))
-        held.meta["val"] = torch.ones(1, device="meta")
+        know(held, Facts(torch.ones(1, device="meta")))
     assert is_live(live) and not is_live(held)
     assert Constants().number(held) == (-1) ** long
 
@@ -460,10 +461,8 @@ def hand_made():
     """A graph of one input, to be filled before its end."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
-    x.meta["val"] = torch.ones(1, 2, 2, device="meta")
-    end = graph.output(x)
-    end.meta["place"] = None
-    return graph, x, end
+    know(x, Facts(torch.ones(1, 2, 2, device="meta")))
+    return graph, x, graph.output(x)
 
 
 def test_lanes_of_any_length_are_merged():

@@ -5,6 +5,7 @@ import torch
 
 import relprop
 from relprop.operations import Kind, kind
+from relprop.tracer.editing import is_live
 from tests.tracer.test_choices import IDS, WIDTH, Model
 
 KEPT = torch.arange(6) < torch.tensor([[6], [4]])
@@ -67,7 +68,7 @@ SEVERAL = {
 
 def picks(last):
     graph = relprop.trace(Last(last).double().eval(), (IDS, KEPT)).graph
-    return any(kind(n) in (Kind.GATHER, Kind.INDEX) and n.meta["live"] for n in graph.nodes)
+    return any(kind(n) in (Kind.GATHER, Kind.INDEX) and is_live(n) for n in graph.nodes)
 
 
 @pytest.mark.parametrize("name", SEVERAL)

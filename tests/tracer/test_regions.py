@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import CaptureError
 from relprop.operations import name_of
+from relprop.tracer.editing import val
 from relprop.tracer.program import place
 from relprop.tracer.run import _parameter
 from tests.common.models import closeness
@@ -88,7 +89,7 @@ def test_the_graph_equals_the_model(name, branch):
     model, x = kind(*regions, branch=branch).eval(), torch.randn(3, TOKENS, WIDTH)
     program = relprop.trace(model, x)
     assert program.front_end == ("concrete" if branch else "export")
-    kinds = {n.meta["val"].dtype for n in program.graph.nodes if name_of(n) in ("linear", "conv1d")}
+    kinds = {val(n).dtype for n in program.graph.nodes if name_of(n) in ("linear", "conv1d")}
     assert (kinds != {torch.float32}) == casts
     with torch.no_grad():
         assert run_plainly(program, model, x[:1]).equal(model(x[:1]))
@@ -103,7 +104,7 @@ def test_casts_are_where_autocast_makes_them():
     program = relprop.trace(Model(casting()).eval(), torch.randn(1, TOKENS, WIDTH))
     by_name = {}
     for node in program.graph.nodes:
-        by_name.setdefault(name_of(node), node.meta.get("val"))
+        by_name.setdefault(name_of(node), val(node))
     assert by_name["linear"].dtype == by_name["softmax"].dtype == BF16
     assert by_name["cat"].dtype == torch.float32  # the wider of its operands
     assert by_name["layer_norm"].dtype == BF16

@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
+from relprop.tracer.facts import place
 
 
 def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
@@ -50,7 +51,7 @@ def _refused(node: fx.Node, why: str) -> CaptureError:
     return CaptureError(
         message(
             f"{node.target} {why}",
-            at=str(node.meta["place"]),
+            at=str(place(node)),
             then=["call torch.nn.functional.scaled_dot_product_attention in its place"],
         )
     )

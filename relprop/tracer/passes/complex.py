@@ -28,6 +28,7 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
+from relprop.tracer.facts import Facts, know, place
 
 REAL_OF = {
     torch.complex32: torch.float16,
@@ -81,7 +82,7 @@ def _after(node: fx.Node) -> fx.Node:
     """Complex numbers that a graph begins with, as pairs."""
     with node.graph.inserting_after(node):
         made = node.graph.call_function(aten.view_as_real.default, (node,))
-    made.meta = {"place": node.meta["place"], "val": torch.view_as_real(val(node).resolve_conj())}
+    know(made, Facts(torch.view_as_real(val(node).resolve_conj()), place(node)))
     return made
 
 
@@ -89,7 +90,7 @@ def _refused(node: fx.Node, why: str) -> CaptureError:
     return CaptureError(
         message(
             f"the model computes with complex numbers, and {why}",
-            at=str(node.meta.get("place", "")),
+            at=str(place(node)),
             then=["write that part in real numbers"],
         )
     )

@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.errors import CaptureError, message
 from relprop.operations import is_call
-from relprop.tracer.capture import place_of, without_values
 from relprop.tracer.editing import aten, emit, is_tensor, tensor_inputs, val
+from relprop.tracer.facts import Facts, facts_of, know, place
+from relprop.tracer.recorded import recorded_place, recorded_value
 
 CASTS = torch.ops.higher_order.wrap_with_autocast
 #: Where a region's operands begin among the arguments of its call; its body is the one before.
@@ -59,11 +60,11 @@ def _casts_to(
 def _inline(region: fx.Node, device: torch.device) -> None:
     """The nodes of a region's own graph in place of its call. A region inside it is left for the
     next round, and remembers this one's casts."""
-    dtype = region.meta.get("casts to")
+    dtype = facts_of(region).casts_to
     if is_call(region, CASTS):
         dtype = _casts_to(region.args, device, dtype)
     first = REGIONS[region.target]
-    body = region.args[first - 1].meta["subgraph"]
+    body = facts_of(region.args[first - 1]).body
     env: dict[fx.Node, Any] = dict(
         zip(
             [n for n in body.graph.nodes if n.op == "placeholder"], region.args[first:], strict=True
@@ -77,15 +78,11 @@ def _inline(region: fx.Node, device: torch.device) -> None:
         elif inner.op != "placeholder":
             with region.graph.inserting_before(region):
                 env[inner] = new = region.graph.node_copy(inner, lambda n: env[n])
-            place = place_of(inner)
-            new.meta = {
-                "place": place if place.modules else region.meta["place"],
-                "val": tree_map(without_values, inner.meta.get("val")),
-                "casts to": dtype,
-            }
-            if inner.op == "get_attr":
-                new.meta["subgraph"] = getattr(body, str(inner.target))
-            else:
+            own = recorded_place(inner)
+            at = own if own.modules else place(region)
+            held = getattr(body, str(inner.target)) if inner.op == "get_attr" else None
+            know(new, Facts(recorded_value(inner), at, body=held, casts_to=dtype))
+            if inner.op != "get_attr":
                 _cast_operands(new, device, dtype)
     region.graph.erase_node(region)
 
@@ -121,7 +118,7 @@ def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | Non
                     f"{str(dtype).removeprefix('torch.')}, and what it casts inside "
                     f"{node.target} cannot be written down"
                 ),
-                at=str(node.meta["place"]),
+                at=str(place(node)),
                 then=[
                     (
                         "explain the model without the inner autocast, for example in "

@@ -13,11 +13,9 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_map
 
 from relprop.operations import Kind, argument, is_call, kind, packet
 from relprop.operations.vocabulary import Held
-from relprop.tracer.capture import without_values
 from relprop.tracer.editing import (
     Rewrite,
     aten,
@@ -34,6 +32,7 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
+from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.passes.attention import split_attention
 from relprop.tracer.passes.fourier import TRANSFORMS
 from relprop.tracer.passes.indices import (
@@ -49,6 +48,7 @@ from relprop.tracer.passes.missing import mean_of_numbers, sum_of_numbers
 from relprop.tracer.passes.products import as_matmul, contracted, linear_of_matrix, trilinear
 from relprop.tracer.passes.recurrent import unroll
 from relprop.tracer.passes.views import VIEWS
+from relprop.tracer.recorded import recorded_value
 
 
 def respell(graph: fx.Graph, device: torch.device) -> None:
@@ -152,10 +152,7 @@ def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...])
         else:
             with node.graph.inserting_before(node):
                 env[inner] = new = node.graph.node_copy(inner, lambda n: env[n])
-            new.meta = {
-                "place": node.meta["place"],
-                "val": tree_map(without_values, inner.meta.get("val")),
-            }
+            know(new, Facts(recorded_value(inner), place(node)))
     if isinstance(results, fx.Node):
         return env[results]
     for user in list(node.users):
@@ -242,7 +239,7 @@ def _picked(node: fx.Node) -> None:
     for user in [u for u in indices if u.args[1] == 0]:
         with node.graph.inserting_before(user):
             where = node.graph.call_function(operator.getitem, (node, 1))
-        where.meta = {"place": node.meta["place"], "val": val(node)[1]}
+        know(where, Facts(val(node)[1], place(node)))
         if dropped:
             where = emit(user, aten.unsqueeze.default, where, dim)
         picked = emit(user, aten.gather.default, x, dim % max(rank(x), 1), where)

@@ -25,6 +25,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
+from relprop.tracer.facts import place
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
@@ -113,7 +114,7 @@ def _refused(node: fx.Node, number: fx.Node) -> None:
     raise CaptureError(
         message(
             f"a position is worked out by Python ({number.format_node()}) from values",
-            at=str(node.meta["place"]),
+            at=str(place(node)),
             then=["pick it by a tensor: x[torch.arange(len(x)), index]"],
         )
     )

@@ -23,6 +23,7 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
+from relprop.tracer.facts import facts_of, know, place
 from relprop.tracer.passes.views import extent, is_view, order_of, piece
 
 
@@ -89,7 +90,7 @@ class _Versions:
             made = self.graph.create_node(
                 node.op, node.target, (whole, *node.args[1:]), node.kwargs
             )
-        made.meta = dict(node.meta)
+        know(made, facts_of(node))
         return made
 
     def _write(self, node: fx.Node, base: fx.Node) -> None:
@@ -131,16 +132,14 @@ def _make_functional(node: fx.Node) -> None:
     else:
         functional = _overload(packet, node.target)
         if functional is None:
-            raise CaptureError(
-                message(f"no functional form of {node.target}", at=str(node.meta["place"]))
-            )
+            raise CaptureError(message(f"no functional form of {node.target}", at=str(place(node))))
         node.target = functional
     written = val(node)
     if is_tensor(base) and isinstance(written, Tensor) and written.dtype != val(base).dtype:
         raise CaptureError(
             message(
                 f"{node.target} writes {written.dtype} into {val(base).dtype}",
-                at=str(node.meta["place"]),
+                at=str(place(node)),
             )
         )
 
@@ -273,6 +272,6 @@ def _no_inverse(view: fx.Node, why: str) -> CaptureError:
     return CaptureError(
         message(
             f"the model writes in place into a view by {view.target}, which has no inverse: {why}",
-            at=str(view.meta["place"]),
+            at=str(place(view)),
         )
     )
