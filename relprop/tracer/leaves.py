@@ -25,7 +25,7 @@ NOT_MIXED = "has no positions that attention mixes (a mask, side features)"
 NO_TOKENS = "has no axis of tokens (a timestep, a conditioning vector, a label)"
 
 Leaves = dict[str, fx.Node]
-Structure = tuple[dict[fx.Node, Axes], tuple[Site, ...]]
+Structure = tuple[Mapping[fx.Node, Axes], tuple[Site, ...]]
 
 
 def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, str]]:
