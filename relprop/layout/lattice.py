@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
-from relprop.layout.reach import follow, hull, indices
+from relprop.layout.reach import hull, indices, reaches_between
 from relprop.rollup import Stream
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
@@ -51,7 +51,7 @@ def lay_out(
     embedded = stream.leaf.op != "placeholder"
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for axis in range(1, len(shape) - embedded):
-        reaches = follow(stream.leaf, stream.node, axis, flow, values or {})
+        reaches = reaches_between(stream.leaf, stream.node, axis, flow, values or {})
         found[axis] = _read(reaches[stream.node], stream)[2:], _spans(reaches, stream, flow)
     axes = [
         axis

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, argument, kind, of
 from relprop.tracer.editing import val
+from relprop.tracer.follow import follow
 from relprop.tracer.order import Flow
 from relprop.tracer.program import is_floating
 from relprop.tracer.run import template
@@ -26,7 +27,7 @@ from relprop.tracer.run import template
 NOWHERE = torch.tensor([math.inf, -math.inf, math.inf, -math.inf], dtype=torch.float64)
 
 
-def follow(
+def reaches_between(
     leaf: fx.Node, to: fx.Node, axis: int, flow: Flow, known: Mapping[fx.Node, Tensor]
 ) -> dict[fx.Node, Tensor]:
     """The reach, (4, *shape), of every node on the way ``to`` a tensor, along one axis of the leaf.
@@ -38,19 +39,21 @@ def follow(
     first = torch.arange(size, dtype=torch.float64).reshape(
         [size if i == axis else 1 for i in range(val(leaf).dim())]
     )
-    reaches = {leaf: torch.stack([first, first + 1, first, first + 1])}
-    for node in flow.between(leaf, to):
-        entering = [reaches[i] for i in flow.inputs[node] if i in reaches]
-        if entering and isinstance(val(node), Tensor):
-            reach = _step(node, reaches, known)
-            reaches[node] = (
-                reach
-                if reach is not None
-                else hull(torch.cat([e.flatten(1) for e in entering], 1), (1,)).reshape(
-                    4, *[1] * val(node).dim()
-                )
-            )
-    return reaches
+
+    def after(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
+        if not isinstance(val(node), Tensor):
+            return None
+        reach = _step(node, reaches, known)
+        return _everywhere(node, reaches) if reach is None else reach
+
+    start = torch.stack([first, first + 1, first, first + 1])
+    return follow(flow.between(leaf, to), {leaf: start}, after)
+
+
+def _everywhere(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
+    """The hull of all that enters a node, at each of its elements."""
+    entering = [reaches[i].flatten(1) for i in node.all_input_nodes if i in reaches]
+    return hull(torch.cat(entering, 1), (1,)).reshape(4, *[1] * val(node).dim())
 
 
 def indices(leaf: fx.Node, to: fx.Node, flow: Flow) -> set[fx.Node]:
@@ -66,7 +69,7 @@ def indices(leaf: fx.Node, to: fx.Node, flow: Flow) -> set[fx.Node]:
 
 
 def _step(
-    node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
+    node: fx.Node, reaches: Mapping[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
 ) -> Tensor | None:
     """The reach after one op; ``None`` if the op is not understood."""
     if kind(node) in MOVES and (moved := _moved(node, reaches, known)) is not None:
@@ -106,7 +109,7 @@ def _merged(operands: Sequence[Tensor]) -> Tensor:
     return together
 
 
-def _indexed(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
+def _indexed(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
     """Indexed along one axis by values that are not known here: that axis must be one along which
     nothing changes."""
     places = [(i, index) for i, index in enumerate(node.args[1]) if index is not None]
@@ -120,7 +123,7 @@ def _indexed(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
     return reaches[node.args[0]]
 
 
-def _unfolded(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
+def _unfolded(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
     """Windows of an image laid out as columns."""
     kernel, dilation, padding, stride = node.args[1:5]
     reach = reaches[node.args[0]].expand(4, *val(node.args[0]).shape)
@@ -134,7 +137,7 @@ def _unfolded(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
 
 
 def _moved(
-    node: fx.Node, reaches: dict[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
+    node: fx.Node, reaches: Mapping[fx.Node, Tensor], known: Mapping[fx.Node, Tensor]
 ) -> Tensor | None:
     """The op itself, on each of the four numbers; parameters and constants are nowhere."""
     operands, rebuild = template(node)
@@ -229,7 +232,7 @@ def _entry(value: Any, i: int) -> Any:
     return value
 
 
-def _conv(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
+def _conv(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
     if node.args[0] not in reaches or of(node).transposed:
         return None
     kernel = val(node.args[1]).shape[2:]
@@ -244,7 +247,7 @@ def _conv(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
     )
 
 
-def _pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
+def _pool(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
     if of(node).adaptive:
         return _adaptive_pool(node, reaches)
     rank = of(node).axes
@@ -260,7 +263,7 @@ def _pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     )
 
 
-def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
+def _adaptive_pool(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
     reach, shape = reaches[node.args[0]], val(node).shape
     for axis in range(-of(node).axes, 0):
         length, out = reach.shape[axis], shape[axis]
@@ -270,7 +273,7 @@ def _adaptive_pool(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     return reach
 
 
-def _upsample(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
+def _upsample(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
     """Resized: each new position is an even share of the old ones."""
     reach, shape = reaches[node.args[0]], val(node).shape
     for axis in range(-of(node).axes, 0):
@@ -288,7 +291,7 @@ def _upsample(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     return reach
 
 
-def _pad(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
+def _pad(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
     amounts = list(node.args[1])
     reach = reaches[node.args[0]]
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
@@ -299,11 +302,11 @@ def _pad(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
     return reach
 
 
-def _linear(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
+def _linear(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
     return hull(reaches[node.args[0]], (-1,)) if node.args[0] in reaches else None
 
 
-def _matmul(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
+def _matmul(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor | None:
     """The hull over the axis that is summed; of two products' factors the narrower says where it
     is."""
     rank = val(node).dim()
@@ -315,7 +318,7 @@ def _matmul(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor | None:
     return _merged(mixed) if mixed else None
 
 
-def _reduced(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
+def _reduced(node: fx.Node, reaches: Mapping[fx.Node, Tensor]) -> Tensor:
     reach, dims = reaches[node.args[0]], argument(node, "dim")
     rank = reach.dim() - 1
     gone = [d % rank + 1 for d in ([dims] if isinstance(dims, int) else dims or range(rank))]
@@ -323,7 +326,7 @@ def _reduced(node: fx.Node, reaches: dict[fx.Node, Tensor]) -> Tensor:
     return reach if argument(node, "keepdim") else reach.squeeze(gone)
 
 
-_KINDS: dict[Kind, Callable[[fx.Node, dict[fx.Node, Tensor]], Tensor | None]] = {
+_KINDS: dict[Kind, Callable[[fx.Node, Mapping[fx.Node, Tensor]], Tensor | None]] = {
     Kind.CONVOLUTION: _conv,
     Kind.MAX_POOL: _pool,
     Kind.AVERAGE_POOL: _pool,

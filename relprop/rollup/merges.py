@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.operations import FILLS, MOVES, Kind, argument, kind
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
@@ -250,25 +251,19 @@ def brings_different_tokens(
     count = math.prod(sizes)
     if count < 2:
         return False
-    moved, labels = (
-        Labels(),
-        {
-            x: torch.arange(1, count + 1, dtype=torch.float64)
-            .reshape(sizes)
-            .expand(shape)
-            .contiguous()
-        },
-    )
-    for node in flow.nodes:
+    moved = Labels()
+    start = torch.arange(1, count + 1, dtype=torch.float64).reshape(sizes).expand(shape)
+    start = start.contiguous()
+
+    def after(node: fx.Node, labels: Mapping[fx.Node, Tensor]) -> Tensor | None:
         source = next((i for i in flow.inputs[node] if i in labels), None)
-        if source is None or node is x or not any(flow.reaches(node, p) for p in parts):
-            continue
+        if source is None or not any(flow.reaches(node, p) for p in parts):
+            return None
         if kind(node) in MOVES and len(flow.inputs[node]) == 1:
-            pushed = moved.push(node, {source: labels[source]})
-        else:
-            pushed = labels[source] if tuple(val(node).shape) == tuple(val(source).shape) else None
-        if pushed is not None:
-            labels[node] = pushed
+            return moved.push(node, {source: labels[source]})
+        return labels[source] if tuple(val(node).shape) == tuple(val(source).shape) else None
+
+    labels = follow(flow.nodes, {x: start}, after)
     found = [labels.get(p) for p in parts]
     if any(
         f is None or f.shape != found[0].shape or f.numel() == 0 or bool((f == 0).any())

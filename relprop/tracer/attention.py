@@ -4,6 +4,7 @@ does not, over the softmax's axis."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +14,12 @@ from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
 from relprop.tracer.atoms import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
+from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
 
+#: Where a softmax's rows are: the axis they lie along, or the row of every element.
+Rows = int | Tensor
 #: What an operation may be for the rows of a softmax to be its rows still.
 KEEPS_ROWS = ELEMENTWISE | {Kind.SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
 
@@ -97,31 +101,35 @@ def _descend(
     constants: Constants | None,
     mixed: set[Atom],
 ) -> tuple[list[Site], str]:
-    """Follow the softmax's rows forward to the contractions over them: by the axis they lie along,
-    or, where moves shear or cut them, by labels."""
-    keys: dict[fx.Node, int | Tensor] = {softmax: softmax.args[1] % val(softmax).dim()}
+    """The contractions over a softmax's rows; and why another that they enter is none."""
+    keys = rows_below(softmax, Labels(constants))
     found: list[Site] = []
     reason = "it enters no contraction over its own axis"
-    labels = Labels(constants)
     for node in softmax.graph.nodes:
-        sources = (
-            [i for i in node.all_input_nodes if i in keys] if node.op == "call_function" else []
-        )
-        if not sources or node is softmax:
-            continue
-        if kind(node) is Kind.MATMUL:
+        if kind(node) is Kind.MATMUL and any(i in keys for i in node.all_input_nodes):
             site, why = _contraction(node, keys, softmax, axes, mixed)
             if site is not None:
                 found.append(site)
             reason = why or reason
-        elif (after := rows_after(node, sources, keys, labels)) is not None:
-            keys[node] = after
     return found, reason
 
 
+def rows_below(softmax: fx.Node, labels: Labels) -> dict[fx.Node, Rows]:
+    """Where the rows of a softmax are in all that is made of it, up to the products they enter: by
+    the axis they lie along, or, where moves shear or cut them, by labels."""
+
+    def after(node: fx.Node, keys: Mapping[fx.Node, Rows]) -> Rows | None:
+        if node.op != "call_function" or kind(node) is Kind.MATMUL:
+            return None
+        return rows_after(node, [i for i in node.all_input_nodes if i in keys], keys, labels)
+
+    axis: int = argument(softmax, "dim") % rank(softmax)
+    return follow(softmax.graph.nodes, {softmax: axis}, after)
+
+
 def rows_after(
-    node: fx.Node, sources: list[fx.Node], keys: dict[fx.Node, int | Tensor], labels: Labels
-) -> int | Tensor | None:
+    node: fx.Node, sources: list[fx.Node], keys: Mapping[fx.Node, Rows], labels: Labels
+) -> Rows | None:
     """Where the softmax's rows are after ``node``: their axis, or every element's row; ``None``
     where they do not survive."""
     source = sources[0]
@@ -145,7 +153,7 @@ def rows_after(
 
 def _contraction(
     node: fx.Node,
-    keys: dict[fx.Node, int | Tensor],
+    keys: Mapping[fx.Node, Rows],
     softmax: fx.Node,
     axes: dict[fx.Node, Axes],
     mixed: set[Atom],
@@ -189,7 +197,7 @@ def _is_no_token(atom: Atom) -> bool:
     return atom.kind == "feature" or (atom.repeated and atom.kind != "token")
 
 
-def lies_along(where: int | Tensor, axis: int) -> bool:
+def lies_along(where: Rows, axis: int) -> bool:
     """Whether every row along ``axis`` holds elements of one row of the softmax, or of none."""
     if isinstance(where, int):
         return where == axis

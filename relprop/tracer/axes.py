@@ -5,6 +5,7 @@ never from names.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,30 +15,26 @@ from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.atoms import Atom, Axes, Axis, Group, Made
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, tensor_inputs, val
+from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels, along
 
 
-def follow(
-    graph: fx.Graph, leaves: dict[str, fx.Node], constants: Constants
+def axes_below(
+    graph: fx.Graph, leaves: Iterable[fx.Node], constants: Constants
 ) -> dict[fx.Node, Axes]:
-    """The axes of every floating tensor that depends on a leaf."""
-    known: dict[fx.Node, Axes] = {}
+    """The axes of every tensor that depends on a leaf."""
     labels = Labels(constants)
-    roots = set(leaves.values())
-    for node in graph.nodes:
+
+    def after(node: fx.Node, known: Mapping[fx.Node, Axes]) -> Axes | None:
         value = val(node)
-        if not isinstance(value, torch.Tensor):
-            continue
-        if node in roots:
-            known[node] = _leaf(node)
-        elif node.op == "call_function" and any(n in known for n in tensor_inputs(node)):
-            axes = _step(node, known, labels)
-            known[node] = (
-                axes
-                if axes is not None and _fits(axes, value.shape)
-                else tuple(_fresh(s) for s in value.shape)
-            )
-    return known
+        if node.op != "call_function" or not isinstance(value, torch.Tensor):
+            return None
+        axes = _step(node, known, labels)
+        if axes is not None and _fits(axes, value.shape):
+            return axes
+        return tuple(_fresh(s) for s in value.shape)
+
+    return follow(graph.nodes, {leaf: _leaf(leaf) for leaf in leaves}, after)
 
 
 def _fits(axes: Axes, shape: torch.Size) -> bool:
@@ -65,7 +62,7 @@ def _leaf(node: fx.Node) -> Axes:
     return (*axes[:-1], _fresh(shape[-1], "feature")) if kind(node) is Kind.EMBEDDING else axes
 
 
-def _step(node: fx.Node, known: dict[fx.Node, Axes], labels: Labels) -> Axes | None:
+def _step(node: fx.Node, known: Mapping[fx.Node, Axes], labels: Labels) -> Axes | None:
     x = node.args[0] if node.args else None
     axes = known.get(x) if isinstance(x, fx.Node) else None
     if kind(node) in _MOVED and axes is not None:
@@ -76,7 +73,7 @@ def _step(node: fx.Node, known: dict[fx.Node, Axes], labels: Labels) -> Axes | N
     return _broadcast(node, known)
 
 
-def _broadcast(node: fx.Node, known: dict[fx.Node, Axes]) -> Axes:
+def _broadcast(node: fx.Node, known: Mapping[fx.Node, Axes]) -> Axes:
     """Elementwise: each output axis is made of what the operands that span it are made of; they are
     of one group."""
     shape = val(node).shape
@@ -107,7 +104,7 @@ def _relate(one: Axis, other: Axis) -> None:
             a.group.join(b.group)
 
 
-def _reshape(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+def _reshape(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes | None:
     return regroup(axes, tuple(val(node).shape))
 
 
@@ -146,11 +143,11 @@ def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
     )
 
 
-def _permute(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _permute(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     return tuple(axes[d] for d in node.args[1])
 
 
-def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _expand(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     padded = ((),) * (len(shape) - len(axes)) + axes
     return tuple(
@@ -159,12 +156,12 @@ def _expand(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     )
 
 
-def _select(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _select(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     dim = argument(node, "dim") % len(axes)
     return axes[:dim] + axes[dim + 1 :]
 
 
-def _moved(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes], labels: Labels) -> Axes | None:
+def _moved(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes], labels: Labels) -> Axes | None:
     """Any other move of one tensor: each output axis is like the input atoms whose coordinates
     change along it."""
     source, shape = tensor_inputs(node)[0], tuple(val(node).shape)
@@ -238,7 +235,7 @@ def _copies(line: torch.Tensor, axis: Axis) -> Axis | None:
     return (*copies, *one) if torch.equal(line, own.repeat(times)) else None
 
 
-def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _same_rank(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     """slice, roll, flip, pad, index along an axis: a changed axis is new, of the same group."""
     shape = val(node).shape
     if len(shape) != len(axes):
@@ -254,7 +251,7 @@ def _same_rank(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     )
 
 
-def _cat(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
+def _cat(node: fx.Node, axes: Axes | None, known: Mapping[fx.Node, Axes]) -> Axes:
     parts = [known[p] for p in node.args[0] if p in known]  # type: ignore[union-attr]
     dim = argument(node, "dim") % len(parts[0])
     joined = tuple(atom for part in parts for atom in part[dim])
@@ -284,7 +281,7 @@ def _stacks(node: fx.Node, dim: int) -> bool:
     return all(kind(p) is Kind.RESHAPE and has_one_more(p) for p in node.args[0])  # type: ignore[union-attr]
 
 
-def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:
+def _taken_in_turn(node: fx.Node, known: Mapping[fx.Node, Axes]) -> Axis:
     """What the axes are made of from whose positions, one after another, tensors that are stacked
     were worked out: a recurrence that is written as a loop, constants beside them left out."""
     ends = [p.args[0] for p in node.args[0] if p.args[0] in known]  # type: ignore[union-attr]
@@ -306,7 +303,7 @@ def _taken_in_turn(node: fx.Node, known: dict[fx.Node, Axes]) -> Axis:
     return tuple(atom for axis in whole for atom in axis)
 
 
-def _linear(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _linear(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     """The last axis becomes features; where the features are elsewhere, it mixes tokens, and its
     results are tokens, too."""
     last, size = axes[-1], val(node).shape[-1]
@@ -316,7 +313,7 @@ def _linear(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     return (*axes[:-1], _fresh(size, "feature"))
 
 
-def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _conv(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     spatial = tuple(
         axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis or None)
@@ -325,14 +322,14 @@ def _conv(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
     return (axes[0], _fresh(shape[1], "feature"), *spatial)
 
 
-def _pool(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _pool(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     return tuple(
         axis if math.prod(a.size for a in axis) == s else _fresh(s, like=axis)
         for axis, s in zip(axes, val(node).shape, strict=True)
     )
 
 
-def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axes:
+def _matmul(node: fx.Node, axes: Axes | None, known: Mapping[fx.Node, Axes]) -> Axes:
     shape = val(node).shape
     a, b = known.get(node.args[0]), known.get(node.args[1])  # type: ignore[arg-type]
     rows = a[-2] if a is not None and len(a) > 1 else _fresh(shape[-2])
@@ -351,7 +348,7 @@ def _matmul(node: fx.Node, axes: Axes | None, known: dict[fx.Node, Axes]) -> Axe
     return (*batch, rows, columns)
 
 
-def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | None:
+def _reduce(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes | None:
     dims, keep = argument(node, "dim"), argument(node, "keepdim")
     if dims is None or dims == []:
         return tuple(() for _ in val(node).shape)
@@ -359,7 +356,7 @@ def _reduce(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes | Non
     return tuple(() if i in gone else axis for i, axis in enumerate(axes) if keep or i not in gone)
 
 
-def _sample(node: fx.Node, axes: Axes, known: dict[fx.Node, Axes]) -> Axes:
+def _sample(node: fx.Node, axes: Axes, known: Mapping[fx.Node, Axes]) -> Axes:
     """Values that are read at places of their own: new positions."""
     return (*axes[:2], *(_fresh(size) for size in val(node).shape[2:]))
 

@@ -8,7 +8,8 @@ own (timesteps, scalars, conditioning vectors, labels, one vector beside a seque
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +18,7 @@ from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
 from relprop.tracer.atoms import Axes, Axis
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import decide_liveness, place
+from relprop.tracer.follow import depending
 from relprop.tracer.program import Site
 
 NOT_CHOSEN = "is not among the inputs to explain"
@@ -62,10 +64,7 @@ def only_added(placeholders: Mapping[str, fx.Node], leaves: Leaves) -> set[str]:
 
 
 def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
-    below = set(leaves)
-    for node in embedding.graph.nodes:
-        if node.op == "call_function" and any(i in below for i in tensor_inputs(node)):
-            below.add(node)
+    below = depending(embedding.graph.nodes, leaves)
     met, left, seen = False, list(embedding.users), {embedding}
     while left:
         node = left.pop()
@@ -104,20 +103,20 @@ def looked_up_elsewhere(ids: fx.Node, leaf: fx.Node) -> list[fx.Node]:
 def same_ids(ids: fx.Node) -> set[fx.Node]:
     """What is ``ids``: moved, joined with others, clamped, shifted or cast, but never compared or
     counted (positions are)."""
-    seen = {ids}
-    if val(ids).dtype is torch.bool:
-        return seen
-    for node in ids.graph.nodes:
-        if (
-            node.op == "call_function"
-            and kind(node) in SAME_IDS
-            and isinstance(val(node), Tensor)
-            and not val(node).is_floating_point()
-            and val(node).dtype is not torch.bool
-            and any(i in seen for i in tensor_inputs(node))
-        ):
-            seen.add(node)
-    return seen
+
+    def still(node: fx.Node) -> bool:
+        return kind(node) in SAME_IDS and _is_whole(val(node))
+
+    return depending(ids.graph.nodes, [ids], still) if _is_whole(val(ids)) else {ids}
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a tensor of whole numbers."""
+    return (
+        isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.dtype is not torch.bool
+    )
 
 
 def _leads(ids: fx.Node, embedding: fx.Node) -> bool:
@@ -146,7 +145,7 @@ def mixed(leaves: Leaves, structure: Structure) -> Leaves:
     maps = {s.attention for s in sites}
 
     def reaches_values(leaf: fx.Node) -> bool:
-        reached = _below([leaf], maps)
+        reached = _below(leaf, maps)
         return any(s.values in reached for s in sites)
 
     return {name: leaf for name, leaf in leaves.items() if reaches_values(leaf)}
@@ -170,7 +169,7 @@ def joined_tokens(leaf: fx.Node, axes: Mapping[fx.Node, Axes]) -> list[tuple[fx.
     """What is made of this input alone and joined to other things along an axis of tokens: the
     tensors, each with that axis."""
     own, found = _own(leaf), dict[fx.Node, int]()
-    for node in _below([leaf]):
+    for node in _below(leaf):
         if kind(node) is Kind.JOIN and node in axes:
             dim = argument(node, "dim") % val(node).dim()
             parts = set(tensor_inputs(node))
@@ -191,8 +190,8 @@ def _repeats(node: fx.Node, dim: int, axes: Mapping[fx.Node, Axes]) -> bool:
 def _own(leaf: fx.Node) -> set[fx.Node]:
     """What depends on this input and on no other."""
     inputs = leaf.graph.find_nodes(op="placeholder")
-    others = [_below([node]) for node in inputs]
-    return _below([leaf]).difference(*(below for below in others if leaf not in below))
+    others = [_below(node) for node in inputs]
+    return _below(leaf).difference(*(below for below in others if leaf not in below))
 
 
 def side_inputs(constant: Leaves, sites: Iterable[Site]) -> Leaves:
@@ -200,7 +199,7 @@ def side_inputs(constant: Leaves, sites: Iterable[Site]) -> Leaves:
     an output passes beside the maps, too."""
     maps = {s.attention for s in sites}
     outputs = {o for node in constant.values() for o in node.graph.find_nodes(op="output")}
-    return {name: node for name, node in constant.items() if outputs & _below([node], maps)}
+    return {name: node for name, node in constant.items() if outputs & _below(node, maps)}
 
 
 def hold_still(graph: fx.Graph, constant: Iterable[fx.Node]) -> None:
@@ -212,13 +211,9 @@ def hold_still(graph: fx.Graph, constant: Iterable[fx.Node]) -> None:
         decide_liveness(node, False)
 
 
-def _below(start: Iterable[fx.Node], but: Iterable[fx.Node] = ()) -> set[fx.Node]:
-    """The nodes that depend on one of ``start``, other than through ``but``."""
-    found, closed = set(start), set(but)
-    for node in next(iter(found)).graph.nodes:
-        if node not in closed and any(i in found for i in tensor_inputs(node)):
-            found.add(node)
-    return found
+def _below(node: fx.Node, but: Container[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes that depend on one, other than through ``but``."""
+    return depending(node.graph.nodes, [node], lambda n: n not in but)
 
 
 #: Of the inputs that can be explained those that are, unless they are named: what one needs, by

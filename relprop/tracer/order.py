@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from torch import fx
 
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.follow import depending
 
 
 class Flow:
@@ -87,8 +88,4 @@ class Flow:
     def reached_by(self, above: fx.Node, below: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
         """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes``
         accepts."""
-        good = {above}
-        for node in self.between(above, below):
-            if passes(node) and any(i in good for i in self.inputs[node]):
-                good.add(node)
-        return below in good
+        return below in depending(self.between(above, below), [above], passes)

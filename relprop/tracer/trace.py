@@ -17,7 +17,7 @@ from torch.nn.modules import module as _modules
 from relprop.errors import CaptureError, InputError, message
 from relprop.tracer.atoms import Axes
 from relprop.tracer.attention import attend_to_constants, find_sites
-from relprop.tracer.axes import follow
+from relprop.tracer.axes import axes_below
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
 from relprop.tracer.chance import by_chance
@@ -32,6 +32,7 @@ from relprop.tracer.facts import (
     is_batched,
     role,
 )
+from relprop.tracer.follow import depending
 from relprop.tracer.heads import split_heads
 from relprop.tracer.judge import UNSTEADY, difference, tolerance, unsteady
 from relprop.tracer.leaves import (
@@ -267,18 +268,14 @@ def _structure_from(
 ) -> tuple[dict[fx.Node, Axes], tuple[Site, ...], tuple[tuple[fx.Node, str], ...]]:
     """Every node's role as seen from ``leaves``; the axes and the attention sites that follow.
     ``roots``: from where axes are followed, if it is not from the leaves alone."""
-    below: set[fx.Node] = set()
-    batched: set[fx.Node] = set()
+    below = depending(graph.nodes, leaves.values())
+    batched = depending(graph.nodes, graph.find_nodes(op="placeholder"))
     for node in graph.nodes:
-        inputs = tensor_inputs(node)
-        if node in leaves.values() or any(i in below for i in inputs):
-            below.add(node)
-        if node.op == "placeholder" or any(i in batched for i in inputs):
-            batched.add(node)
+        inputs = node.all_input_nodes
         weights = node.op == "get_attr" or any(role(i) == "parameter" for i in inputs)
         still: Role = "parameter" if weights and node not in batched else "constant"
         decide_role(node, "activation" if node in below else still, node in batched)
-    axes = follow(graph, dict(roots or leaves), constants)
+    axes = axes_below(graph, (roots or leaves).values(), constants)
     sites, without = find_sites(graph, axes, constants)
     if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
         return _structure_from(graph, leaves, constants, roots)
