@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -92,7 +93,7 @@ def packet(thing: Operator | fx.Node) -> Operator:
     return getattr(target, "overloadpacket", target)
 
 
-def is_call(node: Any, *operators: Operator) -> bool:
+def is_call(node: object, *operators: Operator) -> bool:
     """Whether ``node`` is a call of one of ``operators``, whichever overload."""
     return isinstance(node, fx.Node) and node.op == "call_function" and packet(node) in operators
 
@@ -126,3 +127,34 @@ def argument(node: fx.Node, name: str) -> Any:
         return node.kwargs[name]
     position, default = _parameters(node.target).get(name, (len(node.args), None))
     return node.args[position] if position < len(node.args) else default
+
+
+def operand(node: fx.Node, position: int = 0) -> fx.Node:
+    """The node that a call reads as its argument at a position."""
+    given = node.args[position]
+    if not isinstance(given, fx.Node):
+        raise TypeError(f"argument {position} of {node.target} is no node: {given!r}")
+    return given
+
+
+def listed(node: fx.Node, position: int) -> list[fx.Node | None]:
+    """A list of tensors that a call reads as its argument at a position; ``None`` where an index
+    leaves an axis as it is."""
+    given = node.args[position]
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"argument {position} of {node.target} is no list: {given!r}")
+    return [part if isinstance(part, fx.Node) else None for part in given]
+
+
+def integers(node: fx.Node, name: str) -> list[int]:
+    """An argument of whole numbers, by its name: one alone as a list of one, none at all as an
+    empty list."""
+    given = argument(node, name)
+    return [given] if isinstance(given, int) else [int(g) for g in given or ()]
+
+
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """What a call calls."""
+    if not callable(node.target):
+        raise TypeError(f"{node} is no call: {node.target!r}")
+    return node.target

@@ -69,3 +69,34 @@ def is_token(axis: Axis) -> bool:
 def token_count(axis: Axis) -> int:
     """How many token positions are folded into the axis."""
     return math.prod(atom.size for atom in axis if atom.kind == "token")
+
+
+def fresh(size: int, kind: Made = "unknown", like: Axis | None = None) -> Axis:
+    """A new axis; what it is made of, ``like``, if that is known: of length 1, it is repeated."""
+    if size == 1:
+        return ()
+    repeated = like is not None and all(a.repeated for a in like)
+    atom = Atom(size, Group(kind), repeated=repeated)
+    # of tokens × features (routed to experts, shifted positions): tokens
+    for other in [a for a in like or () if a.kind != "feature"] or like or ():
+        other.group.join(atom.group)
+    return (atom,)
+
+
+def length(axis: Axis) -> int:
+    """How many positions an axis has."""
+    return math.prod(atom.size for atom in axis)
+
+
+def line_up(one: Axis, other: Axis) -> bool:
+    """Whether two axes are split alike."""
+    return [a.size for a in one] == [b.size for b in other]
+
+
+def relate(one: Axis, other: Axis) -> None:
+    """Axes that line up are of one group, unless one is known to be features and the other is not
+    known: relative positions (a projection's output cut to one number per key) say nothing of the
+    keys they are added to."""
+    for a, b in zip(one, other, strict=True):
+        if {a.kind, b.kind} != {"unknown", "feature"}:
+            a.group.join(b.group)

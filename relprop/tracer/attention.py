@@ -4,14 +4,14 @@ does not, over the softmax's axis."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
-from relprop.tracer.atoms import Atom, Axes
+from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, integers, kind, operand
+from relprop.tracer.atoms import Atom, Axes, Axis
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
 from relprop.tracer.follow import follow
@@ -158,38 +158,48 @@ def _contraction(
     axes: dict[fx.Node, Axes],
     mixed: set[Atom],
 ) -> tuple[Site | None, str]:
-    left, right = node.args[:2]
+    """The site that a product of a softmax's rows is, its keys and queries then marked as tokens;
+    or why it is none."""
+    left, right = operand(node, 0), operand(node, 1)
     if left in keys and right in keys:
         return None, "both operands of its product descend from it"
     attention, values, transposed = (left, right, False) if left in keys else (right, left, True)
-    rank = val(attention).dim()
-    over = rank - 2 if transposed else rank - 1
-    if rank < 2 or val(values).dim() < 2 or not lies_along(keys[attention], over):
+    wide = rank(attention)
+    over = wide - 2 if transposed else wide - 1
+    if wide < 2 or rank(values) < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
-    key_axis = axes[values][-1 if transposed else -2] if values in axes else ()
-    if key_axis and all(_is_no_token(atom) for atom in key_axis):
-        copied = any(atom.kind != "feature" for atom in key_axis)
-        if not copied or all(atom.kind == "feature" for atom in axes[attention][over]):
+    of_values = axes[values][-1 if transposed else -2] if values in axes else ()
+    *batches, one, other = axes[attention]
+    of_map, queries = (one, other) if transposed else (other, one)
+    if of_values and all(_is_no_token(atom) for atom in of_values):
+        copied = any(atom.kind != "feature" for atom in of_values)
+        if not copied or all(atom.kind == "feature" for atom in of_map):
             what = "copies of one token" if copied else "channels, not tokens"
             return None, f"its keys are {what}"
-    batches = axes[attention][:-2]
-    for atom in (a for axis in batches for a in axis):
-        if (
-            atom.kind == "unknown" and atom.group.root().of_leaf
-        ):  # series that attend each for itself: positions of the input, too
-            atom.group.root().kind = "token"
-    queries = axes[attention][rank - 1 if transposed else rank - 2]
+    _mark_series(batches)
     # each query has keys of its own (values sampled for it): queries are where the batches are
-    for axis in (key_axis, axes[attention][over], *((queries,) if queries else batches)):
-        plain = [a for a in axis if a.group.root().kind != "feature"]
-        for atom in plain:
-            atom.group.root().kind = "token"
-        for atom in axis if plain else ():
-            atom.position = True  # folded together with tokens
+    _mark_tokens((of_values, of_map, *((queries,) if queries else batches)))
     for atom in queries:
         if atom.kind == "feature" and atom not in mixed:
             atom.position = True  # a linear map whose rows are learned queries
     return Site(node, attention, values, softmax, transposed), ""
+
+
+def _mark_series(batches: Sequence[Axis]) -> None:
+    """Series that attend each for itself are positions of the input, too: tokens."""
+    for atom in (a for axis in batches for a in axis):
+        if atom.kind == "unknown" and atom.group.root().of_leaf:
+            atom.group.root().kind = "token"
+
+
+def _mark_tokens(axes: Sequence[Axis]) -> None:
+    """What attention mixes is tokens, and so are features that are folded together with them."""
+    for axis in axes:
+        plain = [a for a in axis if a.group.root().kind != "feature"]
+        for atom in plain:
+            atom.group.root().kind = "token"
+        for atom in axis if plain else ():
+            atom.position = True
 
 
 def _is_no_token(atom: Atom) -> bool:
@@ -215,7 +225,7 @@ def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     if what is Kind.SLICE:
         return axis
     if what is Kind.PERMUTE:
-        return list(node.args[1]).index(axis)  # type: ignore[arg-type]
+        return integers(node, "dims").index(axis)
     if what in (Kind.RESHAPE, Kind.EXPAND):
         return _after_reshape(tuple(shape), tuple(val(node).shape), axis)
     if what is Kind.LINEAR:
@@ -228,8 +238,7 @@ def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
 
 def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
     """The axis after a sum or a mean over others (heads)."""
-    dims = argument(node, "dim")
-    gone = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+    gone = {d % rank for d in integers(node, "dim") or range(rank)}
     if axis in gone:
         return None
     return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)

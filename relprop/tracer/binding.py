@@ -192,8 +192,8 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
 def _named(value: Any, *, whole: bool) -> dict[str, Any] | None:
     """What an object holds, by the names of its fields: a dataclass, a named tuple, or, as the
     ``whole`` output, one of the user's own with tensors among its attributes."""
-    if hasattr(value, "_fields") and isinstance(value, tuple):
-        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)) is not None:
+        return dict(zip(names, value, strict=True))
     if isinstance(value, type):
         return None
     if dataclasses.is_dataclass(value):
@@ -205,7 +205,8 @@ def _named(value: Any, *, whole: bool) -> dict[str, Any] | None:
 def _refilled(value: Any, fields: dict[str, Any]) -> Any:
     """An object like ``value`` with other fields."""
     if dataclasses.is_dataclass(value) or isinstance(value, tuple):
-        return type(value)(**fields)
+        make: Callable[..., Any] = type(value)
+        return make(**fields)
     like = copy.copy(value)
     vars(like).update(fields)
     return like

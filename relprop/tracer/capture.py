@@ -259,7 +259,7 @@ def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
         exported = torch.export.export(flat, inputs.tensors, strict=False)
         if any(
             isinstance(n.target, torch._ops.HigherOrderOperator)
-            and not n.target.name().startswith("wrap_with")
+            and not str(n.target.name()).startswith("wrap_with")
             for n in exported.graph.nodes
         ):
             exported = exported.run_decompositions(
@@ -284,7 +284,8 @@ def _concrete(
     flat: _Flat, inputs: Inputs, take_back: Callable[[], None]
 ) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return flat(*tensors)
+        made: tuple[Tensor, ...] = flat(*tensors)
+        return made
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
     with _tracing(flat), torch.random.fork_rng([]), Noticed():

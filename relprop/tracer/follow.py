@@ -4,7 +4,7 @@ positions of the input, or just the fact that something is reached."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from torch import fx
 
@@ -39,7 +39,7 @@ def depending(
     """Those of ``start``, and those of ``nodes`` that depend on one of them through nothing but
     nodes that ``passes`` accepts, themselves among these."""
 
-    def depends(node: fx.Node, _: Mapping[fx.Node, Literal[True]]) -> Literal[True] | None:
+    def depends(node: fx.Node, _: Mapping[fx.Node, bool]) -> bool | None:
         return True if passes(node) else None
 
     return set(follow(nodes, dict.fromkeys(start, True), depends))

@@ -62,7 +62,7 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
     """The largest difference of each of several tensors, and the largest magnitude of all."""
     if a.is_complex() or b.is_complex():
-        a, b = torch.view_as_real(a.cfloat()), torch.view_as_real(b.cfloat())
+        a, b = (torch.view_as_real(t.to(torch.complex64)) for t in (a, b))
     wide = torch.float32 if a.device.type == "mps" else torch.float64
     x, y = a.to(wide), b.to(a.device, wide)
     agree = (x == y) | (x.isnan() & y.isnan())
@@ -146,7 +146,7 @@ def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
         pairs = zip(eager.shape, sample, strict=True)
         along = [d for d, (whole, one) in enumerate(pairs) if whole != one]
         if all(eager.shape[d] == batch * sample[d] for d in {0, *along}):
-            rows = eager.unflatten(0, (batch, sample[0]))
+            rows: Tensor = eager.unflatten(0, (batch, sample[0]))
             for d in set(along) - {0}:
                 pairs = rows.unflatten(d + 1, (batch, sample[d]))
                 rows = pairs.diagonal(0, 0, d + 1).movedim(-1, 0)

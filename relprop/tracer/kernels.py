@@ -31,9 +31,10 @@ def batch_norm(
     other: gradients wrong by 100 %, as in timm's iformer and tiny_vit.
     """
     if training or mean is None or variance is None:
-        return aten.batch_norm.default(
+        y: Tensor = aten.batch_norm.default(
             x, weight, bias, mean, variance, training, momentum, eps, cudnn
-        )  # type: ignore[no-any-return]
+        )
+        return y
     shape = [-1 if i == 1 else 1 for i in range(x.dim())]
     scale = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
     scaled = (x - mean.reshape(shape)) * scale.reshape(shape)

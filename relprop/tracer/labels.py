@@ -3,12 +3,10 @@ anything that was not there before (padding, a constant)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, kind
+from relprop.operations import MOVES, Kind, function_of, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import val
 from relprop.tracer.run import template
@@ -38,7 +36,8 @@ class Labels:
         if kind(node) is Kind.PAD:
             args, kwargs = (args[0], args[1]), {}
         try:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            pushed: Tensor = function_of(node)(*args, **kwargs)
+            return pushed
         except (RuntimeError, IndexError):
             return None
 
@@ -52,9 +51,10 @@ class Labels:
             return torch.zeros(value.shape, dtype=torch.float64)
         return self.constant(node)
 
-    def constant(self, node: fx.Node) -> Any:
-        """The value of a node that depends on no input and no parameter, or ``None``."""
-        return self._constants.value(node)
+    def constant(self, node: fx.Node) -> Tensor | None:
+        """The tensor at a node that depends on no input and no parameter, or ``None``."""
+        found = self._constants.value(node)
+        return found if isinstance(found, Tensor) else None
 
 
 def along(shape: tuple[int, ...], axis: int) -> Tensor:

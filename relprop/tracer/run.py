@@ -8,6 +8,7 @@ Values that depend on an input have the batch first, then the sample's own shape
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -157,9 +158,7 @@ class _Layered:
 def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor:
     if target in program.constants:
         return program.constants[target]
-    found: Any = model
-    for part in target.removeprefix("model.").split("."):
-        found = getattr(found, part)
+    found: Tensor = attrgetter(target.removeprefix("model."))(model)
     return found
 
 

@@ -67,7 +67,8 @@ def unwarned(start: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        for held in (filters, warnings.filters):  # another thread may have put in a copy
+        now: Any = warnings.filters
+        for held in (filters, now):  # another thread may have put in a copy
             if entry in held:
                 held.remove(entry)
 
@@ -140,26 +141,31 @@ def as_python(model: nn.Module) -> Iterator[None]:
         for config in _configs(model):
             stack.callback(vars(config).update, vars(config).copy())
         for module in model.modules():
-            if getattr(module, "_can_set_experts_implementation", bool)():
-                module.set_experts_implementation("batched_mm")
-            if (
-                getattr(getattr(module, "config", None), "_attn_implementation", None) not in PLAIN
-                and getattr(module, "_can_set_attn_implementation", bool)()
-            ):
-                try:
-                    module.set_attn_implementation("sdpa")
-                except ValueError:  # a model without it
-                    module.set_attn_implementation("eager")
+            _choose_products(module)
         yield
 
 
 PLAIN = (None, "eager", "sdpa")  # attention that a tracer sees through
 
 
+def _choose_products(module: Any) -> None:
+    """Make a module that offers several implementations use those made of ordinary products."""
+    if getattr(module, "_can_set_experts_implementation", bool)():
+        module.set_experts_implementation("batched_mm")
+    if (
+        getattr(getattr(module, "config", None), "_attn_implementation", None) not in PLAIN
+        and getattr(module, "_can_set_attn_implementation", bool)()
+    ):
+        try:
+            module.set_attn_implementation("sdpa")
+        except ValueError:  # a model without it
+            module.set_attn_implementation("eager")
+
+
 def _configs(model: nn.Module) -> list[Any]:
     """The config objects of the model's modules, those inside others included."""
     found: dict[int, Any] = {}
-    level = [
+    level: list[Any] = [
         module.config
         for module in model.modules()
         if hasattr(module, "config") and hasattr(module.config, "__dict__")
