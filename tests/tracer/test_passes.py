@@ -15,9 +15,9 @@ from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import emit, is_live
 from relprop.tracer.facts import Facts, know
-from relprop.tracer.passes.factors import join_factors
-from relprop.tracer.passes.lanes import merge_lanes
-from relprop.tracer.passes.sums import terms_of
+from relprop.tracer.passes.lanes.merging import merge_lanes
+from relprop.tracer.passes.products.factors import join_factors
+from relprop.tracer.passes.sums.terms import terms_of
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 from relprop.tracer.trace import trace_program

@@ -9,61 +9,163 @@ lanes that run side by side are one. Numbers do not change (a check against the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.passes.affine import raise_affine
-from relprop.tracer.passes.blocks import raise_blocks
-from relprop.tracer.passes.complex import make_real
-from relprop.tracer.passes.convolutions import raise_convolutions
-from relprop.tracer.passes.cosines import scale_operands
-from relprop.tracer.passes.disguised import raise_disguised_functions
-from relprop.tracer.passes.disguised_attention import raise_disguised_attention
-from relprop.tracer.passes.disguised_sums import raise_disguised_sums
-from relprop.tracer.passes.factors import join_factors, join_multiples, scale_inputs
-from relprop.tracer.passes.functions import raise_functions
-from relprop.tracer.passes.indices import join_sums_by_index
-from relprop.tracer.passes.lanes import (
-    fold_rows,
-    join_groups,
-    merge_lanes,
-    merge_projections,
-    merge_weighted,
-)
-from relprop.tracer.passes.lookups import raise_lookups
-from relprop.tracer.passes.missing import leave_out_missing
-from relprop.tracer.passes.modes import inline_regions
-from relprop.tracer.passes.numbers import drop_differences
-from relprop.tracer.passes.orders import sink_orders
-from relprop.tracer.passes.picks import pick_tokens
-from relprop.tracer.passes.positions import look_up_as_given
-from relprop.tracer.passes.products import raise_products, raise_totals
-from relprop.tracer.passes.rotations import join_rotations
-from relprop.tracer.passes.rows import drop_shifts, raise_rows
-from relprop.tracer.passes.same import join_same
-from relprop.tracer.passes.shares import weigh_masks
-from relprop.tracer.passes.signs import join_signs
-from relprop.tracer.passes.simplify import simplify
-from relprop.tracer.passes.spelling import respell
-from relprop.tracer.passes.split import (
+from relprop.tracer.passes.attention.disguised import raise_disguised_attention
+from relprop.tracer.passes.attention.rotations import join_rotations
+from relprop.tracer.passes.attention.shares import weigh_masks
+from relprop.tracer.passes.functions.affine import raise_affine
+from relprop.tracer.passes.functions.disguised import raise_disguised_functions
+from relprop.tracer.passes.functions.elements import raise_functions
+from relprop.tracer.passes.functions.rows import raise_rows
+from relprop.tracer.passes.functions.shifts import drop_shifts
+from relprop.tracer.passes.lanes.groups import fold_rows, join_groups
+from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
+from relprop.tracer.passes.lanes.same import join_same
+from relprop.tracer.passes.lanes.towers import part_towers
+from relprop.tracer.passes.lanes.weighted import merge_weighted
+from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
+from relprop.tracer.passes.lookups.orders import sink_orders
+from relprop.tracer.passes.lookups.picks import pick_tokens
+from relprop.tracer.passes.lookups.rows import raise_lookups
+from relprop.tracer.passes.products.blocks import raise_blocks
+from relprop.tracer.passes.products.convolutions import raise_convolutions
+from relprop.tracer.passes.products.cosines import scale_operands
+from relprop.tracer.passes.products.factors import join_factors
+from relprop.tracer.passes.products.raising import raise_products, raise_totals
+from relprop.tracer.passes.products.scales import scale_inputs
+from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_outputs,
     join_split_inputs,
     join_split_products,
 )
-from relprop.tracer.passes.stored import scale_stored
-from relprop.tracer.passes.sums import (
-    drop_constant_inputs,
-    join_biases,
-    join_sums,
-    read_constants,
+from relprop.tracer.passes.products.stored import scale_stored
+from relprop.tracer.passes.simplify.numbers import drop_differences
+from relprop.tracer.passes.simplify.rules import simplify
+from relprop.tracer.passes.spelling.autocast import inline_regions
+from relprop.tracer.passes.spelling.complex import make_real
+from relprop.tracer.passes.spelling.missing import leave_out_missing
+from relprop.tracer.passes.spelling.respell import respell
+from relprop.tracer.passes.sums.biases import join_biases
+from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
+from relprop.tracer.passes.sums.disguised import raise_disguised_sums
+from relprop.tracer.passes.sums.multiples import join_multiples
+from relprop.tracer.passes.sums.runs import join_sums
+from relprop.tracer.passes.sums.signs import join_signs
+from relprop.tracer.passes.writes.inplace import functionalise
+from relprop.tracer.passes.writes.sums import join_sums_by_index
+
+Needs = Literal["nothing", "constants", "places"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One line of the table: what runs on the graph, and why it stands there.
+
+    ``needs``: what it is given beside the graph; ``places`` are constants that hold the buffers of
+    whole numbers, too. ``once``: it is left out where the graph has been through all passes before.
+    ``after``: it runs only where that pass, above it, has found something.
+    """
+
+    run: Callable[..., object]
+    why: str
+    needs: Needs = "nothing"
+    once: bool = False
+    after: Callable[..., object] | None = None
+
+
+def drop_checks(graph: fx.Graph) -> None:
+    """Assertions and gradient-mode switches carry no values."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and kind(node) is Kind.CHECK:
+            graph.erase_node(node)
+
+
+SIMPLIFIED = Pass(simplify, "what cancels now is gone before the next pass looks", "constants")
+SAME = Pass(join_same, "what is computed twice is one tensor, so that its readers meet")
+
+PASSES = (
+    Pass(
+        drop_differences,
+        "later, a batch of one and its mean are one tensor",
+        "constants",
+        once=True,
+    ),
+    Pass(inline_regions, "the other passes read one flat graph", "constants"),
+    Pass(drop_checks, "they carry no values"),
+    Pass(functionalise, "from here on every value has one node", "constants"),
+    Pass(fx.Graph.eliminate_dead_code, "outdated views are not respelled"),
+    Pass(respell, "one operator for each operation", "constants"),
+    Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
+    Pass(make_real, "relevance travels along real numbers"),
+    Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
+    SIMPLIFIED,
+    SAME,
+    Pass(part_towers, "samples that were joined are towers of their own"),
+    Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
+    Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
+    Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),
+    Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
+    Pass(read_constants, "a matrix of constants is no layer", "constants"),
+    Pass(scale_inputs, "the scale of a norm stands where the norm is"),
+    Pass(scale_operands, "vectors are scaled before they meet"),
+    SIMPLIFIED,
+    SAME,
+    Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
+    Pass(raise_rows, "softmax and norms that are written out", "constants"),
+    Pass(drop_shifts, "a mean taken from a norm's input twice is taken once"),
+    SIMPLIFIED,
+    Pass(join_multiples, "x + x⊙w is one scaled tensor"),
+    Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
+    Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
+    Pass(scale_stored, "quantised matrices are meant scaled"),
+    Pass(join_factors, "a gate is one function of one tensor"),
+    Pass(raise_functions, "activations that are written out"),
+    Pass(
+        raise_rows,
+        "the exponential of a softmax was written out",
+        "constants",
+        False,
+        raise_functions,
+    ),
+    Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
+    Pass(pick_tokens, "a mask that is true once picks a token", "places"),
+    Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
+    Pass(sink_orders, "positions stand in the order they are given in", "constants"),
+    Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
+    Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
+    SIMPLIFIED,
+    Pass(join_sums_by_index, "experts' tokens come back at once"),
+    Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
+    Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
+    Pass(join_outputs, "a layer that was cut by its outputs is one"),
+    Pass(join_biases, "what is added at every position is a layer's own"),
+    Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
+    SIMPLIFIED,
+    SAME,
+    Pass(merge_lanes, "heads and queries side by side are one computation"),
+    Pass(merge_projections, "each head's part of the output projection is one layer's"),
+    Pass(merge_weighted, "experts with their shares are one product", "constants"),
+    Pass(join_groups, "each head's own result, summed, is one layer"),
+    SIMPLIFIED,
+    Pass(sink_orders, "merged lanes may lie in another order", "constants"),
+    Pass(raise_totals, "merged lanes may be sums of products"),
+    Pass(weigh_masks, "what a mask picks is weighed before it is picked"),
+    Pass(fold_rows, "queries taken one by one are one product's rows"),
+    Pass(join_biases, "merged layers have their biases, too"),
+    Pass(join_sums, "three terms and more are one sum, the streams' last form"),
+    Pass(join_signs, "signs are the weights' own, once all functions are known"),
+    SIMPLIFIED,
 )
-from relprop.tracer.passes.towers import part_towers
-from relprop.tracer.passes.writes import functionalise
 
 
 def canonicalise(
@@ -77,72 +179,15 @@ def canonicalise(
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
     ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
     ``again``: the graph has been through them once."""
-    if not again:
-        drop_differences(graph, Constants(given, device))
-    inline_regions(graph, device)
-    drop_checks(graph)
-    functionalise(graph, Constants(given, device))
-    graph.eliminate_dead_code()
-    respell(graph, device)
-    leave_out_missing(graph, Constants(given, device))
-    make_real(graph)
-    raise_disguised_sums(graph, Constants(given, device))
-    simplify(graph, Constants(given, device))
-    join_same(graph)
-    part_towers(graph)
-    raise_convolutions(graph, Constants(given, device))
-    raise_products(graph, spreads=False)
-    raise_blocks(graph, Constants(given, device))
-    cut_inputs(graph, Constants(given, device))
-    read_constants(graph, Constants(given, device))
-    scale_inputs(graph)
-    scale_operands(graph)
-    simplify(graph, Constants(given, device))
-    join_same(graph)
-    raise_disguised_functions(graph, Constants(given, device))
-    raise_rows(graph, Constants(given, device))
-    drop_shifts(graph)
-    simplify(graph, Constants(given, device))
-    join_multiples(graph)
-    raise_affine(graph, Constants(given, device))
-    raise_products(graph, spreads=True)
-    scale_stored(graph)
-    join_factors(graph)
-    if raise_functions(graph):  # an exponential of a softmax, too
-        raise_rows(graph, Constants(given, device))
-    raise_lookups(graph, Constants(given, device))
-    pick_tokens(graph, Constants({**(given or {}), **(places or {})}, device))
-    look_up_as_given(graph, Constants(given, device))
-    sink_orders(graph, Constants(given, device))
-    join_split_products(graph, Constants(given, device))
-    raise_disguised_attention(graph, Constants(given, device))
-    simplify(graph, Constants(given, device))
-    join_sums_by_index(graph)
-    drop_constant_inputs(graph, Constants(given, device))
-    join_split_inputs(graph, Constants(given, device))
-    join_outputs(graph)
-    join_biases(graph)
-    join_rotations(graph, Constants(given, device))
-    simplify(graph, Constants(given, device))
-    join_same(graph)
-    merge_lanes(graph)
-    merge_projections(graph)
-    merge_weighted(graph, Constants(given, device))
-    join_groups(graph)
-    simplify(graph, Constants(given, device))
-    sink_orders(graph, Constants(given, device))
-    raise_totals(graph)
-    weigh_masks(graph)
-    fold_rows(graph)
-    join_biases(graph)
-    join_sums(graph)
-    join_signs(graph)
-    simplify(graph, Constants(given, device))
+    held: dict[Needs, Mapping[str, Tensor] | None] = {
+        "constants": given,
+        "places": {**(given or {}), **(places or {})},
+    }
+    found: dict[Callable[..., object], object] = {}
+    for step in PASSES:
+        if (step.once and again) or not (step.after is None or found[step.after]):
+            continue
+        alone = step.needs == "nothing"
+        more = () if alone else (Constants(held[step.needs], device),)
+        found[step.run] = step.run(graph, *more)
     graph.lint()
-
-
-def drop_checks(graph: fx.Graph) -> None:
-    """Assertions and gradient-mode switches carry no values."""
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and kind(node) is Kind.CHECK:
-            graph.erase_node(node)

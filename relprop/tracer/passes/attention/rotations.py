@@ -1,0 +1,217 @@
+"""Rotary positions: pairs of features turned by an angle, however they are written."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import MOVES, Kind, is_call, kind
+from relprop.operations.vocabulary import Held, grouped_linear
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_float,
+    is_live,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.passes.sums.terms import is_sum, terms_of
+from relprop.tracer.passes.trials.comparison import same
+from relprop.tracer.passes.trials.parts import Part
+
+
+def join_rotations(graph: fx.Graph, constants: Constants) -> None:
+    """Pairs turned one by one, (a·c − b·s, a·s + b·c) side by side → x·C + J(x)·S of the tensor x
+    that holds them: the same sum for every way of writing a rotation."""
+    for node in list(graph.nodes):
+        if is_call(node, grouped_linear) and (new := _by_matrices(node, constants)) is not None:
+            swap(node, new)
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.cat) or not is_live(node):
+            continue
+        parts = [_turned_part(p) for p in node.args[0]]  # type: ignore[union-attr]
+        if not 2 <= len(parts) <= 4 or any(p is None for p in parts):
+            continue
+        for order in itertools.product((0, 1), repeat=len(parts)):
+            straight, other = (
+                [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
+                for side in (0, 1)
+            )
+            if (whole := _whole(node, straight, constants)) is not None:
+                swap(node, _rotation(node, whole, straight, other))
+                break
+    graph.eliminate_dead_code()
+
+
+def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Features times matrices that turn pairs of them, one matrix for each position → x·C + J(x)·S,
+    J the other feature of each pair."""
+    x, matrix = node.args[:2]
+    size = shape_of(matrix)[-1]
+    if len(node.args) > 2 or size < 2 or shape_of(matrix)[-2] != size:
+        return None
+    other = _pairs(_tried(matrix, constants))  # type: ignore[arg-type]
+    if other is None:
+        return None
+
+    def held(numbers: Tensor) -> fx.Node:
+        return emit(node, Held(numbers.to(constants.device)))
+
+    own, ahead = held(torch.arange(size)), [None] * (rank(matrix) - 2)
+    cos, sin = (
+        emit(node, aten.unsqueeze.default, emit(node, aten.index.Tensor, matrix, at), -2)
+        for at in ([*ahead, own, own], [*ahead, own, held(other)])
+    )
+    alone = other == torch.arange(size)
+    if bool(alone.any()):
+        sin = emit(node, aten.mul.Tensor, sin, held((~alone).to(val(matrix).dtype)))
+    turned = emit(node, aten.index.Tensor, x, [*[None] * (rank(x) - 1), held(other)])
+    products = (emit(node, aten.mul.Tensor, *p) for p in ((x, cos), (turned, sin)))
+    return emit(node, aten.add.Tensor, *products)
+
+
+def _pairs(matrices: Tensor | None) -> Tensor | None:
+    """The other feature of each feature's pair, where (..., d, d) matrices are ((c, −s), (s, c))
+    for pairs of features and 1 for the rest."""
+    if matrices is None or not bool(matrices.isfinite().all()):
+        return None
+    m = matrices.reshape(-1, *matrices.shape[-2:])
+    own = torch.arange(m.shape[-1])
+    apart = (m != 0).any(0) & ~torch.eye(len(own), dtype=torch.bool)
+    other = torch.where(apart.any(1), apart.int().argmax(1), own)
+    if bool((apart.sum(1) > 1).any()) or not torch.equal(other[other], own) or not apart.any():
+        return None
+    cos, sin = m[:, own, own], m[:, own, other]
+    turns = same(cos, cos[:, other]) and same(sin[:, other != own], -sin[:, other][:, other != own])
+    return other if turns else None
+
+
+def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
+    """The matrices for other numbers in the model's tensors that they are made of; ``None`` if they
+    are these."""
+    above, left = {matrix: None}, [matrix]
+    while left:
+        for i in tensor_inputs(left.pop()):
+            if i not in above and constants.value(i) is None:
+                above[i] = None
+                left.append(i)
+    held = tuple(n for n in above if n.op == "get_attr")
+    part = Part(held, matrix, tuple(n for n in sorted(above) if n not in held), constants)
+    if is_live(matrix) or matrix in held or not part.is_small:
+        return None
+    try:
+        return part(*part.draw(0))
+    except (RuntimeError, TypeError):
+        return None
+
+
+_Scaled = tuple[int, Any, Any]  # sign, what is scaled, what it is scaled with
+
+
+def _turned_part(part: Any) -> tuple[fx.Node, list[_Scaled]] | None:
+    """A part that is a sum of two scaled tensors: the part itself, and the two."""
+    inner = part
+    while kind(inner) is Kind.RESHAPE and len(inner.users) == 1:
+        inner = inner.args[0]
+    if not is_sum(inner) or len(inner.users) != 1:
+        return None
+    terms = terms_of(inner)
+    scaled = [_scaled(sign, n) for sign, n in terms]
+    if len(terms) != 2 or any(s is None for s in scaled):
+        return None
+    return part, scaled  # type: ignore[return-value]
+
+
+def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
+    if kind(node) is not Kind.PRODUCT or len(node.users) != 1 or len(node.args) != 2:
+        return None
+    a, b = node.args
+    if is_float(a) and is_float(b) and is_live(a) != is_live(b):
+        return (sign, a, b) if is_live(a) else (sign, b, a)
+    return None
+
+
+def _whole(
+    node: fx.Node, straight: list[tuple[fx.Node, _Scaled]], constants: Constants
+) -> fx.Node | None:
+    """The tensor all of whose numbers the straight terms are, as these are joined."""
+    if any(sign < 0 or val(x).numel() != val(p).numel() for p, (sign, x, _) in straight):
+        return None
+    terms = [x for _, (_, x, _) in straight]
+    source = next((n for n in _moved_from(terms[0]) if _holds(n, terms, constants)), None)
+    if source is None:
+        return None
+    pieces = [reshaped(node, x, shape_of(part)) for part, (_, x, _) in straight]
+    joined = torch.cat(
+        [
+            _places(source, x, constants).reshape(shape_of(p))
+            for p, x in zip(pieces, terms, strict=True)
+        ],
+        node.args[1],  # type: ignore[arg-type]
+    )
+    if bool((joined.flatten() == torch.arange(joined.numel())).all()):
+        return reshaped(node, source, shape_of(node))
+    return emit(node, aten.cat.default, pieces, node.args[1])
+
+
+def _moved_from(x: fx.Node) -> list[fx.Node]:
+    """A tensor, and those of which it shows numbers in other places, the nearest first."""
+    found = [x]
+    while kind(found[-1]) in MOVES:
+        live = [n for n in tensor_inputs(found[-1]) if is_live(n)]
+        if len(live) != 1 or live[0] is not found[-1].args[0]:
+            break
+        found.append(live[0])
+    return found
+
+
+def _holds(source: fx.Node, terms: list[fx.Node], constants: Constants) -> bool:
+    """Whether the terms show each number of a tensor once."""
+    size = val(source).numel()
+    if any(source not in _moved_from(x) for x in terms):
+        return False
+    if size != sum(val(x).numel() for x in terms):
+        return False
+    places = torch.cat([_places(source, x, constants).flatten() for x in terms])
+    return bool((places.sort().values == torch.arange(size)).all())
+
+
+def _places(source: fx.Node, x: fx.Node, constants: Constants) -> Tensor:
+    """Where in ``source`` each number of ``x`` lies."""
+    above = _moved_from(x)
+    moves = above[: above.index(source)][::-1]
+    places = torch.arange(val(source).numel()).reshape(shape_of(source))
+    return Part((source,), x, tuple(moves), constants)(places) if moves else places
+
+
+def _factor_like(at: fx.Node, factor: fx.Node, x: Any, part: fx.Node) -> fx.Node:
+    wide = expanded(at, factor, shape_of(x))
+    return reshaped(at, wide, shape_of(part))
+
+
+def _rotation(node: fx.Node, whole: fx.Node, straight: Any, other: Any) -> fx.Node:
+    dim = node.args[1]
+    first = emit(
+        node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in straight], dim
+    )
+    turned = []
+    for part, (sign, x, _) in other:
+        piece = reshaped(node, x, shape_of(part))
+        turned.append(piece if sign > 0 else emit(node, aten.neg.default, piece))
+    second = emit(
+        node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in other], dim
+    )
+    sides = (
+        emit(node, aten.mul.Tensor, whole, first),
+        emit(node, aten.mul.Tensor, emit(node, aten.cat.default, turned, dim), second),
+    )
+    return emit(node, aten.add.Tensor, *sides)

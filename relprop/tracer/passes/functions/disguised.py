@@ -1,0 +1,237 @@
+"""Functions of one tensor that are recognised by their numbers alone: a softmax by running sums, a
+relu by sorting, a mean by pooling.
+
+Where nothing but one tensor decides what comes out, the graph between is run on numbers of our own.
+If it gives what a norm, a softmax, an activation or a pool gives, with the same derivatives, it is
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from relprop.operations import FILLS, MOVES, Kind, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_float,
+    is_live,
+    reshaped,
+    shape_of,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.order import Flow
+from relprop.tracer.passes.functions.known import known_function
+from relprop.tracer.passes.trials.comparison import same
+from relprop.tracer.passes.trials.parts import MOST_NODES, Part, Recogniser, raise_parts, slope_of
+from relprop.tracer.passes.trials.regions import INSIDE, flow_of
+
+LEVELS = 12  # how many bottlenecks above a node are tried
+
+
+#: What makes more of a tensor than a linear map of it.
+_CURVED = frozenset(
+    {Kind.FUNCTION, Kind.PRODUCT, Kind.QUOTIENT, Kind.CHOICE, Kind.EXTREMUM, Kind.LARGEST}
+    | {Kind.STATISTIC, Kind.MAX_POOL, Kind.PICK, Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.INDEX}
+    | {Kind.GATHER, Kind.WRITE, Kind.MATMUL, Kind.SCAN}
+)
+
+
+def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
+    """Functions of one tensor: norms, softmax, activations, pools."""
+    flow = flow_of(graph)
+
+    def tried(output: fx.Node) -> Iterator[tuple[Part, Recogniser]]:
+        parts = list(_parts_of_one(flow, output, constants))
+        yield from ((p, _norm) for p in reversed(parts) if _may_be_norm(p))
+        yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
+
+    raise_parts(flow.nodes, tried)
+    graph.eliminate_dead_code()
+
+
+def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Part]:
+    """From a bottleneck above to ``output``, the nearest first."""
+    if output not in flow.index:
+        return
+    source: fx.Node | None = output
+    for _ in range(LEVELS):
+        source = flow.dominator(source) if source is not None else None
+        if source is None or not isinstance(val(source), Tensor):
+            return
+        nodes = flow.between(source, output)
+        if len(nodes) > MOST_NODES or not _closed(nodes, constants):
+            return
+        if not is_float(source):
+            continue
+        if shape_of(source) != shape_of(output) and not _pooled(source, output):
+            continue
+        part = Part((source,), output, tuple(nodes), constants)
+        if part.is_small:
+            yield part
+
+
+def _may_be_norm(part: Part) -> bool:
+    kinds = {kind(n) for n in part.nodes}
+    curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC, Kind.NORM, Kind.BATCH_NORM})
+    divides = kind(part.output) in (Kind.PRODUCT, Kind.QUOTIENT) or not kinds <= INSIDE
+    alike = shape_of(part.source) == shape_of(part.output)
+    return curved and divides and alike and kind(part.source) is not Kind.SOFTMAX
+
+
+def _is_read_by_others(part: Part) -> bool:
+    """Whether the passes that read the operations one by one know all of these."""
+    kinds = {kind(n) for n in part.nodes}
+    if shape_of(part.source) != shape_of(part.output):
+        return kinds <= MOVES or (len(part.nodes) == 1 and kinds <= {Kind.TOTAL, Kind.LARGEST})
+    guarded = Kind.SOFTMAX in kinds and bool(kinds & {Kind.TEST, Kind.TOTAL, Kind.STATISTIC})
+    return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
+
+
+def _pooled(source: fx.Node, output: fx.Node) -> tuple[int, ...]:
+    """The axes of ``source``, one or two beside each other, that ``output`` has no more, or as axes
+    of length 1."""
+    long, short = shape_of(source), shape_of(output)
+    for width in (1, 2):
+        for first in range(len(long) - width + 1):
+            axes = tuple(range(first, first + width))
+            kept = [1 if i in axes else s for i, s in enumerate(long)]
+            gone = [s for i, s in enumerate(long) if i not in axes]
+            if short in (kept, gone) and all(long[a] > 1 for a in axes):
+                return axes
+    return ()
+
+
+def _closed(nodes: Sequence[fx.Node], constants: Constants) -> bool:
+    """Whether the values of everything else that is read are known."""
+    return all(
+        is_live(i) or constants.value(i) is not None for n in nodes for i in tensor_inputs(n)
+    ) and not any(kind(n) in (Kind.RANDOM, Kind.DETACH, Kind.READ) for n in nodes)
+
+
+def _function_of_one(part: Part) -> fx.Node | None:
+    (x,) = part.draw(0)
+    y = part(x)
+    if shape_of(part.source) != shape_of(part.output):
+        return _pool(part, x, y)
+    if not isinstance(y, Tensor) or y.shape != x.shape or bool(y.isnan().any()):
+        return None
+    return _softmax(part, x, y) or _activation(part, x, y)
+
+
+def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+    """softmax(c·x + m) or its logarithm along an axis, m one of 0 and −∞, c a number."""
+    at, source = part.output, part.source
+    for axis in (i for i in range(x.dim()) if x.shape[i] > 1):
+        for logarithm in (False, True):
+            weights = y.exp() if logarithm else y
+            total = weights.sum(axis)
+            if bool((weights < 0).any()) or not same(total, torch.ones_like(total)):
+                continue
+            hidden = weights == 0
+            c = slope_of(x, weights.log(), hidden, axis)
+            if c is None:
+                continue
+            op = aten.log_softmax.int if logarithm else aten.softmax.int
+            if not logarithm and _guards(part):
+                nothing = part(torch.full_like(x, -torch.inf))
+                op = op if nothing.isnan().any() else aten._safe_softmax.default
+            masked = bool(hidden.any())
+
+            def canon(t: Tensor, c: float = c, hidden: Tensor = hidden, op: Any = op) -> Tensor:
+                return op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
+
+            if not part.agrees(canon):
+                continue
+            scores = source if c == 1 else emit(at, aten.mul.Tensor, source, c)
+            if masked:
+                held = emit(at, Held(hidden.to(part.constants.device)))
+                scores = emit(at, aten.masked_fill.Scalar, scores, held, -torch.inf)
+            return emit(at, op, scores, axis)
+    return None
+
+
+def _norm(part: Part) -> fx.Node | None:
+    """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
+    at, (x,) = part.output, part.draw(0)
+    width, y = x.shape[-1], part(x)
+    if width < 2 or y.shape != x.shape or same(part(2 * x), 2 * y, 1e-6):
+        return None
+    for centred in (True, False):
+        c = x - x.mean(-1, keepdim=True) if centred else x
+        along = (y * c).sum(-1, keepdim=True) / c.square().sum(-1, keepdim=True)
+        if not bool((along > 0).all()) or not same(along * c, y, 1e-8):
+            continue
+        eps = _epsilon(part, 1e-4 * x, centred)
+        for near in (0.0, float(f"{eps:.1e}"), float(f"{eps:.3e}"), eps):
+
+            def usual(t: Tensor, eps: float = near, centred: bool = centred) -> Tensor:
+                c = t - t.mean(-1, keepdim=True) if centred else t
+                return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+            if near >= 0 and part.agrees(usual, (1.0, 5.0, 1e-2, 1e-4), 1e-9):
+                if centred:
+                    return emit(at, aten.layer_norm.default, part.source, [width], None, None, near)
+                return emit(at, aten.rms_norm.default, part.source, [width], None, near)
+    return None
+
+
+def _epsilon(part: Part, small: Tensor, centred: bool) -> float:
+    """ε, of which small numbers tell most."""
+    c = small - small.mean(-1, keepdim=True) if centred else small
+    mean = c.square().mean(-1, keepdim=True)
+    scale = (part(small) * c).sum(-1, keepdim=True) / (small.shape[-1] * mean)
+    return float((scale**-2 - mean).median())
+
+
+def _guards(part: Part) -> bool:
+    """Whether something inside asks what the values are."""
+    return any(kind(n) in (Kind.TEST, Kind.STATISTIC) for n in part.nodes)
+
+
+def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+    """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
+    at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
+    for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
+
+        def pool(t: Tensor, op: Any = op) -> Tensor:
+            return op(t, list(axes)).reshape(shape)  # type: ignore[no-any-return]
+
+        if same(pool(x), y) and part.agrees(pool):
+            if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
+                return None
+            return reshaped(at, emit(at, op, part.source, list(axes)), shape)
+    if len(axes) == 1:
+        rows = x.movedim(axes[0], 0).flatten(1)
+        near = (rows - y.reshape(1, -1)).abs().amax(1)
+        i = int(near.argmin())
+        if same(rows[i], y.flatten()) and part.agrees(
+            lambda t: t.select(axes[0], i).reshape(shape)
+        ):
+            return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
+    return None
+
+
+def _activation(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+    """A function of each element that torch has, a multiple, or the tensor itself."""
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(3))
+    shuffled = part(x.flatten()[order].reshape(x.shape))
+    if not same(shuffled.flatten(), y.flatten()[order]):
+        return None
+    half = torch.arange(x.numel()).reshape(x.shape) % 2 == 0
+    if not same(part(torch.where(half, 2 * x + 1, x))[~half], y[~half]):
+        return None
+
+    def function(t: Tensor) -> Tensor:
+        rows = F.pad(t.flatten(), (0, -t.numel() % x.numel())).reshape(-1, *x.shape)
+        return torch.cat([part(r).flatten() for r in rows])[: t.numel()].reshape(t.shape)
+
+    made = known_function(function)
+    return None if made is None else made(part.output, part.source)

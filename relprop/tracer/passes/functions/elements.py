@@ -1,0 +1,106 @@
+"""Functions of every element of one tensor, however they are written out: x·Φ(x), hard forms by
+clamps, choices by sign. One that torch has is that; another is one operation all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import Kind, kind
+from relprop.operations.vocabulary import Written
+from relprop.tracer.editing import emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
+from relprop.tracer.passes.trials.comparison import same, trials
+from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
+from relprop.tracer.passes.trials.regions import Region, candidates
+
+_CHAIN = frozenset({Kind.FUNCTION, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT})
+
+
+def raise_functions(graph: fx.Graph) -> bool:
+    """Regions without a sum in them, then chains of functions → one call each; whether one was
+    written anew."""
+    taken: set[fx.Node] = set()
+    for region in list(candidates(graph)):
+        if region.axes or taken & set(region.nodes):
+            continue
+        if _stops_gradient(region.nodes):
+            continue
+        if region.parameters and _is_affine(region):
+            continue
+        new = _call(region.output, region.source, region.recipe, region.parameters)
+        taken |= set(region.nodes)
+        swap(region.output, new)
+    graph.eliminate_dead_code()
+    return _raise_chains(graph) or bool(taken)
+
+
+def _stops_gradient(nodes: Any) -> bool:
+    return any(kind(n) is Kind.DETACH for n in nodes)
+
+
+def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Any) -> fx.Node:
+    """The function as torch has it, as a multiple of x if it is one, or as one that is written
+    out."""
+    if not parameters:
+        if (line := line_of(recipe)) is not None:
+            return emit_line(at, x, *line)
+        if (known := known_by_torch(recipe)) is not None:
+            return known(at, x)
+    return emit(at, Written(recipe), x, *parameters)
+
+
+def _is_affine(region: Region) -> bool:
+    """Whether a region with parameters is a·x + b for all of them: no activation, but sums."""
+    for t in trials(region):
+        zero, one, two = (region(k * t.x, *t.parameters) for k in (0.0, 1.0, 2.0))
+        if not same(two - one, one - zero, 1e-9):
+            return False
+    return True
+
+
+def _raise_chains(graph: fx.Graph) -> bool:
+    """Functions of functions: what torch has a name for, from the longest chain on; else from the
+    first function to the last as one."""
+    done: set[fx.Node] = set()
+    shorter = False
+    for node in reversed(list(graph.nodes)):
+        if node in done or node._erased or not _links(node):
+            continue
+        chain = [node]
+        while _links(above := chain[0].args[0]) and len(above.users) == 1:  # type: ignore[union-attr, arg-type]
+            chain.insert(0, above)  # type: ignore[arg-type]
+        done |= set(chain)
+        shorter |= _shorten(chain)
+    graph.eliminate_dead_code()
+    return shorter
+
+
+def _links(node: Any) -> bool:
+    """Whether a call is a function of one tensor and of numbers."""
+    if not isinstance(node, fx.Node) or kind(node) not in _CHAIN or not is_float(node):
+        return False
+    x = node.args[0]
+    single = len(node.all_input_nodes) == 1 and is_float(x) and is_live(x)
+    return single and shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
+
+
+def _shorten(chain: list[fx.Node]) -> bool:
+    curved = [i for i, n in enumerate(chain) if kind(n) is Kind.FUNCTION]
+    if not curved or len(chain) < 2:
+        return False
+    for length in range(len(chain), 1, -1):
+        for first in range(len(chain) - length + 1):
+            part = chain[first : first + length]
+            if not any(kind(n) is Kind.FUNCTION for n in part):
+                continue
+            known = known_by_torch(recipe_of(part, [part[0].args[0]]))  # type: ignore[list-item]
+            if known is not None:
+                swap(part[-1], known(part[-1], part[0].args[0]))  # type: ignore[arg-type]
+                return True
+    if len(curved) > 1:
+        part = chain[curved[0] : curved[-1] + 1]
+        recipe = recipe_of(part, [part[0].args[0]])  # type: ignore[list-item]
+        swap(part[-1], _call(part[-1], part[0].args[0], recipe, ()))  # type: ignore[arg-type]
+    return len(curved) > 1

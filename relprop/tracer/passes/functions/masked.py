@@ -1,0 +1,97 @@
+"""Exponentials over their sum, of which masks leave some out: the softmax of what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, emit, is_live, is_number, is_tensor, rank, val
+from relprop.tracer.passes.trials.regions import Region
+
+#: What of zeros and ones makes zeros and ones.
+_OF_MASKS = frozenset({Kind.CAST, Kind.FILL, Kind.RESHAPE, Kind.EXPAND, Kind.PERMUTE})
+
+
+_OF_MASKS |= {Kind.SLICE, Kind.SELECT}
+
+
+def softmax_of(region: Region, axis: int, constants: Constants) -> fx.Node | None:
+    """e/Σe of exponentials is the softmax of their exponents; where some are left out by a mask, of
+    exponents that are −∞ there: a row of which nothing is left is none, or zeros."""
+    at = region.output
+    scores = _exponents(at, region.source, axis, constants)
+    if scores is None or val(scores).dtype != val(at).dtype:
+        return None
+    for mask in region.parameters:
+        scores = _without(at, scores, emit(at, aten.eq.Scalar, mask, 0))
+    if kind(scores) is not Kind.CHOICE:
+        return emit(at, aten.softmax.int, scores, axis)
+    nothing = _of_zeros(region)
+    if nothing.isnan().all():
+        return emit(at, aten.softmax.int, scores, axis)
+    return None if nothing.any() else emit(at, aten._safe_softmax.default, scores, axis)
+
+
+def _of_zeros(region: Region) -> Tensor:
+    """What a region gives where no number is left."""
+    types = [torch.bool if val(p).dtype == torch.bool else torch.float64 for p in region.parameters]
+    shapes = region.parameter_shapes()
+    ones = [torch.ones(s, dtype=d) for s, d in zip(shapes, types, strict=True)]
+    return region(torch.zeros(region.probe_shape(), dtype=torch.float64), *ones)
+
+
+def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:
+    return emit(at, aten.masked_fill.Scalar, scores, hidden, -torch.inf)
+
+
+def _exponents(at: fx.Node, e: Any, axis: int, constants: Constants) -> fx.Node | None:
+    """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax, of
+    products and quotients of such; −∞ where a mask leaves numbers out."""
+    own = kind(e) is Kind.SOFTMAX and e.args[1] - rank(e) == axis - rank(at)
+    if is_call(e, aten.exp) or own:
+        return e.args[0]  # type: ignore[no-any-return]
+    if (kept := _kept(at, e, constants)) is not None:
+        scores = _exponents(at, kept[0], axis, constants)
+        return None if scores is None else _without(at, scores, kept[1])
+    if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in e.args):
+        return None
+    both = [_exponents(at, x, axis, constants) for x in e.args]
+    op = aten.add.Tensor if is_call(e, aten.mul) else aten.sub.Tensor
+    return None if None in both else emit(at, op, *both)
+
+
+def _kept(at: fx.Node, e: Any, constants: Constants) -> tuple[Any, fx.Node] | None:
+    """The tensor of which a call keeps some numbers, all others being 0, and which are those."""
+    if is_call(e, aten.where) and is_number(e.args[2], 0):
+        return e.args[1], emit(at, aten.logical_not.default, e.args[0])
+    if is_call(e, aten.masked_fill) and is_number(e.args[2], 0):
+        return e.args[0], e.args[1]
+    for inner, mask in (e.args, e.args[::-1]) if is_call(e, aten.mul) else ():
+        if is_tensor(inner) and is_mask(mask, constants):
+            return inner, emit(at, aten.eq.Scalar, mask, 0)
+    return None
+
+
+def is_mask(x: Any, constants: Constants) -> bool:
+    """Whether a tensor holds zeros and ones and nothing else: truth values, moved, multiplied, or
+    taken from 1."""
+    left = [x]
+    while left:
+        here = left.pop()
+        if not is_tensor(here):
+            return False
+        if val(here).dtype == torch.bool:
+            continue
+        if kind(here) in _OF_MASKS or (is_call(here, aten.rsub) and here.args[1:] == (1,)):
+            left += here.args[:1]
+        elif kind(here) is Kind.PRODUCT:
+            left += here.args
+        else:
+            known = None if is_live(here) else constants.value(here)
+            if not isinstance(known, Tensor) or not bool(((known == 0) | (known == 1)).all()):
+                return False
+    return True

@@ -1,0 +1,93 @@
+"""Linear maps of groups and products of single rows, made one of all groups and of all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations.vocabulary import grouped_linear
+from relprop.tracer.editing import aten, dims_of, emit, is_live, rank, reshaped, shape_of, swap
+from relprop.tracer.passes.products.letters import Product, letters_of
+from relprop.tracer.passes.products.operators import as_linear, product_of
+
+
+def join_groups(graph: fx.Graph) -> None:
+    """Σ_g W_g x_g, the results of a linear map for each group summed over the groups → W x of the
+    groups side by side (each head's own result)."""
+    for node in list(graph.nodes):
+        if is_call(node, aten.sum) and is_live(node) and (new := _of_groups(node)) is not None:
+            swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _of_groups(node: fx.Node) -> fx.Node | None:
+    way: list[fx.Node] = []
+    layer: Any = node.args[0]
+    while kind(layer) in (Kind.RESHAPE, Kind.PERMUTE) and len(layer.users) == 1:
+        way.insert(0, layer)
+        layer = layer.args[0]
+    summed = [d for d in dims_of(node) if shape_of(node.args[0])[d] > 1]
+    if not is_call(layer, grouped_linear) or len(layer.users) != 1 or len(summed) != 1:
+        return None
+    if rank(layer) != 3 or is_live(layer.args[1]) or len(layer.args) > 2 or argument(node, "dtype"):
+        return None
+    groups, rows, width = shape_of(layer)
+    places = torch.arange(groups * rows * width).reshape(groups, rows, width)
+    for move in way:
+        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+    places = places.movedim(summed[0], 0)
+    own = torch.arange(rows * width).reshape(places.shape[1:])
+    steps = torch.arange(groups).reshape(-1, *[1] * own.dim()) * rows * width
+    if len(places) != groups or not torch.equal(places, own + steps):
+        return None
+    x, weight = layer.args
+    made = as_linear(node, Product(x, "gnk", weight, "gmk", "nm"))
+    return None if made is None else reshaped(node, made, shape_of(node))
+
+
+def fold_rows(graph: fx.Graph) -> None:
+    """A matrix product with one row for each place of an axis that its other operand has not → one
+    with that axis as its rows (queries that were taken one by one)."""
+    for node in list(graph.nodes):
+        if is_call(node, aten.matmul) and (new := _apart(node)) is not None:
+            swap(node, new)
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.matmul):
+            continue
+        p = letters_of(node)
+        assert p is not None
+        trimmed, sizes = p.trimmed(node), p.sizes()
+        n, m = p.out[-2], p.out[-1]
+        rows = [
+            c
+            for c in trimmed.x_axes
+            if c in p.out[:-2] and c not in trimmed.w_axes and sizes[c] > 1
+        ]
+        columns = [
+            c
+            for c in trimmed.w_axes
+            if c in p.out[:-2] and c not in trimmed.x_axes and sizes[c] > 1
+        ]
+        if (rows and sizes[n] == 1) or (columns and sizes[m] == 1):
+            swap(node, reshaped(node, product_of(node, p), shape_of(node)))
+    graph.eliminate_dead_code()
+
+
+def _apart(node: fx.Node) -> fx.Node | None:
+    """A product of single rows whose places were merged with its batch: its other operand was
+    repeated for each of them (``vmap`` over queries)."""
+    x, laid = node.args[:2]
+    copies: Any = laid.args[0] if kind(laid) is Kind.RESHAPE else None  # type: ignore[union-attr]
+    if copies is None or kind(copies) is not Kind.EXPAND or shape_of(x)[-2] != 1:
+        return None
+    batch, one = shape_of(copies)[:-2], copies.args[0]
+    first = rank(copies) - rank(one)
+    if shape_of(copies)[-2:] != shape_of(laid)[-2:] or shape_of(x)[:-2] != shape_of(laid)[:-2]:
+        return None
+    if first != 1 or shape_of(one) != shape_of(copies)[1:]:
+        return None
+    made = emit(node, aten.matmul.default, reshaped(node, x, [*batch, 1, shape_of(x)[-1]]), one)  # type: ignore[arg-type]
+    return reshaped(node, made, shape_of(node))

@@ -1,0 +1,294 @@
+"""Lanes merged the second way: each lane is a place on a new first axis, and parallel linear maps
+become one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations.vocabulary import WrittenNorm, grouped_linear
+from relprop.tracer.editing import (
+    aten,
+    dims_of,
+    emit,
+    expanded,
+    is_live,
+    is_tensor,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+)
+from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operand
+from relprop.tracer.passes.lanes.same import Numbers
+from relprop.tracer.passes.trials.recipes import Recipe, Slot, Step
+
+Known = dict[Lanes, "fx.Node | None"]  # lanes on a first axis of their own
+
+
+def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
+    """The lanes on a first axis of their own, laid down along ``dim``. ``known``: those that were
+    laid so before, to which these are added."""
+    laid = on_an_axis(at, parts, known)
+    order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
+    shape = shape_of(parts[0])
+    shape[dim] *= len(parts)
+    return reshaped(at, permuted(at, laid, order), shape)
+
+
+def on_an_axis(at: fx.Node, parts: Lanes, known: Known) -> fx.Node:
+    """The lanes on a first axis of their own."""
+    if len({tuple(shape_of(p)) for p in parts}) > 1:
+        raise Apart
+    lift = _Lift(at, len(parts), known)
+    laid = lift.lane(parts)
+    if laid is None:
+        raise Apart
+    known |= lift.lane.made
+    return laid
+
+
+class _Lift:
+    """One computation with a first axis of ``count`` lanes."""
+
+    def __init__(self, at: fx.Node, count: int, known: Known) -> None:
+        self.at, self.count, self.numbers = at, count, Numbers()
+        self.lane = InTurn(self._lane, dict(known))
+
+    def _lane(self, nodes: Lanes) -> fx.Node | None:
+        """The lanes' tensors on a first axis; ``None``: they are all the same tensor, which has no
+        such axis."""
+        if self.numbers.same(nodes):
+            return None
+        if not all(map(is_tensor, nodes)) or len({tuple(shape_of(n)) for n in nodes}) > 1:
+            raise Apart
+        if not any(is_live(n) for n in nodes):
+            return self._stacked(nodes)
+        if (pieces := self._pieces(nodes)) is not None:
+            return pieces
+        if not alike(nodes):
+            raise Apart
+        return self._call(nodes)
+
+    def _stacked(self, nodes: Lanes) -> fx.Node:
+        shape = [1, *shape_of(nodes[0])]
+        return emit(self.at, aten.cat.default, [reshaped(self.at, n, shape) for n in nodes], 0)
+
+    def _pieces(self, nodes: Lanes) -> fx.Node | None:
+        """Pieces of one tensor, evenly spaced along an axis → that axis in front."""
+        if all(is_call(n, aten.select) for n in nodes):
+            x, dim = nodes[0].args[:2]
+            places = [n.args[2] for n in nodes]
+            if any(n.args[:2] != (x, dim) or not isinstance(n.args[2], int) for n in nodes):
+                return None
+            x = self._run(x, dim, places)  # type: ignore[arg-type]
+            return (
+                None
+                if x is None
+                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])  # type: ignore[list-item]
+            )
+        if all(is_call(n, aten.slice) and n.args[4] == 1 for n in nodes):
+            return self._slices(nodes)
+        return None
+
+    def _run(self, x: fx.Node, dim: int, places: Sequence[int]) -> fx.Node | None:
+        """``x`` cut to some places of an axis, which follow one another, in order or turned."""
+        first = min(places)
+        if list(places) == list(range(first, first + self.count)):
+            whole = (first, self.count) == (0, shape_of(x)[dim])
+            return (
+                x
+                if whole
+                else emit(self.at, aten.slice.Tensor, x, dim, first, first + self.count, 1)
+            )
+        cuts = [emit(self.at, aten.slice.Tensor, x, dim, p, p + 1, 1) for p in places]
+        return emit(self.at, aten.cat.default, cuts, dim)
+
+    def _slices(self, nodes: Lanes) -> fx.Node | None:
+        """Boxes that fill a part of one tensor, in the order of a grid."""
+        boxes = [_box(n) for n in nodes]
+        x, dims = boxes[0][0], sorted(boxes[0][1])
+        if any(base is not x or sorted(cuts) != dims for base, cuts in boxes):
+            return None
+        lengths = shape_of(nodes[0])
+        starts = {d: sorted({cuts[d] for _, cuts in boxes}) for d in dims}
+        if any(s != list(range(s[0], s[-1] + 1, lengths[d])) for d, s in starts.items()):
+            return None
+        corners = [tuple(cuts[d] for d in dims) for _, cuts in boxes]
+        for order in itertools.permutations(dims):
+            grid = itertools.product(*(starts[d] for d in order))
+            if [tuple(dict(zip(order, c, strict=True))[d] for d in dims) for c in grid] == corners:
+                return self._grid(
+                    x, order, {d: (s[0], len(s), lengths[d]) for d, s in starts.items()}
+                )
+        return None
+
+    def _grid(self, x: fx.Node, order: Any, starts: dict[int, tuple[int, int, int]]) -> fx.Node:
+        """Boxes side by side along some axes, on a first axis."""
+        shape: list[int] = []
+        counts, rest = dict[int, int](), list[int]()
+        for d, whole in enumerate(shape_of(x)):
+            first, count, length = starts.get(d, (0, 1, whole))
+            if (first, count * length) != (0, whole):
+                x = emit(self.at, aten.slice.Tensor, x, d, first, first + count * length, 1)
+            if d in starts:
+                counts[d] = len(shape)
+                shape.append(count)
+            rest.append(len(shape))
+            shape.append(length)
+        apart = permuted(self.at, reshaped(self.at, x, shape), [*(counts[d] for d in order), *rest])
+        return reshaped(self.at, apart, [self.count, *shape_of(apart)[len(order) :]])
+
+    def _call(self, nodes: Lanes) -> fx.Node | None:
+        first, what = nodes[0], kind(nodes[0])
+        if is_call(first, aten.cat):
+            return self._cat(nodes)
+        tensors = [i for i, a in enumerate(first.args) if isinstance(a, fx.Node)]
+        if any(
+            isinstance(a, (list, tuple)) and any(isinstance(e, fx.Node) for e in a)
+            for a in first.args
+        ):
+            raise Apart
+        plain = [a for i, a in enumerate(first.args) if i not in tensors]
+        for n in nodes:
+            others = [a for i, a in enumerate(n.args) if i not in tensors]
+            if what is Kind.TEST and others != plain:  # whether a token's expert is the lane's own
+                return self._stacked(nodes)
+            if others != plain or n.kwargs != first.kwargs or len(n.args) != len(first.args):
+                raise Apart
+        lanes = {i: self.lane(operand(nodes, i)) for i in tensors}
+        if all(lane is None for lane in lanes.values()):
+            return None
+        given = {i: first.args[i] if lane is None else lane for i, lane in lanes.items()}
+        return self._with_axis(first, what, lanes, given)
+
+    def _with_axis(self, first: fx.Node, what: Kind, lanes: Any, given: Any) -> fx.Node:
+        """One call of the operator on operands of which some have the lanes' axis in front."""
+        if what in ELEMENTWISE:
+            return self._pointwise(first, lanes, given)
+        if what is Kind.LINEAR:
+            return self._linear(first, lanes, given)
+        if what is Kind.MATMUL:
+            return emit(
+                self.at, first.target, *(self._aligned(first, lanes, given, i) for i in (0, 1))
+            )
+        x, rest = given[0], first.args[1:]
+        if lanes[0] is None:
+            if what is not Kind.NORM:
+                raise Apart
+            x = expanded(
+                self.at, reshaped(self.at, x, [1, *shape_of(x)]), [self.count, *shape_of(x)]
+            )
+        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX):
+            return emit(self.at, first.target, x, rest[0] + 1)
+        if what is Kind.NORM:
+            return self._norm(first, x, lanes, given)
+        if what is Kind.RESHAPE:
+            return reshaped(self.at, x, [self.count, *shape_of(first)])
+        if what is Kind.PERMUTE:
+            return permuted(self.at, x, [0, *(d + 1 for d in rest[0])])  # type: ignore[list-item]
+        if what is Kind.EXPAND:
+            missing = rank(first) - rank(first.args[0])
+            x = reshaped(self.at, x, [self.count, *[1] * missing, *shape_of(first.args[0])])
+            return expanded(self.at, x, [self.count, *shape_of(first)])
+        if what in (Kind.SELECT, Kind.SLICE):
+            return emit(self.at, first.target, x, rest[0] + 1, *rest[1:])
+        if what in (Kind.TOTAL, Kind.LARGEST) and rest:
+            dims = [d + 1 for d in sorted(dims_of(first))]
+            return emit(self.at, first.target, x, dims, *rest[1:], **first.kwargs)
+        raise Apart
+
+    def _pointwise(self, first: fx.Node, lanes: Any, given: Any) -> fx.Node:
+        args = [
+            self._aligned(first, lanes, given, i) if i in given else a
+            for i, a in enumerate(first.args)
+        ]
+        return emit(self.at, first.target, *args, **first.kwargs)
+
+    def _aligned(self, first: fx.Node, lanes: Any, given: Any, i: int) -> fx.Node:
+        """An operand with its lanes in front of as many axes as the result has."""
+        x = given[i]
+        if lanes[i] is None:
+            return x  # type: ignore[no-any-return]
+        missing = rank(first) - (rank(x) - 1)
+        shape = shape_of(x)
+        return reshaped(self.at, x, [shape[0], *[1] * missing, *shape[1:]])
+
+    def _linear(self, first: fx.Node, lanes: Any, given: Any) -> fx.Node:
+        """Parallel linear maps of one tensor are one; of the lanes' own, one for each group."""
+        if not is_call(first, aten.linear):
+            raise Apart
+        weight, bias = given[1], given.get(2)
+        own = lanes[1] is not None or (2 in lanes and lanes[2] is not None)
+        if not own:
+            return emit(self.at, first.target, given[0], *first.args[1:])
+        if lanes[1] is None:
+            weight = self._repeated(weight)
+        if bias is not None and lanes.get(2) is None:
+            bias = self._repeated(bias)
+        outputs, inputs = shape_of(weight)[1:]
+        if lanes[0] is None:
+            weight = reshaped(self.at, weight, [self.count * outputs, inputs])
+            more = [] if bias is None else [reshaped(self.at, bias, [self.count * outputs])]
+            made = emit(self.at, aten.linear.default, given[0], weight, *more)
+            shape = shape_of(made)[:-1]
+            made = reshaped(self.at, made, [*shape, self.count, outputs])
+            return permuted(self.at, made, [len(shape), *range(len(shape)), len(shape) + 1])
+        rows = shape_of(given[0])[1:-1]
+        x = reshaped(self.at, given[0], [self.count, math.prod(rows), inputs])
+        more = [] if bias is None else [reshaped(self.at, bias, [self.count, 1, outputs])]
+        made = emit(self.at, grouped_linear, x, weight, *more)
+        return reshaped(self.at, made, [self.count, *rows, outputs])
+
+    def _repeated(self, x: fx.Node) -> fx.Node:
+        shape = shape_of(x)
+        return expanded(self.at, reshaped(self.at, x, [1, *shape]), [self.count, *shape])
+
+    def _norm(self, first: fx.Node, x: fx.Node, lanes: Any, given: Any) -> fx.Node:
+        """Norms with parameters of their own: those stand in front of what they scale."""
+        if not any(lanes[i] is not None for i in given if i > 0):
+            return emit(self.at, first.target, x, *first.args[1:])
+        norm, args = first.target, list(first.args)
+        if is_call(first, aten.layer_norm):
+            _, shape, _, _, eps = [*args, None, None][:5]
+            core = Recipe(1, (Step(first.target, (Slot(0), list(shape), None, None, eps), {}),))
+            norm = WrittenNorm(core, tuple(range(-len(shape), 0)), centred=True)
+            places = [0, 2, 3]
+        elif isinstance(norm, WrittenNorm):
+            places = list(range(len(args)))
+        else:
+            raise Apart
+        full = [
+            self._aligned(first, lanes, given, i) if i in given else args[i]
+            for i in places
+            if i < len(args)
+        ]
+        return emit(self.at, norm, x, *full[1:])
+
+    def _cat(self, nodes: Lanes) -> fx.Node | None:
+        first = nodes[0]
+        if any(n.args[1] != first.args[1] or len(n.args[0]) != len(first.args[0]) for n in nodes):  # type: ignore[arg-type]
+            raise Apart
+        rows = [tuple(r) for r in zip(*(n.args[0] for n in nodes), strict=True)]  # type: ignore[arg-type]
+        lanes = [self.lane(r) for r in rows]  # type: ignore[arg-type]
+        if all(lane is None for lane in lanes):
+            return None
+        full = [
+            self._repeated(r[0]) if lane is None else lane
+            for r, lane in zip(rows, lanes, strict=True)
+        ]  # type: ignore[arg-type]
+        return emit(self.at, aten.cat.default, full, first.args[1] + 1)  # type: ignore[operator]
+
+
+def _box(node: fx.Node) -> tuple[fx.Node, dict[int, int]]:
+    """The tensor that slices cut, and by axis where they begin."""
+    starts: dict[int, int] = {}
+    while is_call(node, aten.slice) and node.args[4] == 1:
+        cut: Any = node.args
+        node, starts[cut[1]] = cut[0], starts.get(cut[1], 0) + cut[2]
+    return node, starts

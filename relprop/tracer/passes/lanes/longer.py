@@ -1,0 +1,235 @@
+"""Lanes merged the first way: cat(f(x_1), ..., f(x_n)) = f(cat(x_1, ..., x_n)) where f treats the
+positions of that axis apart; pieces may be unequal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations.vocabulary import WrittenNorm
+from relprop.tracer.editing import (
+    aten,
+    dims_of,
+    emit,
+    expanded,
+    is_live,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+)
+from relprop.tracer.passes.lanes.alike import (
+    Apart,
+    InTurn,
+    Lanes,
+    alike,
+    kept_axis,
+    one_run,
+    operand,
+)
+from relprop.tracer.passes.lanes.same import Numbers
+
+
+def longer(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
+    """The lanes as one computation along a longer axis."""
+    longer = _Longer(at)
+    whole = longer.join(parts, dim)
+    cuts = longer.cuts
+    if cuts is None:
+        return whole
+    return emit(
+        at,
+        aten.cat.default,
+        [emit(at, aten.slice.Tensor, whole, dim, *cut) for cut in cuts],
+        dim,
+    )
+
+
+class _Longer:
+    """One computation along a longer axis. ``cuts``: where the lanes lie on it, if that is not one
+    after another."""
+
+    def __init__(self, at: fx.Node) -> None:
+        self.at, self.numbers = at, Numbers()
+        self._made = InTurn[tuple[Lanes, int], fx.Node](self._join, {})
+        self.cuts: tuple[Any, ...] | None = None
+
+    def join(self, nodes: Lanes, dim: int) -> fx.Node:
+        """The lanes' tensors one after another along ``dim``, computed as one."""
+        return self._made((nodes, dim))
+
+    def _join(self, lanes: tuple[Lanes, int]) -> fx.Node:
+        nodes, dim = lanes
+        if not any(is_live(n) for n in nodes):
+            return emit(self.at, aten.cat.default, list(nodes), dim)
+        if (run := one_run(self.at, nodes, dim)) is not None:
+            return run
+        if (whole := self._shuffled(nodes, dim)) is not None:
+            return whole
+        if not alike(nodes) or len({rank(n) for n in nodes}) > 1:
+            raise Apart
+        what, first = kind(nodes[0]), nodes[0]
+        if what in ELEMENTWISE or isinstance(first.target, WrittenNorm):
+            return self._pointwise(nodes, dim)
+        if what is Kind.LINEAR and is_call(first, aten.linear) and dim != rank(first) - 1:
+            self._same(nodes, slice(1, None))
+            return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+        if what is Kind.MATMUL:
+            return self._product(nodes, dim)
+        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) and dim != first.args[1]:
+            self._same(nodes, slice(1, None))
+            return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+        if is_call(first, aten.layer_norm, aten.rms_norm):
+            return self._norm(nodes, dim)
+        if what is Kind.PERMUTE:
+            self._same(nodes, slice(1, None))
+            inner = self.join(operand(nodes, 0), first.args[1][dim])  # type: ignore[index]
+            return permuted(self.at, inner, first.args[1])  # type: ignore[arg-type]
+        if what is Kind.RESHAPE:
+            return self._reshape(nodes, dim)
+        if what is Kind.EXPAND:
+            return self._expand(nodes, dim)
+        if what in (Kind.SELECT, Kind.SLICE):
+            return self._cut(nodes, dim)
+        if is_call(first, aten.cat) and first.args[1] != dim:
+            return self._cat(nodes, dim)
+        if is_call(first, aten.sum, aten.mean):
+            return self._total(nodes, dim)
+        raise Apart
+
+    def _shuffled(self, nodes: Lanes, dim: int) -> fx.Node | None:
+        """The tensor all of whose positions the lanes are, in some order."""
+        if not all(is_call(n, aten.slice) and n.args[1] == dim for n in nodes):
+            return None
+        x, cuts = nodes[0].args[0], tuple(n.args[2:5] for n in nodes)
+        places = sorted(p for cut in cuts for p in range(*cut))
+        whole = places == list(range(shape_of(x)[dim]))
+        if any(n.args[0] is not x for n in nodes) or not whole or self.cuts not in (None, cuts):
+            return None
+        self.cuts = cuts
+        return x  # type: ignore[return-value]
+
+    def _same(self, nodes: Lanes, which: slice) -> None:
+        """The lanes' other arguments must be the same."""
+        rows = zip(*(n.args[which] for n in nodes), strict=True)
+        if any(n.kwargs != nodes[0].kwargs for n in nodes) or not all(map(self._one, rows)):
+            raise Apart
+
+    def _one(self, given: Sequence[Any]) -> bool:
+        """Whether an argument is the same for all lanes."""
+        if all(isinstance(g, fx.Node) for g in given):
+            return self.numbers.same(given)
+        return all(g == given[0] for g in given)
+
+    def _pointwise(self, nodes: Lanes, dim: int) -> fx.Node:
+        """Operands that lie along the axis are joined, those that are repeated along it must be
+        one."""
+        first = nodes[0]
+        args = []
+        for i in range(len(first.args)):
+            given = [n.args[i] for n in nodes]
+            if not isinstance(given[0], fx.Node):
+                if any(g != given[0] for g in given):
+                    raise Apart
+                args.append(given[0])
+                continue
+            missing = rank(first) - rank(given[0])
+            along = dim - missing
+            lies = along >= 0 and all(
+                shape_of(g)[along] == shape_of(n)[dim] for g, n in zip(given, nodes, strict=True)
+            )
+            if lies and (shape_of(first)[dim] > 1 or not self._one(given)):
+                args.append(self.join(tuple(given), along))
+            elif self._one(given):
+                args.append(given[0])
+            else:
+                raise Apart
+        if any(n.kwargs != first.kwargs for n in nodes):
+            raise Apart
+        return emit(self.at, first.target, *args, **first.kwargs)
+
+    def _product(self, nodes: Lanes, dim: int) -> fx.Node:
+        first, last = nodes[0], rank(nodes[0]) - 1
+        left, right = operand(nodes, 0), operand(nodes, 1)
+        if dim == last - 1 and self._one(right):
+            left_axis = rank(left[0]) - 2
+            return emit(self.at, first.target, self.join(left, left_axis), right[0])
+        if dim == last and self._one(left):
+            return emit(self.at, first.target, left[0], self.join(right, rank(right[0]) - 1))
+        if dim < last - 1:
+            sides = []
+            for side in (left, right):
+                along = dim - (rank(first) - rank(side[0]))
+                lies = along >= 0 and shape_of(side[0])[along] == shape_of(first)[dim]
+                if lies:
+                    sides.append(self.join(side, along))
+                elif self._one(side):
+                    sides.append(side[0])
+                else:
+                    raise Apart
+            return emit(self.at, first.target, *sides)
+        raise Apart
+
+    def _norm(self, nodes: Lanes, dim: int) -> fx.Node:
+        first = nodes[0]
+        self._same(nodes, slice(1, None))
+        if dim >= rank(first) - len(first.args[1]):  # type: ignore[arg-type]
+            raise Apart
+        return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+
+    def _reshape(self, nodes: Lanes, dim: int) -> fx.Node:
+        """A reshape that leaves the axis alone, as many elements before it as after."""
+        axes = {kept_axis(n, dim) for n in nodes}
+        if len(axes) > 1 or None in axes:
+            raise Apart
+        axis = axes.pop()
+        assert axis is not None
+        shape = shape_of(nodes[0])
+        shape[dim] = sum(shape_of(n)[dim] for n in nodes)
+        return reshaped(self.at, self.join(operand(nodes, 0), axis), shape)
+
+    def _expand(self, nodes: Lanes, dim: int) -> fx.Node:
+        inner = operand(nodes, 0)
+        along = dim - (rank(nodes[0]) - rank(inner[0]))
+        shape = shape_of(nodes[0])
+        shape[dim] = sum(shape_of(n)[dim] for n in nodes)
+        lies = along >= 0 and all(
+            shape_of(x)[along] == shape_of(n)[dim] for x, n in zip(inner, nodes, strict=True)
+        )
+        if lies:
+            return expanded(self.at, self.join(inner, along), shape)
+        if self._one(inner):
+            return expanded(self.at, inner[0], shape)
+        raise Apart
+
+    def _cut(self, nodes: Lanes, dim: int) -> fx.Node:
+        """A cut along another axis."""
+        first = nodes[0]
+        self._same(nodes, slice(1, None))
+        cut = first.args[1]
+        axis = dim + (kind(first) is Kind.SELECT and cut <= dim)  # type: ignore[operator]
+        if kind(first) is Kind.SLICE and cut == dim:
+            raise Apart
+        return emit(self.at, first.target, self.join(operand(nodes, 0), axis), *first.args[1:])
+
+    def _cat(self, nodes: Lanes, dim: int) -> fx.Node:
+        counts = {len(n.args[0]) for n in nodes}  # type: ignore[arg-type]
+        if len(counts) > 1:
+            raise Apart
+        rows = zip(*(n.args[0] for n in nodes), strict=True)  # type: ignore[arg-type]
+        return emit(self.at, aten.cat.default, [self.join(r, dim) for r in rows], nodes[0].args[1])
+
+    def _total(self, nodes: Lanes, dim: int) -> fx.Node:
+        first = nodes[0]
+        self._same(nodes, slice(1, None))
+        dims, keep = dims_of(first), shape_of(first)
+        wide = rank(first.args[0])
+        kept = len(keep) == wide
+        left = [i for i in range(wide) if kept or i not in dims]
+        if left[dim] in dims:
+            raise Apart
+        inner = self.join(operand(nodes, 0), left[dim])
+        return emit(self.at, first.target, inner, *first.args[1:], **first.kwargs)

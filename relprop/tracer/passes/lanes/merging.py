@@ -1,0 +1,98 @@
+"""Lanes: the same computation several times side by side, for each head, query, key or chunk, then
+put together. Merged, it is one computation with one more axis, or with a longer one.
+
+Two ways, tried at every ``cat``. *Longer*: cat(f(x_1), ..., f(x_n)) = f(cat(x_1, ..., x_n)) where f
+treats the positions of that axis apart; pieces may be unequal. *Lifted*: each lane is a place on a
+new first axis, parallel linear maps become one. What enters the lanes must be the same tensor for
+all, pieces of one tensor, or parameters: towers that only look alike are left alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import is_call, kind
+from relprop.tracer.editing import aten, emit, is_live, rank, swap
+from relprop.tracer.passes.lanes.alike import Apart, undo
+from relprop.tracer.passes.lanes.lifted import Known, lifted
+from relprop.tracer.passes.lanes.longer import longer
+from relprop.tracer.passes.lanes.worth import WORTH, is_worth
+from relprop.tracer.passes.products.splits import joined_linear
+from relprop.tracer.passes.sums.terms import join_terms
+
+
+def merge_lanes(graph: fx.Graph) -> None:
+    """Merge the lanes at every ``cat`` whose parts do more than move."""
+    known: Known = {}
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.cat) or not is_live(node):
+            continue
+        new = _merged(node, known) or _in_runs(node, known)
+        if new is not None:
+            swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _merged(node: fx.Node, known: Known) -> fx.Node | None:
+    """The lanes at a ``cat`` as one; ``known``: those that are one already."""
+    parts, dim = tuple(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):  # type: ignore[arg-type]
+        return None
+    for attempt in (longer, partial(lifted, known=known)):
+        mark = node.prev
+        try:
+            return attempt(node, parts, dim)  # type: ignore[arg-type, call-arg]
+        except Apart:
+            undo(node, mark)
+    return None
+
+
+def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
+    """A ``cat`` in which some neighbours are lanes (tokens made one by one, beside others)."""
+    parts, dim = node.args[:2]
+    made: list[fx.Node] = []
+    for how, run in groupby(parts, lambda p: (p.op, kind(p), _made_by(p)) if is_live(p) else None):  # type: ignore[arg-type]
+        lanes = list(run)
+        if how is not None and 1 < len(lanes) < len(parts):  # type: ignore[arg-type]
+            beside = emit(node, aten.cat.default, lanes, dim)
+            merged = _merged(beside, known)
+            node.graph.erase_node(beside)
+            lanes = lanes if merged is None else [merged]
+        made += lanes
+    return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None  # type: ignore[arg-type]
+
+
+def merge_projections(graph: fx.Graph) -> None:
+    """Σ W_i x_i of lanes x_i that are merged (heads, each with its own part of the output
+    projection) → W x of the lanes side by side."""
+
+    def made_by(n: fx.Node) -> tuple[Any, ...] | None:
+        return _made_by(n) if is_call(n, aten.linear) and len(n.users) == 1 else None
+
+    join_terms(graph, made_by, _projected)
+
+
+def _made_by(node: fx.Node) -> tuple[Any, ...]:
+    """How what a layer reads is made, down to the first call that is worth merging: other lanes
+    than a sum's other terms (an MLP, a shortcut) are made otherwise."""
+    way: list[Any] = []
+    while node.args and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        way.append((node.op, kind(node)))
+        if kind(node) in WORTH:
+            break
+    return tuple(way)
+
+
+def _projected(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
+    """The sum of some layers as one layer of their lanes side by side."""
+    xs = [p.args[0] for p in parts]
+    beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
+    merged = _merged(beside, {})
+    if merged is None:
+        at.graph.erase_node(beside)
+        return None
+    return joined_linear(at, merged, parts)

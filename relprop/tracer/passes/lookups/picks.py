@@ -1,0 +1,193 @@
+"""Tokens that a mask picks: a sequence times zeros with one 1, summed, is the token that stands
+there.
+
+That a mask is true in one place at most is proved by trying: what it is made of (ids, masks and
+lengths that the model is given) is drawn many times. A mask of several is a sum, and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    dims_of,
+    emit,
+    expanded,
+    is_float,
+    is_live,
+    is_tensor,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.passes.lookups.tables import FAILURES
+from relprop.tracer.passes.trials.parts import Part
+
+MOST = 40  # nodes that make a mask
+
+
+DRAWS, FEWEST = 60, 30  # that are tried, and that do not fail
+
+
+FAR = 1 << 31
+
+
+TRUTHS = ([0, 1], [1], [0], [0, 0, 0, 1], [0, 1, 1, 1])
+
+
+LOOKUPS = (Kind.EMBEDDING, Kind.INDEX, Kind.GATHER)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A tensor of zeros and ones, or of the opposite; ``axis``, counted from the last, has as many
+    places as there are tokens."""
+
+    codes: fx.Node
+    axis: int
+    hides: bool = False
+
+
+def pick_tokens(graph: fx.Graph, constants: Constants) -> None:
+    """Every sum under a mask that is true in one place → what stands there."""
+    for node in list(graph.nodes):
+        if node._erased or not is_live(node) or not is_float(node):
+            continue
+        for x, mask in _candidates(node, constants):
+            trial = _Trial.of(mask, constants) if val(x).dtype == val(node).dtype else None
+            empty = None if trial is None else trial.leaves_none()
+            if empty is not None:
+                swap(node, reshaped(node, _picked(node, x, mask, empty), shape_of(node)))
+                break
+    graph.eliminate_dead_code()
+
+
+def _candidates(node: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, Mask]]:
+    """The tensors that a call may pick from, and by which mask."""
+    if is_call(node, aten.sum) and len(dims_of(node)) == 1:
+        product: fx.Node = node.args[0]  # type: ignore[assignment]
+        axis = dims_of(node)[0] - rank(product)
+        for x, codes, hides in _kept(product, constants):
+            while kind(codes) is Kind.EXPAND and rank(codes.args[0]) == rank(codes):
+                codes = codes.args[0]  # type: ignore[assignment]
+            if shape_of(x) == shape_of(product) and rank(codes) >= -axis:
+                yield x, Mask(codes, axis, hides)
+    elif kind(node) is Kind.MATMUL and all(is_tensor(a) and rank(a) > 1 for a in node.args):
+        a, b = node.args
+        if shape_of(a)[:-2] == shape_of(b)[:-2]:
+            yield b, Mask(a, -1)  # type: ignore[misc, arg-type]
+            yield a, Mask(b, -2)  # type: ignore[misc, arg-type]
+
+
+def _kept(x: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, fx.Node, bool]]:
+    """The tensor of which a call keeps some numbers, all others being 0; by which tensor, and
+    whether that one says what is left out."""
+    a, b, c = (*x.args, None, None, None)[:3]
+    if is_call(x, aten.mul) and is_tensor(b):
+        yield from ((a, b, False), (b, a, False))  # type: ignore[misc]
+    elif is_call(x, aten.masked_fill) and constants.number(c) == 0:
+        yield a, b, True  # type: ignore[misc]
+    elif is_call(x, aten.where):
+        for one, other, hides in ((b, c, False), (c, b, True)):
+            if is_tensor(one) and constants.number(other) == 0:
+                yield one, a, hides  # type: ignore[misc]
+
+
+def _picked(at: fx.Node, x: fx.Node, mask: Mask, empty: bool) -> fx.Node:
+    """What stands where a mask is 1; ``empty``: zeros where it is 1 nowhere."""
+    codes = emit(at, aten.logical_not.default, mask.codes) if mask.hides else mask.codes
+    codes = emit(at, aten._to_copy.default, codes, dtype=torch.int64)
+    places = emit(at, aten.argmax.default, codes, mask.axis, True)
+    there = emit(at, aten.any.dim, codes, mask.axis, True)
+    if kind(at) is Kind.MATMUL:
+        axis, shape = -3 - mask.axis, shape_of(at)
+    else:
+        axis, shape = mask.axis, shape_of(x)
+        shape[axis] = 1
+        lead = [1] * (rank(x) - rank(codes))
+        places, there = (reshaped(at, n, [*lead, *shape_of(n)]) for n in (places, there))
+    made = emit(at, aten.gather.default, x, rank(x) + axis, expanded(at, places, shape))
+    return emit(at, aten.mul.Tensor, made, there) if empty else made
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A mask as a function of what the model is given."""
+
+    mask: Mask
+    part: Part
+
+    @classmethod
+    def of(cls, mask: Mask, constants: Constants) -> _Trial | None:
+        """``None``: it is made of what the model computes."""
+        if not is_live(mask.codes) or shape_of(mask.codes)[mask.axis] < 2:
+            return None
+        seen, left = {mask.codes}, [mask.codes]
+        while left:
+            node = left.pop()
+            still = (i for i in tensor_inputs(node) if not is_live(i))
+            if len(seen) > MOST or any(constants.value(i) is None for i in still):
+                return None
+            above = [n for n in tensor_inputs(node) if is_live(n) and n not in seen]
+            seen.update(above)
+            left += above
+        sources = {n for n in seen if n.op == "placeholder"}
+        part = Part(tuple(sorted(sources)), mask.codes, tuple(sorted(seen - sources)), constants)
+        return cls(mask, part)
+
+    def leaves_none(self) -> bool | None:
+        """Whether there are draws in which the mask is 1 nowhere; ``None``: in some it is 1 more
+        than once, or is no mask."""
+        empty, tried = False, 0
+        for seed in range(DRAWS):
+            generator = torch.Generator().manual_seed(seed)
+            try:
+                found = self.part(*(self._draw(s, generator) for s in self.part.sources))
+            except FAILURES:
+                continue
+            count = (found if not self.mask.hides else found == 0).sum(self.mask.axis)
+            if bool((count > 1).any()) or not bool(((found == 0) | (found == 1)).all()):
+                return None
+            empty, tried = empty or bool((count == 0).any()), tried + 1
+        return empty if tried >= FEWEST else None
+
+    def _draw(self, source: fx.Node, generator: torch.Generator) -> Tensor:
+        """Numbers for a source: zeros and ones, few and many; small and large ones, and those that
+        the mask is made with."""
+        tokens = shape_of(self.mask.codes)[self.mask.axis]
+        pools: list[Sequence[int]] = [*TRUTHS]
+        if val(source).dtype != torch.bool and not _is_mask(source, tokens):
+            numbers = [n + d for n in self._numbers() for d in (-1, 0, 1)]
+            pools += [range(-1, 4), range(tokens + 2), range(1 << 15)]
+            pools += [numbers, *([n] for n in numbers)] if numbers else []
+        pool = torch.tensor(pools[int(torch.randint(len(pools), (), generator=generator))])
+        places = torch.randint(len(pool), shape_of(source), generator=generator)
+        return pool[places].to(val(source).dtype)
+
+    def _numbers(self) -> list[int]:
+        """What is written into the mask."""
+        given = {a for n in self.part.nodes for a in n.args if isinstance(a, (int, float))}
+        still = {i for n in self.part.nodes for i in tensor_inputs(n) if not is_live(i)}
+        given |= {n for i in still if (n := self.part.constants.number(i)) is not None}
+        return sorted(int(n) for n in given if abs(n) < FAR)
+
+
+def _is_mask(source: fx.Node, tokens: int) -> bool:
+    """Whether numbers, one for each token, are looked up in no table."""
+    if val(source).numel() != tokens:
+        return False
+    seen, left = {source}, [source]
+    while left:
+        users = {u for u in left.pop().users if not is_float(u)} - seen
+        seen |= users
+        left += users
+    return not any(kind(u) in LOOKUPS for n in seen for u in n.users)

@@ -1,0 +1,278 @@
+"""Rows of a table by their numbers, however they are fetched: ``W[ids]``, one-hot @ W →
+embedding."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_live,
+    is_tensor,
+    permuted,
+    rank,
+    reshaped,
+    rows_at,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.passes.lookups.choices import join_choices
+from relprop.tracer.passes.lookups.columns import joined_columns
+from relprop.tracer.passes.products.operators import repeats
+from relprop.tracer.passes.simplify.rules import simplify
+
+BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
+
+
+def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
+    """Every lookup in a table that depends on no input → ``embedding``, of all its numbers at once
+    and as the model is given them."""
+
+    def lookup(node: fx.Node) -> fx.Node | None:
+        if kind(node) is Kind.INDEX:
+            return _of_index(node)
+        if kind(node) is Kind.GATHER:
+            return _of_gather(node)
+        if kind(node) is Kind.OUTPUT:
+            return _of_bag(node, constants)
+        if kind(node) is Kind.MATMUL:
+            return _picked(node, constants)
+        return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
+
+    columns = partial(joined_columns, device=constants.device)
+    for rewrite in (lookup, columns, _joined, _as_given):
+        for node in list(graph.nodes):
+            if not node._erased and is_live(node) and (new := rewrite(node)) is not None:
+                swap(node, reshaped(node, new, shape_of(node)))
+        simplify(graph, constants)
+    join_choices(graph, constants)
+    simplify(graph, constants)
+
+
+def _joined(node: fx.Node) -> fx.Node | None:
+    """Lookups in one table, joined → a lookup of the numbers, joined."""
+    if not is_call(node, aten.cat) or node.args[1] == rank(node) - 1:
+        return None
+    parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    found = [p.args[0] if kind(p) is Kind.RESHAPE else p for p in parts]
+    if any(kind(f) is not Kind.EMBEDDING for f in found) or len({f.args[0] for f in found}) > 1:
+        return None
+    if any(shape_of(p)[-1] != shape_of(node)[-1] for p in (*parts, *found)):
+        return None
+    table, ids = found[0].args[0], [f.args[1] for f in found]
+    again = ids[0].args[1] if is_call(ids[0], aten.remainder) else None  # type: ignore[union-attr]
+    if all(is_call(i, aten.remainder) and i.args[1] == again for i in ids):  # type: ignore[union-attr]
+        ids = [i.args[0] for i in ids]  # type: ignore[union-attr]
+    else:
+        again = None
+    pieces = [
+        reshaped(node, i, shape_of(p)[:-1])  # type: ignore[arg-type]
+        for i, p in zip(ids, parts, strict=True)
+    ]
+    numbers = emit(node, aten.cat.default, pieces, dim)
+    if again is not None:
+        numbers = emit(node, aten.remainder.Scalar, numbers, again)
+    return emit(node, aten.embedding.default, table, numbers)
+
+
+def _as_given(node: fx.Node) -> fx.Node | None:
+    """The lookup of numbers in another shape → the lookup of the numbers, in that shape."""
+    if kind(node) is not Kind.EMBEDDING:
+        return None
+    table, ids = node.args[:2]
+    again = ids.args[1] if is_call(ids, aten.remainder) else None  # type: ignore[union-attr]
+    inner = ids.args[0] if again is not None else ids  # type: ignore[union-attr]
+    if kind(inner) is not Kind.RESHAPE or isinstance(again, fx.Node):  # type: ignore[arg-type]
+        return None
+    numbers = inner.args[0]  # type: ignore[union-attr]
+    if again is not None:
+        numbers = emit(node, aten.remainder.Scalar, numbers, again)
+    return emit(node, aten.embedding.default, table, numbers)
+
+
+def _is_table(x: Any) -> bool:
+    return is_tensor(x) and not is_live(x) and rank(x) == 2 and val(x).is_floating_point()
+
+
+def _are_ids(x: Any) -> bool:
+    return (
+        is_tensor(x)
+        and is_live(x)
+        and not val(x).is_floating_point()
+        and val(x).dtype != torch.bool
+    )
+
+
+def _of_index(node: fx.Node) -> fx.Node | None:
+    """``W[ids]``, and ``W.T[:, ids]``, whose features come first."""
+    table, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    given = [i for i in indices if i is not None]
+    if not _is_table(table) or len(given) != 1 or not _are_ids(given[0]):
+        return None
+    if indices[0] is not None:
+        return emit(node, aten.embedding.default, table, given[0])
+    made = emit(node, aten.embedding.default, permuted(node, table, [1, 0]), given[0])  # type: ignore[arg-type]
+    return permuted(node, made, [rank(made) - 1, *range(rank(made) - 1)])
+
+
+def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Sums and means of as many rows for every bag → of rows that are looked up."""
+    bag: Any = node.args[0]
+    if node.args[1] != 0 or not is_call(bag, *BAGS) or not _is_table(bag.args[0]):
+        return None
+    mode, scale = argument(bag, "mode"), argument(bag, "per_sample_weights")
+    size = _size_of_bags(bag, constants)
+    if size is None or mode > 1 or argument(bag, "padding_idx") not in (None, -1):
+        return None
+    shape = [shape_of(node)[0], size]
+    ids = reshaped(node, argument(bag, "indices"), shape)
+    rows = emit(node, aten.embedding.default, bag.args[0], ids)
+    if scale is not None:
+        rows = emit(node, aten.mul.Tensor, rows, reshaped(node, scale, [*shape, 1]))
+    return emit(node, (aten.sum.dim_IntList, aten.mean.dim)[mode], rows, [1])
+
+
+def _size_of_bags(bag: fx.Node, constants: Constants) -> int | None:
+    """How many numbers each bag has, if all have as many."""
+    starts = constants.value(argument(bag, "offsets"))
+    count = shape_of(argument(bag, "indices"))[0]
+    if not isinstance(starts, Tensor) or not len(starts) or not count:
+        return None
+    ends = [] if argument(bag, "include_last_offset") else [count]
+    bounds = torch.tensor([*starts.tolist(), *ends])
+    sizes = set(bounds.diff().tolist())
+    whole = bounds[0] == 0 and bounds[-1] == count
+    return sizes.pop() if whole and len(sizes) == 1 else None
+
+
+def _of_gather(node: fx.Node) -> fx.Node | None:
+    """Whole rows: the index is the same along the row, and along every other axis the table is."""
+    table, dim, index = node.args[:3]
+    if not is_tensor(table) or is_live(table) or not val(table).is_floating_point():
+        return None
+    if not _are_ids(index) or rank(table) < 2:
+        return None
+    lengths, axis = shape_of(table), dim % rank(table)  # type: ignore[operator]
+    alike = [s == 1 or r == 0 for s, r in zip(lengths, repeats(table), strict=True)]  # type: ignore[arg-type]
+    row = [i for i in range(rank(table)) if i != axis and not alike[i]]
+    if len(row) != 1 or repeats(index)[row[0]] or shape_of(index)[row[0]] != lengths[row[0]]:  # type: ignore[arg-type]
+        return None
+    rows, ids = table, _once(node, index, row[0])  # type: ignore[arg-type]
+    for i in reversed(range(len(lengths))):
+        rows = rows if i in (axis, row[0]) else emit(node, aten.select.int, rows, i, 0)
+    rows = rows if axis < row[0] else permuted(node, rows, [1, 0])  # type: ignore[arg-type]
+    made = emit(node, aten.embedding.default, rows, ids)
+    order = [*range(rank(ids))]
+    return permuted(node, made, [*order[: row[0]], rank(ids), *order[row[0] :]])
+
+
+def _once(node: fx.Node, x: fx.Node, axis: int) -> fx.Node:
+    """A tensor without an axis along which it is only repeated."""
+    shape = shape_of(x)
+    if kind(x) is Kind.EXPAND and rank(x.args[0]) == len(shape):
+        shape[axis] = 1
+        x = expanded(node, x.args[0], shape)  # type: ignore[arg-type]
+    return emit(node, aten.select.int, x, axis, 0)
+
+
+def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """A linear map of zeros with one 1 each → a row of its matrix, and the bias."""
+    x, weight, *bias = node.args
+    ids = _ids_of(x, constants)  # type: ignore[arg-type]
+    if ids is None or is_live(weight):
+        return None
+    made = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)  # type: ignore[arg-type]
+    made = reshaped(node, made, shape_of(node))
+    return emit(node, aten.add.Tensor, made, *bias) if bias else made
+
+
+def _picked(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """The product of zeros with one 1 each and an activation → the rows that are picked of it."""
+    codes, x = node.args[:2]
+    if not is_live(x) or shape_of(codes)[:-2] != shape_of(x)[:-2]:  # type: ignore[arg-type]
+        return None
+    ids = _ids_of(codes, constants)  # type: ignore[arg-type]
+    if ids is None:
+        return None
+    return rows_at(node, x, rank(node) - 2, reshaped(node, ids, shape_of(node)[:-1]))
+
+
+def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:
+    """The numbers whose one-hot code a tensor is, found by trying: all the tensor is made of is
+    worked out for other numbers."""
+    if not is_live(x) or kind(x) is Kind.EMBEDDING:
+        return _ids_of_identity(x, constants)
+    count = shape_of(x)[-1]
+    source = _only_source(x)
+    if source is None or count < 2:
+        return None
+    numbers = torch.arange(val(source).numel()).reshape(shape_of(source)) * 7 % count
+    found = _worked_out(x, source, numbers, constants)
+    if not isinstance(found, Tensor) or found.shape != val(x).shape:
+        return None
+    wanted = torch.nn.functional.one_hot(numbers, count).to(found.dtype)
+    return source if torch.equal(found, wanted.reshape(found.shape)) else None
+
+
+def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
+    """Rows of the identity matrix."""
+    if kind(x) is not Kind.EMBEDDING:
+        return None
+    table = constants.value(x.args[0])  # type: ignore[arg-type]
+    square = isinstance(table, Tensor) and table.shape[0] == table.shape[1]
+    if square and torch.equal(table, torch.eye(len(table), dtype=table.dtype)):
+        return x.args[1]  # type: ignore[return-value]
+    return None
+
+
+def _only_source(x: fx.Node) -> fx.Node | None:
+    """The tensor of whole numbers that everything above ``x`` comes from, ``x`` having one axis
+    more, but for axes of length 1; ``None`` if there are several, or floating ones."""
+    seen, left, found = set(), [x], set()
+    wanted = [s for s in shape_of(x)[:-1] if s != 1]
+    while left:
+        node = left.pop()
+        if node in seen or not is_live(node):
+            continue
+        seen.add(node)
+        if len(seen) > 40 or (node.op != "placeholder" and node.op != "call_function"):
+            return None
+        if _are_ids(node) and [s for s in shape_of(node) if s != 1] == wanted:
+            found.add(node)
+        elif node.op == "placeholder" or kind(node) in (Kind.LINEAR, Kind.MATMUL, Kind.EMBEDDING):
+            return None
+        else:
+            left += tensor_inputs(node)
+    return found.pop() if len(found) == 1 else None
+
+
+def _worked_out(x: fx.Node, source: fx.Node, numbers: Tensor, constants: Constants) -> Any:
+    """The value of ``x`` if that of ``source`` were ``numbers``."""
+    env: dict[fx.Node, Any] = {source: numbers}
+
+    def value(node: fx.Node) -> Any:
+        if node not in env:
+            if not is_live(node):
+                env[node] = constants.value(node)
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+                args = tree_map_only(fx.immutable_collections.immutable_list, list, args)
+                kwargs = {k: v for k, v in kwargs.items() if k != "device"}
+                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return env[node]
+
+    try:
+        return value(x)
+    except (RuntimeError, TypeError, IndexError, ValueError, KeyError):
+        return None

@@ -1,0 +1,119 @@
+"""Convolutions whose windows are the rows of one tensor: linear maps of its last axis, however the
+rows were laid out for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import FILLS, MOVES, Kind, argument, kind, of
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_live,
+    operands_first,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    val,
+)
+from relprop.tracer.passes.products.letters import letters_of
+from relprop.tracer.passes.trials.parts import MOST_NUMBERS, Part
+
+_LAID_OUT = frozenset({Kind.RESHAPE, Kind.PERMUTE, Kind.PAD})
+
+
+_FIXED = MOVES | FILLS | {Kind.PRODUCT}
+
+
+def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
+    """Every such convolution of which its letters alone do not tell."""
+    for node in list(graph.nodes):
+        if kind(node) is not Kind.CONVOLUTION or not is_live(node) or letters_of(node) is not None:
+            continue
+        whole = not of(node).transposed and argument(node, "groups") == 1
+        if whole and rank(node) == of(node).axes + 2 and not is_live(node.args[1]):
+            new = _of_rows(node, constants)
+            if new is not None:
+                swap(node, new)
+    graph.eliminate_dead_code()
+
+
+def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """The linear map of the tensor whose rows the windows are."""
+    kernel = node.args[1]
+    seen = _seen(kernel, constants).flatten(1).any(0).nonzero()[:, 0]  # type: ignore[arg-type]
+    count = val(node).numel() // shape_of(kernel)[0]
+    for source, way in _laid_out(node):
+        width, laid = len(seen), _in_rows(shape_of(source), len(seen))
+        if not laid or val(source).numel() != count * width:
+            continue
+        rows = torch.arange(count * width, dtype=torch.float64).reshape(count, width)
+        given = (1 + rows).reshape(shape_of(source))
+        given = Part((source,), node.args[0], way, constants)(given)  # type: ignore[arg-type]
+        found = _windows(node, given, seen) - 1
+        order = found[0].argsort()
+        if torch.equal(found[:, order], rows):
+            source = reshaped(node, source, laid)
+            return _linear(node, source, seen[order].to(constants.device))
+    return None
+
+
+def _laid_out(node: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """What enters a convolution, as it was before each of the moves that lay it out for it."""
+    x: Any = node.args[0]
+    way: tuple[fx.Node, ...] = ()
+    while val(x).numel() <= MOST_NUMBERS:
+        yield x, way
+        if kind(x) not in _LAID_OUT:
+            return
+        x, way = x.args[0], (x, *way)
+
+
+def _in_rows(shape: list[int], width: int) -> list[int]:
+    """A shape whose last axes are one of this width; nothing if they make none."""
+    first = next((i for i in range(len(shape)) if math.prod(shape[i:]) == width), None)
+    return [] if first is None else [*shape[:first], width]
+
+
+def _seen(kernel: fx.Node, constants: Constants) -> Tensor:
+    """Where a kernel may hold other numbers than 0."""
+    found: dict[fx.Node, Any] = {}
+    for n in operands_first(kernel, found.__contains__):
+        known = constants.value(n)
+        if known is None and kind(n) in _FIXED:
+            args = fx.node.map_arg(n.args, found.__getitem__)
+            known = n.target(*args)  # type: ignore[operator]
+        found[n] = torch.ones(shape_of(n)) if known is None else known
+    return found[kernel] != 0  # type: ignore[no-any-return]
+
+
+def _windows(node: fx.Node, given: Tensor, seen: Tensor) -> Tensor:
+    """What stands at each position (first axis) where a kernel sees it (second)."""
+    channels, *sizes = shape_of(node.args[1])[1:]
+    picks = torch.eye(channels * math.prod(sizes), dtype=given.dtype)[seen]
+    picks = picks.reshape(len(seen), channels, *sizes)
+    found = node.target(given, picks, None, *node.args[3:], **node.kwargs)  # type: ignore[operator]
+    return found.movedim(1, -1).flatten(0, -2)  # type: ignore[no-any-return]
+
+
+def _linear(node: fx.Node, source: fx.Node, order: Tensor) -> fx.Node:
+    """The linear map of ``source``, its weights those places of the kernel, laid out as the
+    convolution's result."""
+    kernel, bias = node.args[1], argument(node, "bias")
+    outputs, *sizes = shape_of(kernel)
+    weight = reshaped(node, kernel, [outputs, math.prod(sizes)])  # type: ignore[arg-type]
+    if order.tolist() != list(range(shape_of(weight)[1])):
+        weight = emit(node, aten.index.Tensor, weight, [None, emit(node, Held(order))])
+    made = emit(node, aten.linear.default, source, weight, *([] if bias is None else [bias]))
+    batch, channels, *space = shape_of(node)
+    made = reshaped(node, made, [batch, *space, channels])
+    return permuted(node, made, [0, len(space) + 1, *range(1, len(space) + 1)])

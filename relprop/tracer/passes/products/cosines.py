@@ -1,0 +1,146 @@
+"""Products of vectors that are divided by what each of them decides (a cosine, however late its
+lengths divide; a softmax whose sum divides the values): each vector is scaled before they meet."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.editing import aten, emit, is_live, permuted, reshaped, shape_of, swap, val
+from relprop.tracer.order import Flow
+from relprop.tracer.passes.products.factors import (
+    Factors,
+    factors_of,
+    is_outermost,
+    is_product,
+    multiplied,
+)
+from relprop.tracer.passes.trials.regions import flow_of
+
+
+def scale_operands(graph: fx.Graph) -> None:
+    """(u·v)·f(u)·g(v) → (u·f(u))·(v·g(v)), where f and g are one number for each vector."""
+    _part_roots(graph)
+    flow = flow_of(graph)
+    for node in flow.nodes:
+        if node._erased or not is_product(node) or not is_outermost(node):
+            continue
+        factors, number = factors_of(node)
+        for power, laid in factors:
+            met = laid
+            while kind(met) is Kind.RESHAPE and len(met.users) == 1:
+                met = met.args[0]  # type: ignore[assignment]
+            if power > 0 and is_call(met, aten.matmul) and len(met.users) == 1:
+                rest = [f for f in factors if f[1] is not laid]
+                if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
+                    swap(node, new)
+                break
+    graph.eliminate_dead_code()
+
+
+def _scaled(
+    flow: Flow, node: fx.Node, met: fx.Node, laid: fx.Node, factors: Factors, number: float
+) -> fx.Node | None:
+    """The product with its scales in front; ``None`` where none belongs to an operand alone."""
+    if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in met.args[:2]):
+        return None
+    operands: list[Any] = list(met.args[:2])
+    left = []
+    for power, f in factors:
+        found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
+        if len(found) != 1 or operands[found[0][0]] is not met.args[found[0][0]]:
+            left.append((power, f))
+            continue
+        ((side, (source, order, small)),) = found
+        scaled = multiplied(node, [(1, source), (power, small)], 1.0)
+        operands[side] = reshaped(node, permuted(node, scaled, order), shape_of(operands[side]))
+    if len(left) == len(factors):
+        return None
+    made = reshaped(node, emit(node, met.target, *operands), shape_of(node))
+    return multiplied(node, [(1, made), *left], number)
+
+
+def _in_front(
+    flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int
+) -> tuple[fx.Node, tuple[int, ...], fx.Node] | None:
+    """Of what tensor, of which one operand is another layout, a factor is one number for each row
+    (0) or column (1), and made of it alone; that layout's order of axes; and the factor in the
+    shape that it has there."""
+    operand: Any = met.args[side]
+    which = torch.arange(val(f).numel()).reshape(shape_of(f))
+    places = which.expand(shape_of(node)).reshape(shape_of(met))
+    one = places.narrow(-1 - side, 0, 1)
+    if not bool((places == one).all()) or one.shape[:-2] != torch.Size(shape_of(operand)[:-2]):
+        return None
+    root, laid = _layout(operand)
+    source = flow.dominator(f) if f in flow.index else None
+    while source is not None and _layout(source)[0] is not root:
+        source = flow.dominator(source)
+    if source is None:
+        return None
+    own = _layout(source)[1]
+    there = torch.empty(laid.numel(), dtype=torch.long)
+    there[laid.flatten()] = one.expand(laid.shape).flatten()
+    there = there[own]
+    for axis in range(there.dim()):
+        first = there.narrow(axis, 0, 1)
+        there = first if bool((there == first).all()) else there
+    orders = itertools.permutations(range(own.dim()))
+    order = next((o for o in orders if torch.equal(own.permute(o).reshape(laid.shape), laid)), None)
+    if order is None or not torch.equal(there.flatten(), which.flatten()):
+        return None
+    return source, order, reshaped(node, f, list(there.shape))
+
+
+def _layout(x: Any) -> tuple[fx.Node, Tensor]:
+    """The tensor whose numbers another lays out, and which of them stands where."""
+    moves: list[fx.Node] = []
+    while kind(x) in (Kind.RESHAPE, Kind.PERMUTE):
+        moves.insert(0, x)
+        x = x.args[0]
+    places = torch.arange(val(x).numel()).reshape(shape_of(x))
+    for move in moves:
+        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+    return x, places
+
+
+def _part_roots(graph: fx.Graph) -> None:
+    """The root of a product of sums of squares → the product of their roots."""
+    for node in list(graph.nodes):
+        below: Any = node.args[0] if node.args else None
+        if not _is_root(node) or not is_product(below) or kind(below) is not Kind.PRODUCT:
+            continue
+        if len(below.args) == 2 and all(_is_of_squares(x) for x in below.args):
+            a, b = (emit(node, node.target, x, *node.args[1:]) for x in below.args)
+            swap(node, emit(node, aten.mul.Tensor, a, b))
+
+
+def _is_root(node: fx.Node) -> bool:
+    root = is_call(node, aten.pow) and node.args[1] in (0.5, -0.5)
+    return root or is_call(node, aten.sqrt, aten.rsqrt)
+
+
+def _is_of_squares(x: Any) -> bool:
+    """Whether a tensor is a sum or a mean of squares, which is never below 0."""
+    while kind(x) is Kind.RESHAPE:
+        x = x.args[0]
+    if not is_live(x) or kind(x) not in (Kind.TOTAL, Kind.MATMUL):
+        return False
+    if kind(x) is Kind.TOTAL:
+        x = x.args[0]
+        return (is_call(x, aten.pow) and x.args[1] == 2) or (
+            is_call(x, aten.mul, aten.square) and len({x.args[0], x.args[-1]}) == 1
+        )
+    a, b = x.args[:2]
+    return shape_of(x)[-2:] == [1, 1] and _laid_out(a) is _laid_out(b) is not None
+
+
+def _laid_out(x: Any) -> Any:
+    """What a row or a column is made of by its shape alone."""
+    while kind(x) is Kind.RESHAPE:
+        x = x.args[0]
+    return x

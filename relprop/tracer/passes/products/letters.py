@@ -1,0 +1,162 @@
+"""Sums of products, written as letters: whichever operator spells one, it is a matrix product of
+two activations, or, where one side depends on no input, a linear map.
+
+Every such operator is two lists of letters, one per axis of each operand, and the letters that are
+left. A letter that both operands have and the result has not is summed over."""
+
+from __future__ import annotations
+
+import math
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import Kind, argument, is_call, kind, of
+from relprop.tracer.editing import aten, dims_of, is_float, is_tensor, rank, reshaped, shape_of, val
+
+
+@dataclass(frozen=True)
+class Product:
+    """Σ x·w over the letters that ``out`` lacks."""
+
+    x: fx.Node
+    x_axes: str
+    w: fx.Node
+    w_axes: str
+    out: str
+
+    def sizes(self) -> dict[str, int]:
+        """The length of every letter."""
+        found: dict[str, int] = {}
+        for node, axes in ((self.x, self.x_axes), (self.w, self.w_axes)):
+            for c, s in zip(axes, shape_of(node), strict=True):
+                found[c] = max(found.get(c, 1), s)
+        return found
+
+    def turned(self) -> Product:
+        """With the operands' roles exchanged."""
+        return Product(self.w, self.w_axes, self.x, self.x_axes, self.out)
+
+    def trimmed(self, at: fx.Node) -> Product:
+        """Without axes of length 1 along which an operand is only repeated."""
+        sizes = self.sizes()
+
+        def trim(node: fx.Node, axes: str) -> tuple[fx.Node, str]:
+            pairs = list(zip(axes, shape_of(node), strict=True))
+            kept = [(c, s) for c, s in pairs if s > 1 or sizes[c] == 1]
+            return reshaped(at, node, [s for _, s in kept]), "".join(c for c, _ in kept)
+
+        return Product(*trim(self.x, self.x_axes), *trim(self.w, self.w_axes), self.out)
+
+
+def letters_of(node: fx.Node) -> Product | None:
+    """What a call sums, in letters; ``None`` for one that is no sum of products."""
+    if is_call(node, aten.matmul):
+        return _of_matmul(node)
+    if is_call(node, aten.mul):
+        return _of_product(node.args[:2], rank(node), [])
+    if is_call(node, aten.sum, aten.mean):
+        return _of_total(node)
+    return _of_convolution(node) if kind(node) is Kind.CONVOLUTION else None
+
+
+def _of_matmul(node: fx.Node) -> Product:
+    x, w = node.args[:2]
+    letters = string.ascii_letters
+    batch = letters[: rank(node) - 2]
+    n, k, m = letters[rank(node) : rank(node) + 3]
+    x_axes = batch[len(batch) - (rank(x) - 2) :] + n + k
+    w_axes = batch[len(batch) - (rank(w) - 2) :] + k + m
+    return Product(x, x_axes, w, w_axes, batch + n + m)  # type: ignore[arg-type]
+
+
+def _of_product(factors: Any, width: int, summed: list[int]) -> Product | None:
+    """An elementwise product of two tensors, of ``width`` axes, summed over some of them."""
+    a, b = factors
+    letters = string.ascii_letters[:width]
+    if not is_float(a) or not is_float(b) or len(letters) < width:
+        return None
+    out = "".join(c for i, c in enumerate(letters) if i not in summed)
+    a_axes, b_axes = (letters[width - rank(x) :] for x in (a, b))
+    return Product(a, a_axes, b, b_axes, out)
+
+
+def _of_total(node: fx.Node) -> Product | None:
+    """A sum over axes of a product that nobody else reads, where both factors lie along them."""
+    product = whole = node.args[0]
+    if kind(product) is Kind.RESHAPE and len(product.users) == 1:  # type: ignore[union-attr]
+        product = product.args[0]  # type: ignore[union-attr]
+    if not is_call(product, aten.mul) or len(product.users) != 1:  # type: ignore[union-attr]
+        return None
+    factors = product.args[:2]  # type: ignore[union-attr]
+    if factors[0] is factors[1] or val(node).dtype != val(product).dtype:
+        return None
+    if product is not whole:
+        factors = tuple(_split(node, x, product, shape_of(whole)) for x in factors)  # type: ignore[assignment, arg-type]
+    p = _of_product(factors, rank(whole), dims_of(node))
+    if p is None:
+        return None
+    lengths = (
+        dict(zip(axes, shape_of(x), strict=True)) for x, axes in ((p.x, p.x_axes), (p.w, p.w_axes))
+    )
+    x, w = ({c for c, s in found.items() if s > 1} for found in lengths)
+    gone = {c for c, s in p.sizes().items() if c not in p.out and s > 1}
+    return p if gone and gone <= x & w else None
+
+
+def _split(at: fx.Node, x: Any, product: Any, shape: list[int]) -> fx.Node | None:
+    """A factor as it lies in its product's other shape, which only splits axes of the product."""
+    if not is_tensor(x):
+        return None
+    own = [1] * (rank(product) - rank(x)) + shape_of(x)
+    made: list[int] = []
+    for whole, length in zip(shape_of(product), own, strict=True):
+        parts: list[int] = []
+        while math.prod(parts) < whole and len(made) + len(parts) < len(shape):
+            parts.append(shape[len(made) + len(parts)])
+        if math.prod(parts) != whole:
+            return None
+        made += parts if length > 1 else [1] * len(parts)
+    made += [1] * (len(shape) - len(made))
+    return reshaped(at, x, made)
+
+
+def _of_convolution(node: fx.Node) -> Product | None:
+    """A convolution whose kernel is, along each axis, one position or all of them."""
+    x, w, axes = node.args[0], node.args[1], of(node).axes
+    stride, padding, groups = (argument(node, n) for n in ("stride", "padding", "groups"))
+    more = argument(node, "output_padding") if of(node).transposed else 0
+    if isinstance(padding, str) or any(_entries(padding)) or any(_entries(more)):
+        return None
+    if rank(x) != axes + 2:
+        return None
+    kernel, space = shape_of(w)[2:], shape_of(x)[2:]  # type: ignore[arg-type]
+    steps = _entries(stride) * (axes // len(_entries(stride)))
+    if of(node).transposed and any(k != 1 or s != 1 for k, s in zip(kernel, steps, strict=True)):
+        return None
+    batch, channels = shape_of(x)[:2]
+    rows = "YZ" if of(node).transposed else "ZY"
+    shape, x_axes = [batch, groups, channels // groups], "XGY"
+    w_axes, out = "G" + rows, "XGZ"
+    seen: list[int] = []
+    for i, (k, s, size) in enumerate(zip(kernel, steps, space, strict=True)):
+        place, inside = string.ascii_letters[i], string.ascii_letters[axes + i]
+        shape.append(size)
+        if k == s == 1:
+            x_axes += place
+            out += place
+        elif k == size:
+            x_axes += inside
+            w_axes += inside
+            seen.append(size)
+        else:
+            return None
+    x = reshaped(node, x, shape)  # type: ignore[arg-type]
+    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, shape_of(w)[1], *seen])  # type: ignore[arg-type]
+    return Product(x, x_axes, w, w_axes, out)
+
+
+def _entries(value: Any) -> list[int]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,252 @@
+"""Linear maps that were cut: by their inputs into terms of a sum, by their outputs into parts laid
+beside each other. However the features were divided, they are one map."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import MOVES, is_call, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    is_live,
+    permuted,
+    rank,
+    shape_of,
+    swap,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.labels import LARGEST, Labels
+from relprop.tracer.passes.simplify.layouts import reordered
+from relprop.tracer.passes.sums.terms import added, folded, join_terms
+
+
+def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """Σ W_i x_i over parts x_i of the features of one tensor → W x."""
+
+    def first(n: fx.Node) -> fx.Node | None:
+        return _ways_up(n.args[0])[-1] if _is_map(n) else None  # type: ignore[arg-type]
+
+    join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
+
+
+def join_split_products(graph: fx.Graph, constants: Constants) -> None:
+    """Σ A_i B_i over parts of two tensors, cut along what the products sum over → A B."""
+
+    def firsts(n: fx.Node) -> tuple[fx.Node, ...] | None:
+        alone = is_call(n, aten.matmul) and len(n.users) == 1
+        return tuple(_ways_up(x)[-1] for x in n.args) if alone else None  # type: ignore[arg-type]
+
+    join_terms(graph, firsts, lambda at, parts: _joined_product(at, parts, Labels(constants)))
+
+
+def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some products as one of all that they read of two tensors, in the first's order;
+    ``None`` where they are no parts of both that lie side by side."""
+    sides, order = [], None
+    for i, axis in ((0, -1), (1, -2)):
+        xs: list[fx.Node] = [p.args[i] for p in parts]  # type: ignore[misc]
+        ways = [_ways_up(x) for x in xs]
+        source = next(n for n in ways[0] if all(n in way for way in ways))
+        places = [_places(x, source, labels) for x in xs]
+        if not is_live(source) or any(p is None for p in places):
+            return None
+        if len({p[..., :1, :1].shape for p in places}) > 1:  # type: ignore[index]
+            return None
+        beside = torch.cat(places, axis)  # type: ignore[arg-type]
+        order = beside.movedim(axis, -1).flatten(0, -2)[0].argsort() if order is None else order
+        if beside.unique().numel() < beside.numel():
+            return None
+        sides.append(_placed(at, source, beside.index_select(axis, order)))
+    if any(side is None for side in sides):
+        return None
+    return emit(at, aten.matmul.default, *sides)
+
+
+def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
+    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 1)
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
+    biases = [p.args[2] for p in parts if len(p.args) > 2 and p.args[2] is not None]
+    return [folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
+
+
+def _ways_up(x: fx.Node) -> list[fx.Node]:
+    """A tensor, and what its numbers, or those of it that depend on an input, were before each
+    move."""
+    way = [x]
+    while kind(way[-1]) in MOVES:
+        above = tensor_inputs(way[-1])
+        above = tuple(n for n in above if is_live(n)) or above
+        if len(above) != 1:
+            break
+        way.append(above[0])
+    return way
+
+
+def _joined(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps as one of all that they read of one tensor, in its order: of the
+    first that it was, or, where that has more positions, of the last that it was in all maps."""
+    ways = [_ways_up(p.args[0]) for p in parts]  # type: ignore[arg-type]
+    last = next(n for n in ways[0] if all(n in way for way in ways))
+    for source in dict.fromkeys((ways[0][-1], last)):
+        made = _joined_from(source, at, parts, labels)
+        if made is not None:
+            return made
+    return None
+
+
+def _joined_from(
+    source: fx.Node, at: fx.Node, parts: list[fx.Node], labels: Labels
+) -> fx.Node | None:
+    xs = [_places(p.args[0], source, labels) for p in parts]  # type: ignore[arg-type]
+    if any(x is None for x in xs) or len({x.shape[:-1] for x in xs}) > 1:  # type: ignore[union-attr]
+        return None
+    beside = torch.cat(xs, -1)  # type: ignore[arg-type]
+    if beside.unique().numel() < beside.numel() or not _are_features(beside, source):
+        return None
+    order = beside.flatten(0, -2)[0].argsort()
+    x = _placed(at, source, beside[..., order])
+    if x is None:
+        return None
+    weight = _beside(at, [p.args[1] for p in parts], order, labels)  # type: ignore[misc]
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) -> fx.Node:
+    """Columns of matrices in their new order: of one matrix that was cut, that matrix."""
+    sources = {_ways_up(w)[-1] for w in weights}
+    if len(sources) == 1:
+        source = sources.pop()
+        columns = [_places(w, source, labels) for w in weights]
+        if all(c is not None for c in columns):
+            made = _placed(at, source, torch.cat(columns, 1)[:, order])  # type: ignore[arg-type]
+            if made is not None:
+                return made
+    weight = emit(at, aten.cat.default, weights, 1)
+    if torch.equal(order, torch.arange(len(order))):
+        return weight
+    return emit(at, aten.index.Tensor, weight, [None, emit(at, Held(order))])
+
+
+def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
+    """Where each number of ``x`` stands in ``source``, counted from 0."""
+    if val(source).numel() > LARGEST:
+        return None
+    way = []
+    while x is not source:
+        way.append(x)
+        x = next(n for n in tensor_inputs(x) if is_live(n) or not is_live(source))
+    known = torch.arange(1, val(source).numel() + 1).reshape(shape_of(source))
+    for node in reversed(way):
+        pushed = labels.push(node, {x: known})
+        if pushed is None or not bool((pushed > 0).all()):
+            return None
+        x, known = node, pushed
+    return known - 1
+
+
+def _are_features(places: Tensor, source: fx.Node) -> bool:
+    """Whether numbers are some features of every position: single tokens that a head reads, each
+    by a map of its own, are two."""
+    along = torch.unravel_index(places.flatten(), shape_of(source))[:-1]
+    return all(
+        len(i.unique()) == size for i, size in zip(along, shape_of(source)[:-1], strict=True)
+    )
+
+
+def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+    """The numbers of ``source`` that stand in ``places``, counted from 0: a box of it, its axes in
+    another order; ``None`` where they lie otherwise."""
+    box = torch.arange(val(source).numel()).reshape(shape_of(source))
+    for axis, along in enumerate(torch.unravel_index(places.flatten(), box.shape)):
+        start, end = int(along.min()), int(along.max()) + 1
+        if (start, end) != (0, shape_of(source)[axis]):
+            source = emit(at, aten.slice.Tensor, source, axis, start, end, 1)
+            box = box.narrow(axis, start, end - start)
+    if box.numel() != places.numel():
+        return None
+    return reordered(at, source, torch.searchsorted(box.flatten(), places))
+
+
+def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """W (x, y) where the columns for one of them are constants, no parameters → W_1 x + W_2 y: a
+    shortcut that stands among the inputs of a layer."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.linear) or not is_live(node):
+            continue
+        x, weight, *bias = node.args
+        if not is_call(x, aten.cat) or x.args[1] != rank(x) - 1:  # type: ignore[union-attr]
+            continue
+        xs: Any = x.args[0]  # type: ignore[union-attr]
+        weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])  # type: ignore[arg-type]
+        if not any(isinstance(constants.value(w), Tensor) for w in weights):
+            continue
+        terms = [
+            (1, emit(node, aten.linear.default, x, w)) for x, w in zip(xs, weights, strict=True)
+        ]
+        given = [(1, b) for b in bias if b is not None]
+        swap(node, added(node, [*terms, *given]))  # type: ignore[list-item]
+    graph.eliminate_dead_code()
+
+
+def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
+    """The matrices that a matrix holds beside each other, if they are as wide as this."""
+    turned = is_call(weight, aten.permute)
+    joined: Any = weight.args[0] if turned else weight
+    if not is_call(joined, aten.cat) or joined.args[1] != (0 if turned else 1):
+        return []
+    parts = list(joined.args[0])
+    if [shape_of(p)[joined.args[1]] for p in parts] != widths:
+        return []
+    return [permuted(at, p, [1, 0]) for p in parts] if turned else parts
+
+
+def join_outputs(graph: fx.Graph) -> None:
+    """Linear maps of one tensor whose results are laid beside each other → one map."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.cat) or node.args[1] != rank(node) - 1:
+            continue
+        made: list[fx.Node] = []
+        for read, group in itertools.groupby(node.args[0], _read):  # type: ignore[arg-type]
+            run = list(group)
+            made += run if read is None or len(run) == 1 else [_stacked(node, run)]
+        if len(made) < len(node.args[0]):  # type: ignore[arg-type]
+            last = rank(node) - 1
+            swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
+    graph.eliminate_dead_code()
+
+
+def _read(part: fx.Node) -> Any:
+    """What a linear map that nobody else reads is a map of."""
+    return (part.args[0], val(part).dtype) if _is_map(part) else None
+
+
+def _is_map(node: fx.Node) -> bool:
+    """Whether a call is a linear map, by parameters, that one other call reads."""
+    if not is_call(node, aten.linear) or len(node.users) != 1:
+        return False
+    return is_live(node.args[0]) and not any(is_live(n) for n in node.args[1:])
+
+
+def _stacked(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 0)
+    biases = [p.args[2] if len(p.args) > 2 else None for p in parts]
+    if all(b is None for b in biases):
+        return emit(at, aten.linear.default, parts[0].args[0], weight)
+    given = [
+        emit(at, aten.new_zeros.default, p.args[1], shape_of(p.args[1])[:1]) if b is None else b
+        for p, b in zip(parts, biases, strict=True)
+    ]
+    bias = emit(at, aten.cat.default, given, 0)
+    return emit(at, aten.linear.default, parts[0].args[0], weight, bias)

@@ -1,0 +1,58 @@
+"""What is added to a whole row makes no difference to its softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.editing import aten, emit, is_number, is_tensor, rank, shape_of
+
+
+def unshifted_softmax(node: fx.Node) -> fx.Node | None:
+    """What is the same along the axis makes no difference to a softmax, whatever is hidden."""
+    x: Any = node.args[0]
+    dim: Any = node.args[1]
+    scores = _unshifted(node, x, dim - rank(x)) if shape_of(x)[dim] > 1 else None
+    return None if scores is None else emit(node, node.target, scores, dim)
+
+
+def _unshifted(at: fx.Node, x: Any, dim: int) -> fx.Node | None:
+    """A tensor without what is the same along an axis (counted from the last) and was added to it,
+    or to a part of it, or taken away; ``None`` where there is no such thing."""
+    if not is_tensor(x) or rank(x) < -dim:
+        return None
+    if kind(x) is Kind.LOG_SOFTMAX and x.args[1] - rank(x) == dim:
+        return x.args[0]  # type: ignore[no-any-return]
+    if kind(x) is Kind.SUM and len(x.args) == 2:
+        for scores, shift, turned in _pairs(x):
+            if _same_along(shift, dim) and shape_of(scores) == shape_of(x):
+                scores = _unshifted(at, scores, dim) or scores
+                return emit(at, aten.neg.default, scores) if turned else scores
+        places = [0, 1]
+    elif kind(x) in (Kind.PRODUCT, Kind.QUOTIENT):
+        first = range(2 if kind(x) is Kind.PRODUCT else 1)
+        places = [
+            i for i in first if all(_same_along(a, dim) for a in x.args if a is not x.args[i])
+        ]
+    elif is_call(x, aten.neg) or (
+        is_call(x, aten.masked_fill) and is_number(x.args[2], -torch.inf)
+    ):
+        places = [0]
+    else:
+        return None
+    made = {i: new for i in places if (new := _unshifted(at, x.args[i], dim)) is not None}
+    return emit(at, x.target, *(made.get(i, a) for i, a in enumerate(x.args))) if made else None
+
+
+def _pairs(x: fx.Node) -> list[tuple[Any, Any, bool]]:
+    """Of a sum's two terms, what may have been shifted, by what, and whether it is taken away."""
+    a, b = x.args
+    return [(a, b, False), (b, a, is_call(x, aten.sub))] if is_tensor(b) else [(a, b, False)]
+
+
+def _same_along(x: Any, dim: int) -> bool:
+    """Whether a number, or a tensor, is the same all along an axis, for its shape alone."""
+    return not is_tensor(x) or rank(x) < -dim or shape_of(x)[dim] == 1

@@ -1,0 +1,74 @@
+"""Reductions along an axis that was only made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind, packet
+from relprop.tracer.editing import aten, dims_of, emit, is_live, rank, reshaped, shape_of, val
+
+#: What a reduction of several tensors, laid along an axis for it, is of two of them.
+_OF_TWO = {
+    aten.sum: aten.add.Tensor,
+    aten.mean: aten.add.Tensor,
+    aten.prod: aten.mul.Tensor,
+    aten.amax: aten.maximum.default,
+    aten.amin: aten.minimum.default,
+}
+
+
+def simpler_total(node: fx.Node) -> fx.Node | None:
+    """The sum, the product or the largest along an axis that tensors were laid along for it → of
+    those tensors, unless they may be one tensor's positions, each treated alike (``total_of_parts``
+    is told when they are not); along axes of length 1 nothing is reduced."""
+    x, op = node.args[0], _OF_TWO.get(packet(node))
+    if op is None or val(node).dtype != val(x).dtype or not rank(x):
+        return None
+    if all(shape_of(x)[d] == 1 for d in dims_of(node)):
+        return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
+    if is_call(node, aten.sum) and is_call(x, aten.cat) and x.args[1] in dims_of(node):  # type: ignore[union-attr]
+        fixed = [p for p in x.args[0] if not is_live(p)]  # type: ignore[union-attr]
+        if fixed and is_live(node):
+            return _without_constants(node, fixed)
+    if is_call(x, aten.cat) and len(x.args[0]) > 2 and _alike(x.args[0]):  # type: ignore[union-attr, arg-type]
+        return None
+    return total_of_parts(node)
+
+
+def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
+    """Σ (x, c), laid along the axis → Σ x + Σ c: a bias among the terms."""
+    joined, axis = node.args[0].args  # type: ignore[union-attr]
+    live = [p for p in joined if p not in fixed]  # type: ignore[union-attr]
+    sums = [
+        emit(node, node.target, emit(node, aten.cat.default, parts, axis), *node.args[1:])
+        for parts in (live, fixed)
+    ]
+    return emit(node, aten.add.Tensor, *sums)
+
+
+def _alike(parts: Any) -> bool:
+    """Whether tensors come from calls of one operator, in whatever shape."""
+    sources = []
+    for part in parts:
+        while kind(part) is Kind.RESHAPE:
+            part = part.args[0]
+        sources.append(part.target)
+    return len(set(sources)) == 1
+
+
+def total_of_parts(node: fx.Node) -> fx.Node | None:
+    """A reduction along an axis that tensors were laid along for it → of those tensors."""
+    x, op = node.args[0], _OF_TWO.get(packet(node))
+    if op is None or val(node).dtype != val(x).dtype or not is_call(x, aten.cat):
+        return None
+    dims, parts = dims_of(node), list(x.args[0])  # type: ignore[union-attr, arg-type]
+    if dims != [x.args[1]]:  # type: ignore[union-attr]
+        return None
+    if any(shape_of(p)[dims[0]] != 1 for p in parts) or len(parts) > 64:
+        return None
+    total = reshaped(node, parts[0], shape_of(node))
+    for part in parts[1:]:
+        total = emit(node, op, total, reshaped(node, part, shape_of(node)))
+    return emit(node, aten.div.Tensor, total, len(parts)) if is_call(node, aten.mean) else total

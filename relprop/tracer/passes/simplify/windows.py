@@ -1,0 +1,71 @@
+"""Windows that are laid beside each other one by one are positions picked all at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, kind
+from relprop.operations.vocabulary import Held
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, emit, permuted, rank, reshaped, shape_of, val
+from relprop.tracer.passes.simplify.layouts import cuts
+from relprop.tracer.passes.trials.parts import Part
+
+CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN})
+
+
+def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
+    stand in each window; ``None`` for anything else."""
+    new = node.args[1]
+    if len(node.args[0]) < 2:  # type: ignore[arg-type]
+        return None
+    if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in node.args[0]):  # type: ignore[index, union-attr]
+        return None
+    inner, sources = cuts(node, CUTS)
+    if len(sources) != 1 or rank(source := sources.pop()) + 1 != rank(node):
+        return None
+    shape, target = shape_of(source), shape_of(node)
+    given = torch.arange(val(source).numel()).reshape(shape)
+    found = Part((source,), node, tuple(inner), constants)(given)
+    for axis in range(rank(source)):
+        places = _along(found, shape, axis, new)  # type: ignore[arg-type]
+        if places is None or len(places) < 2:
+            continue
+        count, width = places.shape
+        step = int(places[1, 0] - places[0, 0])
+        regular = torch.arange(count)[:, None] * step + torch.arange(width)
+        if step > 0 and torch.equal(places, regular) and width > 1:
+            made = emit(node, aten.unfold.default, source, axis, width, step)
+            made = emit(node, aten.slice.Tensor, made, axis, 0, count, 1)
+            order = [*range(axis + 1), rank(node) - 1, *range(axis + 1, rank(node) - 1)]
+            made = permuted(node, made, order)
+            if step == width and count * width == shape[axis]:
+                made = reshaped(node, source, [*shape[:axis], count, width, *shape[axis + 1 :]])
+        else:
+            held = emit(node, Held(places.to(constants.device)))
+            made = emit(node, aten.index.Tensor, source, [*[None] * axis, held])
+        order = [i for i in range(rank(node)) if i != axis]
+        made = permuted(node, made, [*order[:new], axis, *order[new:]])  # type: ignore[misc]
+        return made if shape_of(made) == target else None
+    return None
+
+
+def _along(found: Tensor, shape: list[int], axis: int, new: int) -> Tensor | None:
+    """The positions (windows, width) of ``axis`` that stand in windows, laid along the ``new``
+    axis; ``None`` if that is not all there is to it."""
+    windowed = found.movedim(new, axis)
+    beside = [*windowed.shape[:axis], *windowed.shape[axis + 2 :]]
+    if beside != [*shape[:axis], *shape[axis + 1 :]]:
+        return None
+    here: list[Any] = [0] * windowed.dim()
+    here[axis : axis + 2] = [slice(None), slice(None)]
+    stride = int(torch.tensor(shape[axis + 1 :]).prod()) if axis + 1 < len(shape) else 1
+    places = windowed[tuple(here)] // stride % shape[axis]
+    index: list[Any] = [slice(None)] * len(shape)
+    index[axis] = places
+    whole = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
+    return places if torch.equal(whole[tuple(index)], windowed) else None

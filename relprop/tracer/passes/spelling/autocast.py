@@ -1,0 +1,197 @@
+"""Regions that a model enters on its way: gradient modes and autocast of its own. Each becomes part
+of the graph, without a change of numbers.
+
+A gradient mode changes no value, and neither does an autocast that is off, or on for another kind
+of device. One that is on casts the operands of some operations: each operation is run on tensors
+without values, once as in the region and once outside it, which shows the casts to write into the
+graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from relprop.errors import CaptureError, message
+from relprop.operations import is_call
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, emit, is_tensor, tensor_inputs, val
+from relprop.tracer.facts import Facts, facts_of, know, place
+from relprop.tracer.recorded import recorded_place, recorded_value
+
+CASTS = torch.ops.higher_order.wrap_with_autocast
+
+
+#: Where a region's operands begin among the arguments of its call; its body is the one before.
+REGIONS: dict[Any, int] = {torch.ops.higher_order.wrap_with_set_grad_enabled: 2, CASTS: 5}
+
+
+def inline_regions(graph: fx.Graph, constants: Constants) -> None:
+    """Put the nodes of every region into ``graph`` itself, whose values are where the constants
+    are."""
+    device = constants.device
+    while (region := next((n for n in graph.nodes if is_call(n, *REGIONS)), None)) is not None:
+        _inline(region, device)
+    dtypes: list[torch.dtype | None] = [None]
+    marks = []
+    for node in list(graph.nodes):  # the concrete trace records where a region begins and ends
+        if is_call(node, torch.amp.autocast_mode._enter_autocast):
+            dtypes.append(_casts_to(node.args, device, dtypes[-1]))
+            marks.append(node)
+        elif is_call(node, torch.amp.autocast_mode._exit_autocast):
+            dtypes.pop()
+            marks.append(node)
+        else:
+            _cast_operands(node, device, dtypes[-1])
+    for node in reversed(marks):
+        graph.erase_node(node)
+
+
+def _casts_to(
+    arguments: Any, device: torch.device, outer: torch.dtype | None
+) -> torch.dtype | None:
+    """The type that an autocast region casts to on ``device``; ``None``: it casts nothing there."""
+    kind, dtype, enabled = arguments[:3]
+    if kind != device.type:
+        return outer
+    return (dtype or torch.get_autocast_dtype(kind)) if enabled else None
+
+
+def _inline(region: fx.Node, device: torch.device) -> None:
+    """The nodes of a region's own graph in place of its call. A region inside it is left for the
+    next round, and remembers this one's casts."""
+    dtype = facts_of(region).casts_to
+    if is_call(region, CASTS):
+        dtype = _casts_to(region.args, device, dtype)
+    first = REGIONS[region.target]
+    body = facts_of(region.args[first - 1]).body
+    env: dict[fx.Node, Any] = dict(
+        zip(
+            [n for n in body.graph.nodes if n.op == "placeholder"], region.args[first:], strict=True
+        )
+    )
+    for inner in body.graph.nodes:
+        if inner.op == "output":
+            for user in list(region.users):
+                user.replace_all_uses_with(env[inner.args[0][user.args[1]]])
+                region.graph.erase_node(user)
+        elif inner.op != "placeholder":
+            with region.graph.inserting_before(region):
+                env[inner] = new = region.graph.node_copy(inner, lambda n: env[n])
+            own = recorded_place(inner)
+            at = own if own.modules else place(region)
+            held = getattr(body, str(inner.target)) if inner.op == "get_attr" else None
+            know(new, Facts(recorded_value(inner), at, body=held, casts_to=dtype))
+            if inner.op != "get_attr":
+                _cast_operands(new, device, dtype)
+    region.graph.erase_node(region)
+
+
+def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Write down the casts that autocast to ``dtype`` makes of the operands of ``node``."""
+    if (
+        dtype is None
+        or node.op != "call_function"
+        or is_call(node, *REGIONS)
+        or not any(is_tensor(n) for n in tensor_inputs(node))
+    ):
+        return
+    inside = _run(node, device, {}, dtype)
+    typed = (
+        {"dtype": val(node).dtype} if is_tensor(node) else {}
+    )  # some operations are told a type to compute in; their operands stay
+    for casts, more in (
+        (({}, {}), (inside.casts, {}), (inside.casts, typed)) if inside is not None else ()
+    ):
+        outside = _run(node, device, casts, None, more)
+        if (
+            outside is not None
+            and outside.done == inside.done
+            and {**casts, **outside.casts} == inside.casts
+        ):
+            break
+    else:
+        raise CaptureError(
+            message(
+                (
+                    "the model enters an autocast region to "
+                    f"{str(dtype).removeprefix('torch.')}, and what it casts inside "
+                    f"{node.target} cannot be written down"
+                ),
+                at=str(place(node)),
+                then=[
+                    (
+                        "explain the model without the inner autocast, for example in "
+                        "float32 throughout"
+                    )
+                ],
+            )
+        )
+    for operand, wanted in casts.items():
+        node.replace_input_with(operand, emit(node, aten.to.dtype, operand, wanted))
+    node.kwargs = {**node.kwargs, **more}
+
+
+def _run(
+    node: fx.Node,
+    device: torch.device,
+    casts: dict[fx.Node, torch.dtype],
+    dtype: torch.dtype | None,
+    more: dict[str, Any] | None = None,
+) -> Any:
+    """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
+    ``None`` if it refuses them."""
+    with FakeTensorMode(), torch.no_grad():
+
+        def fake(x: fx.Node) -> Any:
+            return tree_map(
+                lambda t: (
+                    torch.empty_strided(
+                        t.shape, t.stride(), dtype=casts.get(x, t.dtype), device=device
+                    )
+                    if isinstance(t, Tensor)
+                    else t
+                ),
+                val(x),
+            )
+
+        values = {n: fake(n) for n in tensor_inputs(node)}
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+        record = _Record(
+            {t.untyped_storage()._cdata: n for n, t in values.items() if isinstance(t, Tensor)}
+        )
+        try:
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None), record:
+                node.target(*args, **{**kwargs, **(more or {})})  # type: ignore[operator]
+        except (RuntimeError, TypeError):
+            return None
+        return record
+
+
+class _Record(TorchDispatchMode):
+    """The operations that one operation is made of: ``casts`` of its operands before anything else,
+    then all that compute (``done``)."""
+
+    def __init__(self, operands: dict[int, fx.Node]) -> None:
+        super().__init__()
+        self.operands, self.casts, self.done = operands, {}, []  # type: ignore[var-annotated]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        storages = [t.untyped_storage()._cdata for t in given]
+        if func.namespace == "prim" or (
+            isinstance(result, Tensor) and result.untyped_storage()._cdata in storages
+        ):
+            return result  # a question, or a view
+        operand = self.operands.get(storages[0]) if storages else None
+        if func is aten._to_copy.default and operand is not None and not self.done:
+            self.casts[operand] = result.dtype
+            self.operands[result.untyped_storage()._cdata] = operand
+        else:
+            self.done.append((func, tuple(t.dtype for t in given)))
+        return result

@@ -1,0 +1,96 @@
+"""Operators that no table knows, taken apart by PyTorch's own definition of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.operations import Kind, kind
+from relprop.tracer.editing import is_tensor, swap, tensor_inputs, val
+from relprop.tracer.facts import Facts, know, place
+from relprop.tracer.recorded import recorded_value
+
+
+def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
+    """What PyTorch says the operator is made of, in place of ``node``, if it does."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return None
+    if target._can_decompose():
+        definition: Callable[..., Any] = target.decompose
+    elif target in decomposition_table:
+        definition = decomposition_table[target]
+    else:
+        return None
+    operands = tensor_inputs(node)
+    if not all(is_tensor(o) for o in operands):
+        return None
+
+    def call(*tensors: Tensor) -> Any:
+        it = iter(tensors)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
+        return definition(*_plain(args), **_plain(kwargs))
+
+    made = next(_traced(call, operands, device), None)
+    if made is None or any(n.target is target for n in made.graph.nodes):
+        return None
+    return _inlined(node, made, operands)
+
+
+def _traced(
+    call: Callable[..., Any], operands: Sequence[fx.Node], device: torch.device
+) -> Iterator[fx.GraphModule]:
+    """``call`` on tensors as the operands lie; then as if they lay in order, since a definition may
+    ask for views that the operator itself does without."""
+    for lies in (torch.empty_strided, lambda shape, _, **options: torch.empty(shape, **options)):
+        with FakeTensorMode(), torch.no_grad():
+            given = [
+                lies(val(o).shape, val(o).stride(), dtype=val(o).dtype, device=device)
+                for o in operands
+            ]
+            try:
+                yield make_fx(call)(*given)
+            except Exception:  # a definition that needs values, or the operator itself again
+                continue
+
+
+def _plain(value: Any) -> Any:
+    """fx's immutable containers as ordinary ones."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (
+            type(value)(_plain(v) for v in value)
+            if type(value) is tuple
+            else [_plain(v) for v in value]
+        )
+    return value
+
+
+def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...]) -> fx.Node | None:
+    """The nodes of ``made`` in place of ``node``; of several results each in place of its user."""
+    env: dict[fx.Node, Any] = {}
+    given = iter(operands)
+    for inner in made.graph.nodes:
+        if inner.op == "placeholder":
+            env[inner] = next(given)
+        elif inner.op == "output":
+            results = inner.args[0]
+        elif inner.op == "get_attr":
+            return None
+        else:
+            with node.graph.inserting_before(node):
+                env[inner] = new = node.graph.node_copy(inner, lambda n: env[n])
+            know(new, Facts(recorded_value(inner), place(node)))
+    if isinstance(results, fx.Node):
+        return env[results]
+    for user in list(node.users):
+        if kind(user) is Kind.OUTPUT:
+            swap(user, env[results[user.args[1]]])
+    return None

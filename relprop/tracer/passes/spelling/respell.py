@@ -1,0 +1,148 @@
+"""One operation, many names: what PyTorch lets a model call by several operators becomes the one
+that the rules know. What no line of the table knows is taken apart by PyTorch's own definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind, packet
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import Rewrite, aten, swap
+from relprop.tracer.passes.attention.fused import split_attention
+from relprop.tracer.passes.spelling.arithmetic import (
+    between,
+    cosine,
+    difference,
+    gated,
+    outer_product_and_sum,
+    product_added,
+    product_and_sum,
+    step,
+    sum_with_factor,
+)
+from relprop.tracer.passes.spelling.casts import (
+    as_cast,
+    as_full,
+    as_operand,
+    as_softmax,
+    read_as_tensor,
+)
+from relprop.tracer.passes.spelling.definitions import taken_apart
+from relprop.tracer.passes.spelling.einsum import contracted, trilinear
+from relprop.tracer.passes.spelling.extremes import (
+    clamped,
+    largest_of_stretches,
+    of_all_axes,
+    of_two,
+    picked_values,
+)
+from relprop.tracer.passes.spelling.fourier import TRANSFORMS
+from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
+from relprop.tracer.passes.spelling.missing import mean_of_numbers, sum_of_numbers
+from relprop.tracer.passes.spelling.padding import as_padding
+from relprop.tracer.passes.spelling.recurrent import unroll
+from relprop.tracer.passes.spelling.statistics import (
+    deviation,
+    native_norm,
+    sum_of_sizes,
+    with_mean,
+)
+from relprop.tracer.passes.spelling.views import VIEWS
+from relprop.tracer.passes.writes.by_index import (
+    copied,
+    put_by_index,
+    put_flat,
+    scatter_reduced,
+    summed_by_index,
+    written,
+)
+
+
+def respell(graph: fx.Graph, constants: Constants) -> None:
+    """Every call in its one spelling; what that is made of, too."""
+    done: set[fx.Node] = set()
+    while waiting := [n for n in graph.nodes if n.op == "call_function" and n not in done]:
+        for node in waiting:
+            done.add(node)
+            if not node._erased:
+                _respell(node, constants.device)
+    graph.eliminate_dead_code()
+
+
+def _respell(node: fx.Node, device: torch.device) -> None:
+    what = kind(node)
+    if (rewrite := SPELLINGS.get(packet(node)) or BY_KIND.get(what)) is not None:
+        new = rewrite(node)
+    elif what is Kind.ATTENTION:
+        new = split_attention(node, device)
+    elif is_call(node, aten.pad):
+        new = as_padding(node, device)
+    elif (transform := TRANSFORMS.get(packet(node))) is not None:
+        new = transform(node, device)
+    elif what is Kind.FACTORY:
+        new = as_full(node, device)
+    elif what is Kind.UNKNOWN:
+        new = taken_apart(node, device)
+    else:
+        return
+    if new is not None and new is not node and not node._erased:
+        swap(node, new)
+
+
+BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
+    **VIEWS,
+    Kind.IDENTITY: as_operand,
+    Kind.CAST: as_cast,
+    Kind.SOFTMAX: as_softmax,
+    Kind.LOG_SOFTMAX: as_softmax,
+    Kind.PICK: picked_values,
+    Kind.LARGEST: of_all_axes,
+    Kind.EXTREMUM: of_two,
+    Kind.MATMUL: as_matmul,
+    Kind.CONTRACTION: contracted,
+    Kind.LINEAR: linear_of_matrix,
+    Kind.RECURRENT: unroll,
+}
+
+
+SPELLINGS: dict[Any, Rewrite] = {
+    aten.add: sum_with_factor,
+    aten.sub: sum_with_factor,
+    aten.rsub: difference,
+    **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), product_and_sum),
+    aten.addr: outer_product_and_sum,
+    **dict.fromkeys(
+        (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
+        largest_of_stretches,  # type: ignore[dict-item]
+    ),
+    aten.item: read_as_tensor,
+    **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
+    aten.addcmul: product_added,
+    aten.addcdiv: product_added,
+    aten.lerp: between,
+    aten._trilinear: trilinear,
+    aten.glu: gated,
+    aten.heaviside: step,
+    aten.nanmean: mean_of_numbers,
+    aten.nansum: sum_of_numbers,
+    aten.cosine_similarity: cosine,
+    aten.linalg_vector_norm: sum_of_sizes,
+    aten.std: deviation,
+    aten.var_mean: with_mean,  # type: ignore[dict-item]
+    aten.std_mean: with_mean,  # type: ignore[dict-item]
+    **dict.fromkeys(
+        (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm), native_norm
+    ),  # type: ignore[dict-item]
+    aten.index_add: summed_by_index,
+    aten.scatter_add: summed_by_index,
+    aten.index_put: put_by_index,
+    aten.put: put_flat,
+    aten.scatter_reduce: scatter_reduced,
+    aten.select_scatter: written,
+    aten.slice_scatter: written,
+    aten.copy: copied,
+}

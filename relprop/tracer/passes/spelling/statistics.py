@@ -1,0 +1,72 @@
+"""Variances, deviations and norms: calls with several results, of which each has a call of its
+own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import argument, is_call
+from relprop.tracer.editing import aten, emit, rank, swap
+
+
+def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
+    """The variance or the deviation that a call, which may also give the mean, gives. A deviation
+    stays one: torch's has a slope of 0 where all values are equal, the root of a variance has
+    none."""
+    dims = argument(like, "dim")
+    dims = None if isinstance(dims, bool) else dims
+    correction, unbiased = argument(like, "correction"), argument(like, "unbiased")
+    if unbiased is not None:
+        correction = int(unbiased)
+    correction = 1 if correction is None else correction
+    op = aten.std.correction if is_call(like, aten.std, aten.std_mean) else aten.var.correction
+    keepdim = bool(argument(like, "keepdim"))
+    return emit(node, op, x, dims, correction=correction, keepdim=keepdim)
+
+
+def deviation(node: fx.Node) -> fx.Node | None:
+    """``std`` in its one overload."""
+    return None if node.target is aten.std.correction else _spread(node, node.args[0], node)
+
+
+def with_mean(node: fx.Node) -> None:
+    """``var_mean``, ``std_mean`` → one call for each that is used."""
+    x, dims = node.args[0], argument(node, "dim")
+    dims = list(range(rank(x))) if dims is None or isinstance(dims, bool) else dims
+    for user in list(node.users):
+        if user.args[1] == 1:
+            swap(user, emit(user, aten.mean.dim, x, dims, bool(argument(node, "keepdim"))))
+        else:
+            swap(user, _spread(user, x, node))
+
+
+def native_norm(node: fx.Node) -> None:
+    """``native_layer_norm`` and its kin, of which usually the first result alone is used."""
+    x = node.args[0]
+    for user in list(node.users):
+        if user.args[1] != 0:
+            continue
+        if is_call(node, aten.native_layer_norm):
+            swap(user, emit(user, aten.layer_norm.default, *node.args))
+        elif is_call(node, aten.native_group_norm):
+            weight, bias, groups, eps = (
+                argument(node, n) for n in ("weight", "bias", "group", "eps")
+            )
+            swap(user, emit(user, aten.group_norm.default, x, groups, weight, bias, eps))
+        elif not argument(node, "training"):
+            names = ("weight", "bias", "running_mean", "running_var")
+            given = [argument(node, n) for n in names]
+            rest = (False, argument(node, "momentum"), argument(node, "eps"), False)
+            swap(user, emit(user, aten.batch_norm.default, x, *given, *rest))
+
+
+def sum_of_sizes(node: fx.Node) -> fx.Node | None:
+    """‖x‖₁ is Σ |x|."""
+    if argument(node, "ord") != 1 or argument(node, "dtype") is not None:
+        return None
+    x, dim = node.args[0], argument(node, "dim")
+    dims = [dim] if isinstance(dim, int) else dim or list(range(rank(x)))
+    size = emit(node, aten.abs.default, x)
+    return emit(node, aten.sum.dim_IntList, size, dims, bool(argument(node, "keepdim")))

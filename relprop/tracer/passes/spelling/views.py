@@ -1,0 +1,187 @@
+"""Moves of one tensor, by what they do and not by their name: reshape, permute, expand, select and
+slice are all that is left of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_tensor,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
+from relprop.tracer.passes.spelling.cuts import as_pieces, as_select, as_slice
+from relprop.tracer.passes.spelling.picking import as_gather, as_index
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+def order_of(node: fx.Node) -> list[int]:
+    """Which axis of its operand each axis of a permutation's result is."""
+    sizes = PRIMES[: rank(node.args[0])]
+    with torch.device("meta"):
+        made = node.target(torch.empty(sizes), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return [sizes.index(size) for size in made.shape]
+
+
+def as_reshape(node: fx.Node) -> fx.Node | None:
+    """Whatever keeps the elements in their order → ``reshape``."""
+    shape = shape_of(node)
+    if is_call(node, aten.reshape) and list(node.args[1]) == shape:  # type: ignore[arg-type]
+        return None
+    return reshaped(node, node.args[0], shape)  # type: ignore[arg-type]
+
+
+def as_permute(node: fx.Node) -> fx.Node | None:
+    """Whatever changes the order of axes → ``permute``."""
+    dims = order_of(node)
+    if is_call(node, aten.permute) and list(node.args[1]) == dims:  # type: ignore[arg-type]
+        return None
+    x = node.args[0]
+    if is_call(node, aten.mH, aten.adjoint, aten.matrix_H) and val(x).is_complex():
+        x = emit(node, aten.conj_physical.default, x)
+    return permuted(node, x, dims)  # type: ignore[arg-type]
+
+
+def as_expand(node: fx.Node) -> fx.Node | None:
+    """Whatever repeats axes of length 1 → ``expand`` to a shape that is written out."""
+    shape = shape_of(node)
+    if is_call(node, aten.expand) and list(node.args[1]) == shape:  # type: ignore[arg-type]
+        return None
+    return expanded(node, node.args[0], shape)  # type: ignore[arg-type]
+
+
+def as_cat(node: fx.Node) -> fx.Node | None:
+    """``stack`` and ``cat``, without empty tensors of one axis, which ``cat`` skips (caches that
+    are still empty)."""
+    given, dim = node.args[0], argument(node, "dim")
+    if is_call(node, aten.stack):
+        dim %= rank(node)
+        shape = shape_of(node)
+        shape[dim] = 1
+        parts = [reshaped(node, t, shape) for t in given]  # type: ignore[union-attr, arg-type]
+        return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
+    dim %= rank(node)
+    some = [t for t in given if shape_of(t) != [0]] or list(given)  # type: ignore[union-attr, arg-type]
+    if len(some) == 1 and val(some[0]).dtype == val(node).dtype:
+        return some[0]  # type: ignore[return-value]
+    if is_call(node, aten.cat) and len(some) == len(given) and node.args[1:] == (dim,):  # type: ignore[arg-type]
+        return None
+    return emit(node, aten.cat.default, some, dim)
+
+
+def as_repeat(node: fx.Node) -> fx.Node | None:
+    """Repeats of axes of length 1 → ``expand``."""
+    if is_call(node, aten.repeat_interleave):
+        return None
+    x, repeats = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    missing = len(repeats) - rank(x)
+    shape = [1] * max(missing, 0) + shape_of(x)
+    if any(k > 1 and s > 1 for k, s in zip(repeats[::-1], shape[::-1], strict=False)):
+        return None
+    return expanded(node, reshaped(node, x, shape), shape_of(node))  # type: ignore[arg-type]
+
+
+def as_strided(node: fx.Node) -> fx.Node | None:
+    """A view through strides of a tensor without gaps → an index into its elements, which does not
+    depend on how values lie in memory."""
+    if not is_call(node, aten.as_strided):
+        return None
+    x = node.args[0]
+    if not val(x).is_contiguous():
+        strides = val(x).stride()
+        x = permuted(node, x, sorted(range(len(strides)), key=lambda i: -strides[i]))  # type: ignore[arg-type]
+        if not val(x).is_contiguous():
+            return None
+    size, stride = argument(node, "size"), argument(node, "stride")
+    where = emit(
+        node,
+        aten.full.default,
+        [1] * len(size),
+        argument(node, "storage_offset") or 0,
+        dtype=torch.long,
+    )
+    for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
+        steps = emit(
+            node,
+            aten.arange.start_step,
+            0,
+            length * step if step else length,
+            step or 1,
+            dtype=torch.long,
+        )
+        steps = steps if step else emit(node, aten.mul.Tensor, steps, 0)
+        shape = [length if i == axis else 1 for i in range(len(size))]
+        where = emit(node, aten.add.Tensor, where, reshaped(node, steps, shape))
+    return emit(node, aten.index.Tensor, reshaped(node, x, [math.prod(shape_of(x))]), [where])  # type: ignore[arg-type]
+
+
+VIEWS: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
+    Kind.RESHAPE: as_reshape,
+    Kind.PERMUTE: as_permute,
+    Kind.EXPAND: as_expand,
+    Kind.SELECT: as_select,
+    Kind.SLICE: as_slice,
+    Kind.SPLIT: as_pieces,
+    Kind.JOIN: as_cat,
+    Kind.INDEX: as_index,
+    Kind.GATHER: as_gather,
+    Kind.REPEAT: as_repeat,
+    Kind.VIEW: as_strided,
+}
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a call's result shows the memory of its first operand, as far as its layout tells."""
+    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    what = kind(node)
+    if source is None or val(source) is None:
+        return False
+    if what in (
+        Kind.SPLIT,
+        Kind.PERMUTE,
+        Kind.SELECT,
+        Kind.SLICE,
+        Kind.EXPAND,
+        Kind.DETACH,
+        Kind.VIEW,
+    ):
+        return True
+    if what is Kind.OUTPUT:
+        return kind(source) is Kind.SPLIT
+    if not is_tensor(source):
+        return False
+    if what is Kind.IDENTITY:
+        return not is_call(node, aten.clone) and _same_layout(val(source), val(node))
+    if what is Kind.CAST:
+        return val(source).dtype == val(node).dtype
+    if what is Kind.COMPLEX:
+        return bool(getattr(node.target, "is_view", False))
+    return what is Kind.RESHAPE and _views(val(source), tuple(shape_of(node)))
+
+
+def _same_layout(source: Tensor, made: Tensor) -> bool:
+    return (
+        source.dtype == made.dtype
+        and source.shape == made.shape
+        and source.stride() == made.stride()
+    )
+
+
+def _views(source: Tensor, shape: tuple[int, ...]) -> bool:
+    try:
+        source.view(shape)
+    except RuntimeError:
+        return False
+    return True

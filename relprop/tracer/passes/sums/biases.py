@@ -1,0 +1,199 @@
+"""Biases: what is added to a layer and is the same at every position is the layer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.operations.vocabulary import WrittenNorm, grouped_linear
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_live,
+    is_picked,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+    val,
+)
+from relprop.tracer.passes.sums.terms import (
+    Terms,
+    added,
+    is_scaled,
+    is_top,
+    scale_of,
+    terms_of,
+)
+
+
+def join_biases(graph: fx.Graph) -> None:
+    """What is added to a linear map, a convolution or a norm and is the same at every position is
+    its bias, wherever in the sum it stands."""
+    for node in list(graph.nodes):
+        while not node._erased and is_top(node):
+            terms = terms_of(node)
+            found = next(_pairs_with_bias(terms), None)
+            if found is None:
+                break
+            new = _with_bias(node, terms, *found)
+            if new is None:
+                break
+            swap(node, new)
+            node = new
+            if kind(new) is not Kind.SUM:
+                break
+
+
+def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
+    """Which term has a layer that another is the bias of. A layer that has one takes no part of
+    what is added to every position, if that is a sum of tensors."""
+    fixed = [n for _, n in terms if not is_live(n)]
+    for b, (_, bias) in enumerate(terms):
+        if is_live(bias) and not is_picked(bias):
+            continue
+        for t in sorted(range(len(terms)), key=lambda t: (t > b, abs(t - b))):
+            found = _bias_for(terms[t][1], bias) if is_live(terms[t][1]) else None
+            if found is None:
+                continue
+            others = [n for n in fixed if _bias_for(terms[t][1], n) is None]
+            if not (others and _has_bias(found[0])):
+                yield t, b
+
+
+def _has_bias(layer: fx.Node) -> bool:
+    """Whether a layer adds a bias of its own."""
+    position = 3 if is_call(layer, aten.layer_norm) else 2
+    return len(layer.args) > position and layer.args[position] is not None
+
+
+def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The layer whose result a term is, and the moves and numbers on the way to it, last first."""
+    way: list[fx.Node] = []
+    while len(term.users) == 1:
+        if _takes_bias(term):
+            return term, way
+        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not is_scaled(term):
+            return None
+        way.append(term)
+        term = term.args[0]  # type: ignore[assignment]
+    return None
+
+
+def _takes_bias(node: fx.Node) -> bool:
+    if kind(node) is Kind.CONVOLUTION:
+        return True
+    if isinstance(node.target, WrittenNorm):
+        return node.target.centred is not None
+    return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(node.args[0])
+
+
+def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The layer that ``bias`` could be the bias of, and the way to it."""
+    found = _layer_of(term)
+    if found is None or val(bias).dtype != val(term).dtype:
+        return None
+    layer, way = found
+    others = [i for i in range(rank(layer)) if i not in _bias_axes(layer)]
+    lies = torch.empty_strided(shape_of(bias), val(bias).stride(), device="meta")
+    try:
+        lies = lies.expand(shape_of(term))
+    except RuntimeError:
+        return None
+    try:
+        for node in way:
+            lies = _undone(node, lies)
+        fits = all(lies.shape[i] == 1 or lies.stride(i) == 0 for i in others)
+    except RuntimeError:  # no view of it lies along the layer's axes: its numbers tell
+        numbers = torch.arange(val(bias).numel(), dtype=torch.int32).reshape(shape_of(bias))
+        numbers = numbers.expand(shape_of(term))
+        for node in way:
+            numbers = _undone(node, numbers)
+        fits = all(bool((numbers == numbers.narrow(i, 0, 1)).all()) for i in others)
+    return (layer, way) if fits else None
+
+
+def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
+    """The axes of a layer's result along which its bias may vary."""
+    last = rank(layer) - 1
+    if kind(layer) is Kind.CONVOLUTION:
+        return (1,)
+    if is_call(layer, grouped_linear):
+        return (0, last)
+    if is_call(layer, aten.layer_norm):
+        return tuple(range(rank(layer) - len(layer.args[1]), rank(layer)))  # type: ignore[arg-type]
+    return tuple(range(rank(layer))) if isinstance(layer.target, WrittenNorm) else (last,)
+
+
+def _undone(node: fx.Node, lies: Any) -> Any:
+    """A tensor of a move's result as it lies in the move's operand; one without values: as a
+    view."""
+    if kind(node) is Kind.RESHAPE:
+        shape = shape_of(node.args[0])
+        return lies.view(shape) if lies.is_meta else lies.reshape(shape)
+    if kind(node) is Kind.PERMUTE:
+        order = list(node.args[1])  # type: ignore[arg-type]
+        return lies.permute([order.index(i) for i in range(len(order))])
+    return lies
+
+
+def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
+    """The sum without its term ``b``, which is now the bias of the layer behind term ``t``."""
+    (sign, term), (minus, bias) = terms[t], terms[b]
+    found = _bias_for(term, bias)
+    assert found is not None
+    layer, way = found
+    if any(is_scaled(n) for n in way) and kind(layer) is Kind.NORM:
+        return None
+    value = bias if sign == minus else emit(node, aten.neg.default, bias)
+    value = reshaped(node, value, [1] * (rank(term) - rank(bias)) + shape_of(bias))
+    value = expanded(node, value, shape_of(term))
+    for n in way:
+        value = _back(node, n, value)
+    axes = _bias_axes(layer)
+    for i in reversed(range(rank(value))):
+        if i not in axes:
+            value = emit(node, aten.select.int, value, i, 0)
+    made = _biased(node, layer, value, scale_of(way))
+    for n in reversed(way):
+        if not is_scaled(n):
+            made = _again(node, n, made)
+    rest = [(sign, made) if i == t else pair for i, pair in enumerate(terms) if i != b]
+    return added(node, rest)
+
+
+def _back(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
+    """A tensor of a move's result as it lies in the move's operand."""
+    if kind(move) is Kind.RESHAPE:
+        return reshaped(at, value, shape_of(move.args[0]))
+    if kind(move) is Kind.PERMUTE:
+        order = list(move.args[1])  # type: ignore[arg-type]
+        return permuted(at, value, [order.index(i) for i in range(len(order))])
+    return value
+
+
+def _again(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
+    """The same move of another tensor."""
+    if kind(move) is Kind.RESHAPE:
+        return reshaped(at, value, shape_of(move))
+    return permuted(at, value, list(move.args[1]))  # type: ignore[arg-type]
+
+
+def _biased(at: fx.Node, layer: fx.Node, value: fx.Node, scale: float) -> fx.Node:
+    """The layer, ``scale`` times, with ``value`` added to its bias."""
+    position = 3 if is_call(layer, aten.layer_norm) else 2
+    args = [*layer.args, *[None] * (position + 1 - len(layer.args))]
+    if is_call(layer, grouped_linear):
+        value = reshaped(at, value, [shape_of(value)[0], 1, shape_of(value)[-1]])
+    if scale != 1:
+        for i in (1, 2):
+            args[i] = args[i] and emit(at, aten.mul.Tensor, args[i], scale)
+    old = args[position]
+    args[position] = value if old is None else emit(at, aten.add.Tensor, old, value)
+    return emit(at, layer.target, *args, **layer.kwargs)

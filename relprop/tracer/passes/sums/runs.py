@@ -1,0 +1,55 @@
+"""One sum: three terms and more are one operation, positions added one by one a sum along their
+axis."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from relprop.operations import Kind, kind
+from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap
+from relprop.tracer.passes.simplify.totals import total_of_parts
+from relprop.tracer.passes.sums.terms import Terms, added, folded, is_top, position, terms_of
+
+
+def join_sums(graph: fx.Graph) -> None:
+    """Sums of three and more terms are one operation, whichever two were added first; what depends
+    on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
+    their axis."""
+    for node in list(graph.nodes):
+        if kind(node) in (Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST) and is_live(node):
+            parts = total_of_parts(node)
+            if parts is not None:
+                swap(node, parts)
+    for node in reversed(list(graph.nodes)):
+        if node._erased or not is_top(node):
+            continue
+        terms = terms_of(node)
+        run = _run_of_positions(node, terms)
+        if run is not None:
+            swap(node, reshaped(node, run, shape_of(node)))
+            continue
+        fixed = [(s, n) for s, n in terms if not is_live(n)]
+        if len(fixed) > 1:
+            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
+        if len(terms) > 2 or len(fixed) > 1:
+            swap(node, added(node, terms))
+    graph.eliminate_dead_code()
+
+
+def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
+    """Σ of neighbouring positions of one axis of one tensor."""
+    if len(terms) < 2 or any(sign < 0 for sign, _ in terms):
+        return None
+    chosen = [position(n) for _, n in terms]
+    if any(c is None for c in chosen):
+        return None
+    (x, axis, _), shapes = chosen[0], {tuple(shape_of(n)) for _, n in terms}  # type: ignore[misc]
+    if any(c[:2] != (x, axis) for c in chosen) or len(shapes) > 1:  # type: ignore[index]
+        return None
+    places = sorted(c[2] for c in chosen)  # type: ignore[index]
+    first, last = places[0], places[-1]
+    if places != list(range(first, last + 1)):
+        return None
+    whole = (first, last + 1) == (0, shape_of(x)[axis])
+    part = x if whole else emit(at, aten.slice.Tensor, x, axis, first, last + 1, 1)
+    return emit(at, aten.sum.dim_IntList, part, [axis])

@@ -1,0 +1,126 @@
+"""The terms of a sum of sums, and the sum of terms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.operations.vocabulary import sum_of
+from relprop.tracer.editing import aten, emit, is_float, is_live, swap, val
+
+Terms = list[tuple[int, fx.Node]]
+
+
+def terms_of(node: fx.Node) -> Terms:
+    """The terms of a sum of sums, with their signs: sums that nothing else reads are part of it."""
+    found: Terms = []
+    left: list[tuple[int, Any]] = [(1, node)]
+    while left:
+        sign, here = left.pop()
+        alone = here is node or (isinstance(here, fx.Node) and len(here.users) == 1)
+        if alone and is_call(here, aten.neg):
+            left.append((-sign, here.args[0]))
+        elif alone and is_sum(here):
+            turned = -sign if is_call(here, aten.sub) else sign
+            left += [*((turned, other) for other in here.args[:0:-1]), (sign, here.args[0])]
+        else:
+            found.append((sign, here))
+    return found
+
+
+def is_sum(node: Any) -> bool:
+    """Whether a node adds or subtracts two tensors or more of its own type."""
+    if not isinstance(node, fx.Node) or kind(node) is not Kind.SUM or not is_float(node):
+        return False
+    return all(is_float(a) and val(a).dtype == val(node).dtype for a in node.args)
+
+
+def is_top(node: fx.Node) -> bool:
+    """Whether a sum is no term of another."""
+    if not is_sum(node) or not is_live(node):
+        return False
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    while is_call(user, aten.neg) and len(user.users) == 1:  # type: ignore[union-attr]
+        user = next(iter(user.users))  # type: ignore[union-attr]
+    return user is None or not is_sum(user)
+
+
+def added(at: fx.Node, terms: Terms) -> fx.Node:
+    """The sum of terms: of two, ``add`` or ``sub``; of more, one operation."""
+    nodes = [n if sign > 0 else emit(at, aten.neg.default, n) for sign, n in terms]
+    if len(nodes) == 1:
+        return nodes[0]
+    if len(nodes) > 2:
+        return emit(at, sum_of, *nodes)
+    (first, a), (second, b) = terms
+    if first > 0:
+        return emit(at, aten.add.Tensor if second > 0 else aten.sub.Tensor, a, b)
+    return emit(at, aten.sub.Tensor, b, a) if second > 0 else emit(at, aten.add.Tensor, *nodes)
+
+
+def join_terms(
+    graph: fx.Graph,
+    key: Callable[[fx.Node], Any],
+    join: Callable[[fx.Node, list[fx.Node]], fx.Node | None],
+) -> None:
+    """In every sum, two terms or more that are added and have one ``key`` (``None``: none) → what
+    ``join`` makes of them there, if anything."""
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
+        for sign, n in terms:
+            if sign > 0 and (found := key(n)) is not None:
+                groups[found].append(n)
+        several = [parts for parts in groups.values() if len(parts) > 1]
+        joined = [(new, parts) for parts in several if (new := join(node, parts)) is not None]
+        if joined:
+            gone = {n for _, parts in joined for n in parts}
+            rest = [(sign, n) for sign, n in terms if n not in gone]
+            swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
+    graph.eliminate_dead_code()
+
+
+def is_scaled(node: fx.Node) -> bool:
+    """Whether a call multiplies a tensor with a number."""
+    scales = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and len(node.args) == 2
+    return scales and isinstance(node.args[1], (int, float)) and is_float(node.args[0])
+
+
+def scale_of(way: list[fx.Node]) -> float:
+    """The product of the numbers on a way."""
+    scale = 1.0
+    for n in way:
+        number: Any = n.args[1] if len(n.args) > 1 else None
+        if kind(n) is Kind.PRODUCT:
+            scale *= number
+        elif kind(n) is Kind.QUOTIENT:
+            scale /= number
+    return scale
+
+
+def folded(at: fx.Node, terms: Terms) -> fx.Node:
+    """The sum of terms, two at a time."""
+    total: fx.Node | None = None
+    for sign, n in terms:
+        if total is None:
+            total = n if sign > 0 else emit(at, aten.neg.default, n)
+        else:
+            total = emit(at, aten.add.Tensor if sign > 0 else aten.sub.Tensor, total, n)
+    assert total is not None
+    return total
+
+
+def position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
+    """The tensor and the axis of which a call takes one position, and which."""
+    while kind(node) is Kind.RESHAPE:
+        node = node.args[0]  # type: ignore[assignment]
+    if is_call(node, aten.select) and isinstance(node.args[2], int):
+        return node.args  # type: ignore[return-value]
+    if is_call(node, aten.slice) and node.args[3] == node.args[2] + 1:  # type: ignore[operator]
+        return node.args[:3]  # type: ignore[return-value]
+    return None

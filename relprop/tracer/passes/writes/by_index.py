@@ -1,0 +1,170 @@
+"""Writes by index, in few forms: what is picked changes place, what is brought to one place is
+added there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from relprop.operations import Kind, argument, is_call, kind
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    expanded,
+    is_number,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
+from relprop.tracer.passes.writes.masks import mask_of
+from relprop.tracer.passes.writes.places import put, put_slice
+
+
+def summed_by_index(node: fx.Node) -> fx.Node | None:
+    """``index_add`` and ``scatter_add``: what was there plus a sum by index onto zeros."""
+    base, alpha, args = node.args[0], argument(node, "alpha"), list(node.args)
+    if is_call(node, aten.scatter_add) and (rows := _rows_of(node)) is not None:
+        return emit(node, aten.index_add.default, base, args[1], rows, args[3])
+    if is_number(base, 0) and alpha in (None, 1):
+        return None
+    if alpha not in (None, 1):
+        args[3] = emit(node, aten.mul.Tensor, args[3], alpha)
+    added = emit(node, node.target, emit(node, aten.zeros_like.default, base), *args[1:])
+    return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def _rows_of(node: fx.Node) -> fx.Node | None:
+    """The places to which ``scatter_add`` brings whole rows: one index, repeated along all other
+    axes."""
+    base, dim, index, source = node.args[:4]
+    axis = dim % max(rank(node), 1)  # type: ignore[operator]
+    if kind(index) is not Kind.EXPAND or shape_of(index) != shape_of(source):
+        return None
+    one = index.args[0]  # type: ignore[union-attr]
+    lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
+    if math.prod(lengths) != lengths[axis] or lengths[axis] != shape_of(source)[axis]:
+        return None
+    shapes = [[s for i, s in enumerate(shape_of(x)) if i != axis] for x in (base, source)]
+    return reshaped(node, one, [-1]) if shapes[0] == shapes[1] else None
+
+
+def put_by_index(node: fx.Node) -> fx.Node | None:
+    """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
+    onto zeros, and what was there added."""
+    base, indices, values = node.args[:3]
+    used = [i for i, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    masks = [val(indices[i]).dtype == torch.bool for i in used]  # type: ignore[index]
+    if not argument(node, "accumulate"):
+        alone = len(used) == len(indices) == 1 and masks[0]  # type: ignore[arg-type]
+        return _put_where(node, base, indices[0], values) if alone else None  # type: ignore[index]
+    if any(masks) or mask_of(list(indices)) is not None:  # type: ignore[arg-type]
+        # which brings no two values to one place: a write, onto zeros
+        zeros = emit(node, aten.zeros_like.default, base)
+        added = emit(node, node.target, zeros, indices, values)
+    else:
+        added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
+    return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def put_flat(node: fx.Node) -> fx.Node:
+    """``put``: a write by index into the elements one after another."""
+    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in node.args[:3])  # type: ignore[arg-type]
+    adds = bool(argument(node, "accumulate"))
+    return reshaped(
+        node, emit(node, aten.index_put.default, x, [index], values, adds), shape_of(node)
+    )
+
+
+def _accumulated(
+    node: fx.Node, base: fx.Node, indices: list[Any], used: list[int], values: fx.Node
+) -> fx.Node:
+    """Zeros of the shape of ``base``, and at every place the sum of what the indices bring there:
+    the indexed axes folded to one, and one index into it."""
+    shape = shape_of(base)
+    rest = [i for i in range(len(shape)) if i not in used]
+    sizes = [shape[i] for i in used]
+    picked = torch.broadcast_shapes(*(tuple(shape_of(indices[i])) for i in used))
+    where: Any = 0
+    for i in used:
+        one = emit(node, aten.remainder.Scalar, expanded(node, indices[i], picked), shape[i])
+        where = (
+            one
+            if where == 0
+            else emit(node, aten.add.Tensor, emit(node, aten.mul.Tensor, where, shape[i]), one)
+        )
+    together = used == list(range(used[0], used[-1] + 1))
+    first = used[0] if together else 0
+    before, after = rest[:first], rest[first:]
+    full = [shape[i] for i in before] + list(picked) + [shape[i] for i in after]
+    wide = expanded(node, values, full)
+    order = [
+        *range(len(before), len(before) + len(picked)),
+        *range(len(before)),
+        *range(len(before) + len(picked), len(full)),
+    ]
+    source = reshaped(
+        node, permuted(node, wide, order), [math.prod(picked), *(shape[i] for i in rest)]
+    )
+    start = [math.prod(sizes), *(shape[i] for i in rest)]
+    zeros = emit(node, aten.new_zeros.default, base, start)
+    summed = emit(node, aten.index_add.default, zeros, 0, reshaped(node, where, [-1]), source)
+    unfolded = reshaped(node, summed, [*sizes, *(shape[i] for i in rest)])
+    axes = [*used, *rest]
+    return permuted(node, unfolded, [axes.index(i) for i in range(len(shape))])
+
+
+def _put_where(node: fx.Node, base: Any, mask: Any, values: Any) -> fx.Node | None:
+    """``x[mask] = v`` with one value for all chosen places → ``where``."""
+    behind = rank(base) - rank(mask)
+    ahead = max(rank(values) - behind, 0)
+    if any(s != 1 for s in shape_of(values)[:ahead]):
+        return None
+    one = reshaped(node, values, shape_of(values)[ahead:])
+    return emit(
+        node, aten.where.self, reshaped(node, mask, [*shape_of(mask), *[1] * behind]), one, base
+    )
+
+
+def scatter_reduced(node: fx.Node) -> fx.Node | None:
+    """``scatter_reduce`` to a sum or a mean → ``scatter_add``, over the counts."""
+    base, dim, index, source, reduce = node.args[:5]
+    whole = bool(argument(node, "include_self"))
+    if reduce not in ("sum", "mean") or (reduce == "mean" and whole):
+        return None
+    zeros = emit(node, aten.zeros_like.default, base)
+    added = emit(node, aten.scatter_add.default, zeros, dim, index, source)
+    if reduce == "sum" and whole:
+        return emit(node, aten.add.Tensor, base, added)
+    ones = emit(node, aten.ones_like.default, source)
+    count = emit(node, aten.scatter_add.default, zeros, dim, index, ones)
+    if reduce == "mean":
+        added = emit(node, aten.div.Tensor, added, emit(node, aten.clamp_min.default, count, 1))
+    return emit(node, aten.where.self, emit(node, aten.gt.Scalar, count, 0), added, base)
+
+
+def written(node: fx.Node) -> fx.Node | None:
+    """``select_scatter`` and ``slice_scatter`` → what is before, what is written, what is after."""
+    whole, part, dim = node.args[0], node.args[1], argument(node, "dim") % rank(node)
+    size = shape_of(whole)[dim]
+    if is_call(node, aten.select_scatter):
+        index = argument(node, "index") % size
+        return put(node, whole, part, dim, index, index + 1)  # type: ignore[arg-type]
+    bounds = slice(*(argument(node, n) for n in ("start", "end", "step"))).indices(size)
+    evenly = bounds[2] == 1 or (size % bounds[2] == 0 and bounds[0] < bounds[2])
+    if not evenly:
+        wanted = (whole, part, dim, *bounds)
+        return None if node.args == wanted else emit(node, node.target, *wanted)
+    return put_slice(node, whole, part, dim, *bounds)  # type: ignore[arg-type]
+
+
+def copied(node: fx.Node) -> fx.Node:
+    """``copy(x, y)``: y, in the shape and type of x."""
+    x, y = node.args[:2]
+    if val(y).dtype != val(x).dtype:
+        y = emit(node, aten.to.dtype, y, val(x).dtype)
+    return expanded(node, y, shape_of(x))  # type: ignore[arg-type]

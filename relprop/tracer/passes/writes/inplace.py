@@ -1,0 +1,151 @@
+"""In-place operations made functional, also through views: who reads a tensor, or any view of it,
+after a write reads what was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import CaptureError, message
+from relprop.operations import Kind, is_inplace, kind, out_of_place
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import aten, emit, is_tensor, shape_of, val
+from relprop.tracer.facts import facts_of, know, place
+from relprop.tracer.passes.spelling.cuts import piece
+from relprop.tracer.passes.spelling.views import is_view
+from relprop.tracer.passes.writes.places import put_back
+
+
+def functionalise(graph: fx.Graph, constants: Constants) -> None:
+    """``x.add_(y)`` → ``x = add(x, y)``: later uses of ``x``, of what it is a view of, and of other
+    views of that, read the new value. A number that Python reads from a constant is that number."""
+    if any(node.op == "call_function" and is_inplace(node) for node in graph.nodes):
+        _Versions(graph, constants).run()
+
+
+class _Versions:
+    """Each original node's value as of now: which node computes it, and whether a write elsewhere
+    has outdated it."""
+
+    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
+        self.graph, self.constants = graph, constants
+        self.now: dict[fx.Node, fx.Node] = {}
+        self.parent: dict[fx.Node, fx.Node] = {}
+        self.family: dict[fx.Node, list[fx.Node]] = {}
+        self.stale: set[fx.Node] = set()
+        self.written: set[fx.Node] = set()
+
+    def run(self) -> None:
+        """Walk the graph once, in order."""
+        for node in list(self.graph.nodes):
+            writes = node.op == "call_function" and is_inplace(node)
+            first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+            shows = first is not None and (writes or is_view(node))
+            node.args = fx.node.map_arg(node.args, lambda n, at=node: self._known(n, at))
+            node.kwargs = fx.node.map_arg(node.kwargs, lambda n, at=node: self._known(n, at))
+            self.now[node] = node
+            if shows:
+                assert first is not None
+                self.parent[node] = (
+                    self.parent.get(first, first) if kind(node) is Kind.OUTPUT else first
+                )
+                self.family[node] = self.family[first]
+                self.family[node].append(node)
+            else:
+                self.family[node] = [node]
+            if writes:
+                self._write(node, first)  # type: ignore[arg-type]
+
+    def _known(self, node: fx.Node, at: fx.Node) -> Any:
+        """What enters ``at``: all above is functional by now, so that constants can be told."""
+        read = self._read(node, at)
+        is_number = isinstance(val(read), (int, torch.SymInt))
+        number = self.constants.value(read) if is_number and at.op == "call_function" else None
+        return read if number is None else number
+
+    def _read(self, node: fx.Node, at: fx.Node) -> fx.Node:
+        """The node that computes ``node``'s value at ``at``: an outdated view is taken anew."""
+        if node in self.stale:
+            self.stale.discard(node)
+            self.now[node] = self._again(node, self._read(self.parent[node], at), at)
+        return self.now[node]
+
+    def _again(self, node: fx.Node, whole: fx.Node, at: fx.Node) -> fx.Node:
+        if node in self.written:  # an in-place op returns the tensor it wrote into
+            return whole
+        if kind(node) is Kind.OUTPUT:
+            return piece(at, node, whole)
+        with self.graph.inserting_before(at):
+            made = self.graph.create_node(
+                node.op, node.target, (whole, *node.args[1:]), node.kwargs
+            )
+        know(made, facts_of(node))
+        return made
+
+    def _write(self, node: fx.Node, base: fx.Node) -> None:
+        """``node`` becomes the functional form; its value is now that of ``base``, and what
+        ``base`` is a view of is put together anew."""
+        reshapes = torch.Tag.inplace_view in getattr(node.target, "tags", ())
+        _make_functional(node)
+        self.now[base] = node
+        if reshapes:  # the tensor is another view of the same values
+            return
+        self.written.add(node)
+        chain, child, after = {base, node}, base, node.next
+        while child in self.parent:
+            above = self.parent[child]
+            if child in self.written or kind(child) in (Kind.IDENTITY, Kind.DETACH, Kind.CAST):
+                self.now[above] = self.now[child]
+                self.stale.discard(above)
+            else:
+                self.now[above] = put_back(after, self._read(above, after), self.now[child], child)
+            chain.add(above)
+            child = above
+        self.stale |= {n for n in self.family[base] if n not in chain}
+
+
+def _make_functional(node: fx.Node) -> None:
+    """The operator that gives a new tensor in place of the one that writes into its first."""
+    base = node.args[0]
+    packet = out_of_place(node)
+    if packet is aten.copy:
+        source = _typed(node, node.args[1], val(base).dtype)
+        node.target, node.args = aten.expand.default, (source, shape_of(base))
+    elif packet in (aten.fill, aten.zero):
+        value = 0 if packet is aten.zero else node.args[1]
+        if is_tensor(value):
+            source = _typed(node, value, val(base).dtype)
+            node.target, node.args = aten.expand.default, (source, shape_of(base))
+        else:
+            node.target, node.args = aten.full_like.default, (base, value)
+    else:
+        functional = _overload(packet, node.target)
+        if functional is None:
+            raise CaptureError(message(f"no functional form of {node.target}", at=str(place(node))))
+        node.target = functional
+    written = val(node)
+    if is_tensor(base) and isinstance(written, Tensor) and written.dtype != val(base).dtype:
+        raise CaptureError(
+            message(
+                f"{node.target} writes {written.dtype} into {val(base).dtype}",
+                at=str(place(node)),
+            )
+        )
+
+
+def _overload(functional: Any, inplace: Any) -> Any:
+    """The overload of an operator that takes what another takes; ``None`` if there is none."""
+
+    def types(op: Any) -> list[str]:
+        return [str(a.type) for a in op._schema.arguments]
+
+    overloads = [getattr(functional, name) for name in getattr(functional, "overloads", list)()]
+    return next((o for o in overloads if types(o) == types(inplace)), None)
+
+
+def _typed(node: fx.Node, source: Any, dtype: torch.dtype) -> Any:
+    if is_tensor(source) and val(source).dtype != dtype:
+        return emit(node, aten.to.dtype, source, dtype)
+    return source

@@ -1,0 +1,51 @@
+"""Masks whose true places an index counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from relprop.operations import Kind, is_call, kind
+from relprop.tracer.editing import aten, rank, shape_of
+
+
+def case_of(mask: Any) -> tuple[fx.Node, int] | None:
+    """The tensor and the number to which a mask compares it."""
+    if is_call(mask, aten.eq) and isinstance(mask.args[1], int):
+        return mask.args[0], mask.args[1]
+    if not is_call(mask, aten.select) or not isinstance(mask.args[2], int):
+        return None
+    x, axis, number = mask.args
+    number %= shape_of(x)[axis]
+    while kind(x) is Kind.PERMUTE:
+        x, axis = x.args[0], x.args[1][axis]
+    return (x, number) if is_call(x, aten.one_hot) and axis == rank(x) - 1 else None
+
+
+def mask_of(indices: list[Any]) -> fx.Node | None:
+    """The mask of neighbouring axes that is true at the places that indices say, each once."""
+    found = [_column_of(i) for i in indices if i is not None]
+    mask = found[0][0] if found and found[0] is not None else None
+    return mask if mask is not None and found == [(mask, i) for i in range(rank(mask))] else None
+
+
+def _column_of(places: Any) -> tuple[fx.Node, int] | None:
+    """The mask at whose true places an index counts, and along which of its axes."""
+    axis, length = 0, None
+    while True:
+        if kind(places) is Kind.OUTPUT:
+            axis = places.args[1]
+        elif kind(places) is Kind.SELECT:
+            axis = places.args[2]
+        elif is_call(places, aten.remainder):
+            length = places.args[1]
+        elif kind(places) is not Kind.RESHAPE:
+            break
+        places = places.args[0]
+    if not is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where) or len(places.args) > 1:
+        return None
+    mask = places.args[0]
+    axis = 0 if rank(mask) == 1 else axis
+    sized = isinstance(axis, int) and length in (None, *shape_of(mask)[axis : axis + 1])
+    return (mask, axis) if sized else None
