@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -93,7 +93,7 @@ def packet(thing: Operator | fx.Node) -> Operator:
     return getattr(target, "overloadpacket", target)
 
 
-def is_call(node: object, *operators: Operator) -> bool:
+def is_call(node: object, *operators: Operator) -> TypeGuard[fx.Node]:
     """Whether ``node`` is a call of one of ``operators``, whichever overload."""
     return isinstance(node, fx.Node) and node.op == "call_function" and packet(node) in operators
 

@@ -81,7 +81,7 @@ class WrittenNorm:
 
     core: Callable[..., Tensor]
     axes: tuple[int, ...]
-    centred: bool
+    centred: bool | None
     operation: ClassVar[Operation] = Operation(Kind.NORM)
     arguments: ClassVar[tuple[str, ...]] = ("input", "weight", "bias")
     __name__: ClassVar[str] = "written_norm"

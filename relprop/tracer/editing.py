@@ -4,7 +4,7 @@ node, ask what it depends on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +19,34 @@ aten = torch.ops.aten
 def val(x: Any) -> Any:
     """The meta value of a node, or the thing itself."""
     return facts_of(x).value if isinstance(x, fx.Node) else x
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """What a call is given, by place: the operator's schema says what each of them is."""
+    return node.args
+
+
+def operand(node: fx.Node, place: int = 0) -> fx.Node:
+    """The tensor that a call is given at a place."""
+    found: fx.Node = arguments(node)[place]
+    return found
+
+
+def joined(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a ``cat`` lays one after another."""
+    return list(arguments(node)[0])
+
+
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """What a call calls."""
+    found: Callable[..., Any] = node.target  # type: ignore[assignment]  # no string: it is a call
+    return found
+
+
+def applied(node: fx.Node, x: Tensor) -> Tensor:
+    """What a call makes of another tensor in the place of its first."""
+    made: Tensor = function_of(node)(x, *arguments(node)[1:], **node.kwargs)
+    return made
 
 
 def shape_of(x: Any) -> list[int]:
@@ -71,6 +99,13 @@ def swap(old: fx.Node, new: fx.Node) -> None:
     if facts_of(old).live and not is_live(new):
         _ask_again(old)
     old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
+def swap_results(old: fx.Node, results: Sequence[fx.Node]) -> None:
+    """Each of several results in place of those that read it of ``old``, which is erased."""
+    for user in list(old.users):
+        swap(user, results[arguments(user)[1]])
     old.graph.erase_node(old)
 
 
@@ -164,12 +199,12 @@ def tensor_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: Any) -> TypeGuard[fx.Node]:
     """Whether an argument is a node whose value is one tensor."""
     return isinstance(x, fx.Node) and isinstance(val(x), Tensor)
 
 
-def is_float(x: Any) -> bool:
+def is_float(x: Any) -> TypeGuard[fx.Node]:
     """Whether an argument is a node whose value is one floating tensor."""
     return is_tensor(x) and bool(val(x).is_floating_point())
 

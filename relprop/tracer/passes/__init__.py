@@ -94,12 +94,7 @@ SIMPLIFIED = Pass(simplify, "what cancels now is gone before the next pass looks
 SAME = Pass(join_same, "what is computed twice is one tensor, so that its readers meet")
 
 PASSES = (
-    Pass(
-        drop_differences,
-        "later, a batch of one and its mean are one tensor",
-        "constants",
-        once=True,
-    ),
+    Pass(drop_differences, "later, a mean of one is what it is of", "constants", once=True),
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),

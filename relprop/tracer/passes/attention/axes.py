@@ -20,10 +20,13 @@ def _moved(part: Part, drawn: tuple[Tensor, ...], y: Tensor, i: int, at: list[in
 def _along(changed: Tensor, axis: int) -> list[int]:
     """The positions of an axis at which something changes."""
     others = [i for i in range(changed.dim()) if i != axis]
-    return (changed.any(others) if others else changed).nonzero().flatten().tolist()  # type: ignore[no-any-return]
+    along: list[int] = (changed.any(others) if others else changed).nonzero().flatten().tolist()
+    return along
 
 
-def _axes(part: Part, drawn: Any, y: Tensor, i: int, place: int) -> tuple[list[int | None], set]:
+def _axes(
+    part: Part, drawn: Any, y: Tensor, i: int, place: int
+) -> tuple[list[int | None], set[int]]:
     """For each axis of source ``i`` the axis of the output that it is, and the axes along which one
     number of it spreads. ``place``: where it is changed, 0 (the first) or -1 (the last)."""
     shape = drawn[i].shape

@@ -12,6 +12,7 @@ from torch import fx
 from relprop.errors import CaptureError, message
 from relprop.operations import argument, is_call
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
@@ -40,9 +41,11 @@ def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
     if not isinstance(val(node), (tuple, list)):
         return results[0]
     for user in list(node.users):
-        if user.args[1] >= len(results):  # type: ignore[operator]
-            raise _refused(node, f"gives more than attention: its result {user.args[1]} is read")
-        swap(user, results[user.args[1]])  # type: ignore[index]
+        if arguments(user)[1] >= len(results):
+            raise _refused(
+                node, f"gives more than attention: its result {arguments(user)[1]} is read"
+            )
+        swap(user, results[arguments(user)[1]])
     node.graph.erase_node(node)
     return None
 
@@ -60,7 +63,7 @@ def _refused(node: fx.Node, why: str) -> CaptureError:
 def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:
     """``scaled_dot_product_attention`` and the operators that it chooses among: its result, and the
     second one that each of them has."""
-    q, k, v = node.args[:3]
+    q, k, v = arguments(node)[:3]
     mask, causal = argument(node, "attn_mask"), bool(argument(node, "is_causal"))
     mask = argument(node, "attn_bias") if mask is None else mask
     math_only = is_call(node, aten._scaled_dot_product_attention_math)
@@ -145,7 +148,7 @@ def _shown(node: fx.Node) -> fx.Node | None:
 
 def _layer(node: fx.Node, device: torch.device) -> fx.Node:
     """``_transformer_encoder_layer_fwd``: attention and two linear layers, each with a norm."""
-    x = argument(node, "src")
+    x: fx.Node = argument(node, "src")
 
     def normed(x: fx.Node, number: int) -> fx.Node:
         weights = (argument(node, f"norm_{n}_{number}") for n in ("weight", "bias"))
@@ -168,7 +171,7 @@ def _layer(node: fx.Node, device: torch.device) -> fx.Node:
             x = emit(node, aten.add.Tensor, x, function(normed(x, number)))
         else:
             x = normed(emit(node, aten.add.Tensor, x, function(x)), number)
-    return x  # type: ignore[no-any-return]
+    return x
 
 
 def _repeated(node: fx.Node, x: Any, groups: int) -> fx.Node:

@@ -12,11 +12,14 @@ from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.operations.vocabulary import Held, grouped_linear
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_float,
     is_live,
+    joined,
+    operand,
     rank,
     reshaped,
     shape_of,
@@ -38,12 +41,12 @@ def join_rotations(graph: fx.Graph, constants: Constants) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        parts = [_turned_part(p) for p in node.args[0]]  # type: ignore[union-attr]
-        if not 2 <= len(parts) <= 4 or any(p is None for p in parts):
+        parts = [t for p in joined(node) if (t := _turned_part(p)) is not None]
+        if not 2 <= len(parts) == len(joined(node)) <= 4:
             continue
         for order in itertools.product((0, 1), repeat=len(parts)):
             straight, other = (
-                [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)]  # type: ignore[index]
+                [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)]
                 for side in (0, 1)
             )
             if (whole := _whole(node, straight, constants)) is not None:
@@ -55,11 +58,11 @@ def join_rotations(graph: fx.Graph, constants: Constants) -> None:
 def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:
     """Features times matrices that turn pairs of them, one matrix for each position → x·C + J(x)·S,
     J the other feature of each pair."""
-    x, matrix = node.args[:2]
+    x, matrix = arguments(node)[:2]
     size = shape_of(matrix)[-1]
     if len(node.args) > 2 or size < 2 or shape_of(matrix)[-2] != size:
         return None
-    other = _pairs(_tried(matrix, constants))  # type: ignore[arg-type]
+    other = _pairs(_tried(matrix, constants))
     if other is None:
         return None
 
@@ -121,20 +124,20 @@ def _turned_part(part: Any) -> tuple[fx.Node, list[_Scaled]] | None:
     """A part that is a sum of two scaled tensors: the part itself, and the two."""
     inner = part
     while kind(inner) is Kind.RESHAPE and len(inner.users) == 1:
-        inner = inner.args[0]
+        inner = operand(inner)
     if not is_sum(inner) or len(inner.users) != 1:
         return None
     terms = terms_of(inner)
-    scaled = [_scaled(sign, n) for sign, n in terms]
-    if len(terms) != 2 or any(s is None for s in scaled):
+    scaled = [s for sign, n in terms if (s := _scaled(sign, n)) is not None]
+    if not len(terms) == len(scaled) == 2:
         return None
-    return part, scaled  # type: ignore[return-value]
+    return part, scaled
 
 
 def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
     if kind(node) is not Kind.PRODUCT or len(node.users) != 1 or len(node.args) != 2:
         return None
-    a, b = node.args
+    a, b = arguments(node)
     if is_float(a) and is_float(b) and is_live(a) != is_live(b):
         return (sign, a, b) if is_live(a) else (sign, b, a)
     return None
@@ -156,11 +159,11 @@ def _whole(
             _places(source, x, constants).reshape(shape_of(p))
             for p, x in zip(pieces, terms, strict=True)
         ],
-        node.args[1],  # type: ignore[arg-type]
+        arguments(node)[1],
     )
     if bool((joined.flatten() == torch.arange(joined.numel())).all()):
         return reshaped(node, source, shape_of(node))
-    return emit(node, aten.cat.default, pieces, node.args[1])
+    return emit(node, aten.cat.default, pieces, arguments(node)[1])
 
 
 def _moved_from(x: fx.Node) -> list[fx.Node]:
@@ -199,7 +202,7 @@ def _factor_like(at: fx.Node, factor: fx.Node, x: Any, part: fx.Node) -> fx.Node
 
 
 def _rotation(node: fx.Node, whole: fx.Node, straight: Any, other: Any) -> fx.Node:
-    dim = node.args[1]
+    dim = arguments(node)[1]
     first = emit(
         node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in straight], dim
     )

@@ -7,16 +7,26 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_live, is_tensor, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    is_tensor,
+    operand,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.products.raising import is_mask
 
 
 def weigh_masks(graph: fx.Graph) -> None:
     """(m @ v)·s with a mask m and one number s for each row of it → (m·s) @ v."""
     for node in list(graph.nodes):
-        if not is_call(node, aten.mul) or not all(is_tensor(x) for x in node.args):
+        if not is_call(node, aten.mul) or not all(is_tensor(x) for x in arguments(node)):
             continue
-        for whole, share in (node.args, node.args[::-1]):
+        for whole, share in (node.args, arguments(node)[::-1]):
             new = _weighed(node, whole, share)
             if new is not None:
                 swap(node, new)
@@ -30,10 +40,10 @@ def _weighed(node: fx.Node, whole: Any, share: Any) -> fx.Node | None:
         return None
     product = whole
     while kind(product) is Kind.RESHAPE and len(product.users) == 1:
-        product = product.args[0]
+        product = operand(product)
     if not is_call(product, aten.matmul) or len(product.users) != 1:
         return None
-    mask, values = product.args
+    mask, values = arguments(product)
     if not is_live(mask) or not is_mask(mask) or shape_of(product)[-1] != shape_of(node)[-1]:
         return None
     small = reshaped(node, share, [*shape_of(product)[:-1], 1])

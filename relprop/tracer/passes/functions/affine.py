@@ -11,11 +11,13 @@ from relprop.operations import Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_float,
     is_live,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -43,10 +45,10 @@ def raise_affine(graph: fx.Graph, constants: Constants) -> None:
 def _pairs(node: fx.Node) -> list[tuple[Any, Any]]:
     """What may be a norm, and what it is scaled with or what is added to it."""
     if is_call(node, aten.neg):
-        return [(node.args[0], -1)]
+        return [(operand(node), -1)]
     if kind(node) not in (Kind.PRODUCT, Kind.SUM, Kind.QUOTIENT) or len(node.args) != 2:
         return []
-    a, b = node.args
+    a, b = arguments(node)
     return [(a, b)] if kind(node) is Kind.QUOTIENT else [(a, b), (b, a)]
 
 
@@ -56,7 +58,7 @@ def _unturned(node: fx.Node, norm: Any, parameter: Any) -> tuple[Any, Any, list[
     turned = kind(norm) is Kind.PERMUTE and len(norm.users) == 1
     if not turned or is_live(parameter):
         return norm, parameter, None
-    source, order = norm.args[:2]
+    source, order = arguments(norm)[:2]
     if kind(source) is not Kind.NORM or len(shape_of(node)) != len(order):
         return norm, parameter, None
     if not isinstance(parameter, fx.Node):
@@ -94,21 +96,21 @@ def _with_affine(node: fx.Node, norm: fx.Node, parameter: fx.Node) -> fx.Node | 
     if isinstance(norm.target, WrittenNorm):
         if norm.target.centred is None:
             return None
-        x, weight, bias, *others = norm.args
+        x, weight, bias, *others = arguments(norm)
         weight, bias = _changed(node, weight, bias, parameter, scales)
         return emit(node, norm.target, x, weight, bias, *others)
-    x, shape, weight = norm.args[:3] if len(norm.args) > 2 else (*norm.args, None)
-    bias = norm.args[3] if is_call(norm, aten.layer_norm) and len(norm.args) > 3 else None
-    lying = tuple(range(rank(x) - len(shape), rank(x)))  # type: ignore[arg-type]
-    if not set(axes_of(parameter, x)) <= set(lying) or (  # type: ignore[arg-type]
+    x, shape, weight = arguments(norm)[:3] if len(norm.args) > 2 else (*arguments(norm), None)
+    bias = arguments(norm)[3] if is_call(norm, aten.layer_norm) and len(norm.args) > 3 else None
+    lying = tuple(range(rank(x) - len(shape), rank(x)))
+    if not set(axes_of(parameter, x)) <= set(lying) or (
         is_call(norm, aten.rms_norm) and not scales
     ):
         return None
-    laid_out = laid(node, parameter, x, lying)  # type: ignore[arg-type]
+    laid_out = laid(node, parameter, x, lying)
     weight, bias = _changed(node, weight, bias, laid_out, scales)
     if is_call(norm, aten.rms_norm):
-        return emit(node, aten.rms_norm.default, x, shape, weight, *norm.args[3:])
-    return emit(node, aten.layer_norm.default, x, shape, weight, bias, *norm.args[4:])
+        return emit(node, aten.rms_norm.default, x, shape, weight, *arguments(norm)[3:])
+    return emit(node, aten.layer_norm.default, x, shape, weight, bias, *arguments(norm)[4:])
 
 
 def _changed(

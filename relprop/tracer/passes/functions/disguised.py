@@ -146,7 +146,8 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
             masked = bool(hidden.any())
 
             def canon(t: Tensor, c: float = c, hidden: Tensor = hidden, op: Any = op) -> Tensor:
-                return op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
+                made: Tensor = op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
+                return made
 
             if not part.agrees(canon):
                 continue
@@ -202,7 +203,7 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
 
         def pool(t: Tensor, op: Any = op) -> Tensor:
-            return op(t, list(axes)).reshape(shape)  # type: ignore[no-any-return]
+            return torch.as_tensor(op(t, list(axes))).reshape(shape)
 
         if same(pool(x), y) and part.agrees(pool):
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out

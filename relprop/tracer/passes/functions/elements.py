@@ -9,7 +9,7 @@ from torch import fx
 
 from relprop.operations import Kind, kind
 from relprop.operations.vocabulary import Written
-from relprop.tracer.editing import emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.editing import emit, is_float, is_live, operand, shape_of, swap, val
 from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
@@ -69,8 +69,8 @@ def _raise_chains(graph: fx.Graph) -> bool:
         if node in done or node._erased or not _links(node):
             continue
         chain = [node]
-        while _links(above := chain[0].args[0]) and len(above.users) == 1:  # type: ignore[union-attr, arg-type]
-            chain.insert(0, above)  # type: ignore[arg-type]
+        while _links(above := operand(chain[0])) and len(above.users) == 1:
+            chain.insert(0, above)
         done |= set(chain)
         shorter |= _shorten(chain)
     graph.eliminate_dead_code()
@@ -81,7 +81,7 @@ def _links(node: Any) -> bool:
     """Whether a call is a function of one tensor and of numbers."""
     if not isinstance(node, fx.Node) or kind(node) not in _CHAIN or not is_float(node):
         return False
-    x = node.args[0]
+    x = operand(node)
     single = len(node.all_input_nodes) == 1 and is_float(x) and is_live(x)
     return single and shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
 
@@ -95,12 +95,12 @@ def _shorten(chain: list[fx.Node]) -> bool:
             part = chain[first : first + length]
             if not any(kind(n) is Kind.FUNCTION for n in part):
                 continue
-            known = known_by_torch(recipe_of(part, [part[0].args[0]]))  # type: ignore[list-item]
+            known = known_by_torch(recipe_of(part, [operand(part[0])]))
             if known is not None:
-                swap(part[-1], known(part[-1], part[0].args[0]))  # type: ignore[arg-type]
+                swap(part[-1], known(part[-1], operand(part[0])))
                 return True
     if len(curved) > 1:
         part = chain[curved[0] : curved[-1] + 1]
-        recipe = recipe_of(part, [part[0].args[0]])  # type: ignore[list-item]
-        swap(part[-1], _call(part[-1], part[0].args[0], recipe, ()))  # type: ignore[arg-type]
+        recipe = recipe_of(part, [operand(part[0])])
+        swap(part[-1], _call(part[-1], operand(part[0]), recipe, ()))
     return len(curved) > 1

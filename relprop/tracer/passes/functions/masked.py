@@ -9,7 +9,17 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_live, is_number, is_tensor, rank, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    is_number,
+    is_tensor,
+    operand,
+    rank,
+    val,
+)
 from relprop.tracer.passes.trials.regions import Region
 
 #: What of zeros and ones makes zeros and ones.
@@ -51,26 +61,26 @@ def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:
 def _exponents(at: fx.Node, e: Any, axis: int, constants: Constants) -> fx.Node | None:
     """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax, of
     products and quotients of such; −∞ where a mask leaves numbers out."""
-    own = kind(e) is Kind.SOFTMAX and e.args[1] - rank(e) == axis - rank(at)
+    own = kind(e) is Kind.SOFTMAX and arguments(e)[1] - rank(e) == axis - rank(at)
     if is_call(e, aten.exp) or own:
-        return e.args[0]  # type: ignore[no-any-return]
+        return operand(e)
     if (kept := _kept(at, e, constants)) is not None:
         scores = _exponents(at, kept[0], axis, constants)
         return None if scores is None else _without(at, scores, kept[1])
-    if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in e.args):
+    if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in arguments(e)):
         return None
-    both = [_exponents(at, x, axis, constants) for x in e.args]
+    both = [_exponents(at, x, axis, constants) for x in arguments(e)]
     op = aten.add.Tensor if is_call(e, aten.mul) else aten.sub.Tensor
     return None if None in both else emit(at, op, *both)
 
 
 def _kept(at: fx.Node, e: Any, constants: Constants) -> tuple[Any, fx.Node] | None:
     """The tensor of which a call keeps some numbers, all others being 0, and which are those."""
-    if is_call(e, aten.where) and is_number(e.args[2], 0):
-        return e.args[1], emit(at, aten.logical_not.default, e.args[0])
-    if is_call(e, aten.masked_fill) and is_number(e.args[2], 0):
-        return e.args[0], e.args[1]
-    for inner, mask in (e.args, e.args[::-1]) if is_call(e, aten.mul) else ():
+    if is_call(e, aten.where) and is_number(arguments(e)[2], 0):
+        return arguments(e)[1], emit(at, aten.logical_not.default, operand(e))
+    if is_call(e, aten.masked_fill) and is_number(arguments(e)[2], 0):
+        return operand(e), arguments(e)[1]
+    for inner, mask in (e.args, arguments(e)[::-1]) if is_call(e, aten.mul) else ():
         if is_tensor(inner) and is_mask(mask, constants):
             return inner, emit(at, aten.eq.Scalar, mask, 0)
     return None
@@ -86,10 +96,10 @@ def is_mask(x: Any, constants: Constants) -> bool:
             return False
         if val(here).dtype == torch.bool:
             continue
-        if kind(here) in _OF_MASKS or (is_call(here, aten.rsub) and here.args[1:] == (1,)):
-            left += here.args[:1]
+        if kind(here) in _OF_MASKS or (is_call(here, aten.rsub) and arguments(here)[1:] == (1,)):
+            left += arguments(here)[:1]
         elif kind(here) is Kind.PRODUCT:
-            left += here.args
+            left += arguments(here)
         else:
             known = None if is_live(here) else constants.value(here)
             if not isinstance(known, Tensor) or not bool(((known == 0) | (known == 1)).all()):

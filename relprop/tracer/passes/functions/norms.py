@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from relprop.operations import STOPS, Kind, kind
 from relprop.operations.vocabulary import WrittenNorm
-from relprop.tracer.editing import aten, emit, permuted, rank, shape_of
+from relprop.tracer.editing import arguments, aten, emit, permuted, rank, shape_of
 from relprop.tracer.passes.functions.affine import axes_of, laid
 from relprop.tracer.passes.trials.comparison import equal_functions, same, trials
 from relprop.tracer.passes.trials.recipes import Recipe
@@ -128,7 +128,7 @@ def _usual_eps(
     region: Region, core: Callable[..., Tensor], centred: bool, xs: list[Tensor]
 ) -> float | None:
     """ε, if the core is x/√(mean(x²) + ε) of the values less their mean, or of the values."""
-    given = [a for n in region.nodes for a in (*n.args, *n.kwargs.values())]
+    given = [a for n in region.nodes for a in (*arguments(n), *n.kwargs.values())]
     numbers = {float(a) for a in given if isinstance(a, (int, float))}
     for eps in sorted(e for e in numbers | {0.0} if 0 <= e <= 1e-2):
 

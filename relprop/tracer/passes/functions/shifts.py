@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, tensor_inputs
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    operand,
+    permuted,
+    rank,
+    shape_of,
+    swap,
+    tensor_inputs,
+)
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.recipes import recipe_of
@@ -20,12 +30,12 @@ def drop_shifts(graph: fx.Graph) -> None:
     square of what is less its mean is its deviation."""
     flow = flow_of(graph)
     for node in flow.nodes:
-        if not is_call(node, aten.layer_norm, aten.rms_norm) or len(node.args[1]) != 1:  # type: ignore[arg-type]
+        if not is_call(node, aten.layer_norm, aten.rms_norm) or len(arguments(node)[1]) != 1:
             continue
-        source: Any = node.args[0]
+        source: Any = operand(node)
         turned = kind(source) is Kind.PERMUTE
-        order = list(source.args[1]) if turned else list(range(rank(node)))
-        tried = _shifted(flow, source.args[0] if turned else source, order)
+        order = list(arguments(source)[1]) if turned else list(range(rank(node)))
+        tried = _shifted(flow, operand(source) if turned else source, order)
         if tried is None:
             continue
         above, x, y = tried
@@ -33,7 +43,7 @@ def drop_shifts(graph: fx.Graph) -> None:
         if is_call(node, aten.layer_norm) and same(y - y.mean(-1, keepdim=True), centre):
             node.replace_input_with(source, permuted(node, above, order))
         elif is_call(node, aten.rms_norm) and same(y, centre):
-            shape, weight, eps = (*node.args[1:], None, None)[:3]
+            shape, weight, eps = (*arguments(node)[1:], None, None)[:3]
             if eps is not None:
                 made = permuted(node, above, order)
                 swap(node, emit(node, aten.layer_norm.default, made, shape, weight, None, eps))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from relprop.operations import Kind, is_call
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, expanded, rank, shape_of, val
+from relprop.tracer.editing import aten, emit, expanded, operand, rank, shape_of, val
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, trials
 from relprop.tracer.passes.trials.regions import Region
 
@@ -56,7 +56,7 @@ def _beside(region: Region, axis: int, probes: list[Tensor]) -> float | None:
 def emit_beside(region: Region, axis: int, score: float, constants: Constants) -> fx.Node:
     """The softmax of each row and a score beside it, without that one's weight."""
     at, x = region.output, region.source
-    x = x.args[0] if is_call(x, aten.exp) else x  # type: ignore[assignment]
+    x = operand(x) if is_call(x, aten.exp) else x
     shape = shape_of(x)
     one = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
     shape[axis], size = 1, shape[axis]

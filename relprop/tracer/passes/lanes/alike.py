@@ -12,7 +12,7 @@ from torch import fx
 
 from relprop.operations import is_call
 from relprop.operations.vocabulary import Written, WrittenNorm
-from relprop.tracer.editing import aten, emit, shape_of
+from relprop.tracer.editing import arguments, aten, emit, operand, shape_of
 
 Lanes = tuple[fx.Node, ...]
 
@@ -72,14 +72,14 @@ def family(node: fx.Node) -> Any:
     return None
 
 
-def operand(nodes: Lanes, i: int) -> Lanes:
+def operands(nodes: Lanes, i: int) -> Lanes:
     """The i-th argument of every call."""
-    return tuple(n.args[i] for n in nodes)  # type: ignore[misc]
+    return tuple(arguments(n)[i] for n in nodes)
 
 
 def kept_axis(node: fx.Node, dim: int) -> int | None:
     """The axis of a reshape's operand that axis ``dim`` of its result is."""
-    before, after = shape_of(node.args[0]), shape_of(node)
+    before, after = shape_of(operand(node)), shape_of(node)
     ahead = math.prod(after[:dim])
     found = [i for i, s in enumerate(before) if s == after[dim] and math.prod(before[:i]) == ahead]
     return found[-1] if found and after[dim] > 1 else found[0] if len(found) == 1 else None
@@ -87,17 +87,17 @@ def kept_axis(node: fx.Node, dim: int) -> int | None:
 
 def one_run(at: fx.Node, nodes: Lanes, dim: int) -> fx.Node | None:
     """The tensor of which the lanes are neighbouring pieces, or that part of it."""
-    if not all(is_call(n, aten.slice) and n.args[1] == dim for n in nodes):
+    if not all(is_call(n, aten.slice) and arguments(n)[1] == dim for n in nodes):
         return None
-    x = nodes[0].args[0]
+    x = operand(nodes[0])
     pairs = itertools.pairwise(nodes)
-    if any(n.args[0] is not x or n.args[4] != 1 for n in nodes):
+    if any(operand(n) is not x or arguments(n)[4] != 1 for n in nodes):
         return None
-    if any(a.args[3] != b.args[2] for a, b in pairs):
+    if any(arguments(a)[3] != arguments(b)[2] for a, b in pairs):
         return None
-    first, last = nodes[0].args[2], nodes[-1].args[3]
+    first, last = arguments(nodes[0])[2], arguments(nodes[-1])[3]
     if (first, last) == (0, shape_of(x)[dim]):
-        return x  # type: ignore[return-value]
+        return x
     return emit(at, aten.slice.Tensor, x, dim, first, last, 1)
 
 

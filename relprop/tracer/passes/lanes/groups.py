@@ -9,7 +9,19 @@ from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.operations.vocabulary import grouped_linear
-from relprop.tracer.editing import aten, dims_of, emit, is_live, rank, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    applied,
+    arguments,
+    aten,
+    dims_of,
+    emit,
+    is_live,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.products.letters import Product, letters_of
 from relprop.tracer.passes.products.operators import as_linear, product_of
 
@@ -25,25 +37,30 @@ def join_groups(graph: fx.Graph) -> None:
 
 def _of_groups(node: fx.Node) -> fx.Node | None:
     way: list[fx.Node] = []
-    layer: Any = node.args[0]
+    layer: Any = operand(node)
     while kind(layer) in (Kind.RESHAPE, Kind.PERMUTE) and len(layer.users) == 1:
         way.insert(0, layer)
-        layer = layer.args[0]
-    summed = [d for d in dims_of(node) if shape_of(node.args[0])[d] > 1]
+        layer = operand(layer)
+    summed = [d for d in dims_of(node) if shape_of(operand(node))[d] > 1]
     if not is_call(layer, grouped_linear) or len(layer.users) != 1 or len(summed) != 1:
         return None
-    if rank(layer) != 3 or is_live(layer.args[1]) or len(layer.args) > 2 or argument(node, "dtype"):
+    if (
+        rank(layer) != 3
+        or is_live(arguments(layer)[1])
+        or len(layer.args) > 2
+        or argument(node, "dtype")
+    ):
         return None
     groups, rows, width = shape_of(layer)
     places = torch.arange(groups * rows * width).reshape(groups, rows, width)
     for move in way:
-        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+        places = applied(move, places)
     places = places.movedim(summed[0], 0)
     own = torch.arange(rows * width).reshape(places.shape[1:])
     steps = torch.arange(groups).reshape(-1, *[1] * own.dim()) * rows * width
     if len(places) != groups or not torch.equal(places, own + steps):
         return None
-    x, weight = layer.args
+    x, weight = arguments(layer)
     made = as_linear(node, Product(x, "gnk", weight, "gmk", "nm"))
     return None if made is None else reshaped(node, made, shape_of(node))
 
@@ -79,15 +96,15 @@ def fold_rows(graph: fx.Graph) -> None:
 def _apart(node: fx.Node) -> fx.Node | None:
     """A product of single rows whose places were merged with its batch: its other operand was
     repeated for each of them (``vmap`` over queries)."""
-    x, laid = node.args[:2]
-    copies: Any = laid.args[0] if kind(laid) is Kind.RESHAPE else None  # type: ignore[union-attr]
+    x, laid = arguments(node)[:2]
+    copies: Any = operand(laid) if kind(laid) is Kind.RESHAPE else None
     if copies is None or kind(copies) is not Kind.EXPAND or shape_of(x)[-2] != 1:
         return None
-    batch, one = shape_of(copies)[:-2], copies.args[0]
+    batch, one = shape_of(copies)[:-2], operand(copies)
     first = rank(copies) - rank(one)
     if shape_of(copies)[-2:] != shape_of(laid)[-2:] or shape_of(x)[:-2] != shape_of(laid)[:-2]:
         return None
     if first != 1 or shape_of(one) != shape_of(copies)[1:]:
         return None
-    made = emit(node, aten.matmul.default, reshaped(node, x, [*batch, 1, shape_of(x)[-1]]), one)  # type: ignore[arg-type]
+    made = emit(node, aten.matmul.default, reshaped(node, x, [*batch, 1, shape_of(x)[-1]]), one)
     return reshaped(node, made, shape_of(node))

@@ -13,18 +13,21 @@ from torch import fx
 from relprop.operations import ELEMENTWISE, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
+    arguments,
     aten,
     dims_of,
     emit,
     expanded,
     is_live,
     is_tensor,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
     shape_of,
 )
-from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operand
+from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operands
 from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.trials.recipes import Recipe, Slot, Step
 
@@ -82,17 +85,19 @@ class _Lift:
     def _pieces(self, nodes: Lanes) -> fx.Node | None:
         """Pieces of one tensor, evenly spaced along an axis → that axis in front."""
         if all(is_call(n, aten.select) for n in nodes):
-            x, dim = nodes[0].args[:2]
-            places = [n.args[2] for n in nodes]
-            if any(n.args[:2] != (x, dim) or not isinstance(n.args[2], int) for n in nodes):
+            x, dim = arguments(nodes[0])[:2]
+            places = [arguments(n)[2] for n in nodes]
+            if any(
+                arguments(n)[:2] != (x, dim) or not isinstance(arguments(n)[2], int) for n in nodes
+            ):
                 return None
-            x = self._run(x, dim, places)  # type: ignore[arg-type]
+            x = self._run(x, dim, places)
             return (
                 None
                 if x is None
-                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])  # type: ignore[list-item]
+                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])
             )
-        if all(is_call(n, aten.slice) and n.args[4] == 1 for n in nodes):
+        if all(is_call(n, aten.slice) and arguments(n)[4] == 1 for n in nodes):
             return self._slices(nodes)
         return None
 
@@ -161,10 +166,10 @@ class _Lift:
                 return self._stacked(nodes)
             if others != plain or n.kwargs != first.kwargs or len(n.args) != len(first.args):
                 raise Apart
-        lanes = {i: self.lane(operand(nodes, i)) for i in tensors}
+        lanes = {i: self.lane(operands(nodes, i)) for i in tensors}
         if all(lane is None for lane in lanes.values()):
             return None
-        given = {i: first.args[i] if lane is None else lane for i, lane in lanes.items()}
+        given = {i: arguments(first)[i] if lane is None else lane for i, lane in lanes.items()}
         return self._with_axis(first, what, lanes, given)
 
     def _with_axis(self, first: fx.Node, what: Kind, lanes: Any, given: Any) -> fx.Node:
@@ -177,7 +182,7 @@ class _Lift:
             return emit(
                 self.at, first.target, *(self._aligned(first, lanes, given, i) for i in (0, 1))
             )
-        x, rest = given[0], first.args[1:]
+        x, rest = given[0], arguments(first)[1:]
         if lanes[0] is None:
             if what is not Kind.NORM:
                 raise Apart
@@ -191,10 +196,10 @@ class _Lift:
         if what is Kind.RESHAPE:
             return reshaped(self.at, x, [self.count, *shape_of(first)])
         if what is Kind.PERMUTE:
-            return permuted(self.at, x, [0, *(d + 1 for d in rest[0])])  # type: ignore[list-item]
+            return permuted(self.at, x, [0, *(d + 1 for d in rest[0])])
         if what is Kind.EXPAND:
-            missing = rank(first) - rank(first.args[0])
-            x = reshaped(self.at, x, [self.count, *[1] * missing, *shape_of(first.args[0])])
+            missing = rank(first) - rank(operand(first))
+            x = reshaped(self.at, x, [self.count, *[1] * missing, *shape_of(operand(first))])
             return expanded(self.at, x, [self.count, *shape_of(first)])
         if what in (Kind.SELECT, Kind.SLICE):
             return emit(self.at, first.target, x, rest[0] + 1, *rest[1:])
@@ -212,9 +217,9 @@ class _Lift:
 
     def _aligned(self, first: fx.Node, lanes: Any, given: Any, i: int) -> fx.Node:
         """An operand with its lanes in front of as many axes as the result has."""
-        x = given[i]
+        x: fx.Node = given[i]
         if lanes[i] is None:
-            return x  # type: ignore[no-any-return]
+            return x
         missing = rank(first) - (rank(x) - 1)
         shape = shape_of(x)
         return reshaped(self.at, x, [shape[0], *[1] * missing, *shape[1:]])
@@ -226,7 +231,7 @@ class _Lift:
         weight, bias = given[1], given.get(2)
         own = lanes[1] is not None or (2 in lanes and lanes[2] is not None)
         if not own:
-            return emit(self.at, first.target, given[0], *first.args[1:])
+            return emit(self.at, first.target, given[0], *arguments(first)[1:])
         if lanes[1] is None:
             weight = self._repeated(weight)
         if bias is not None and lanes.get(2) is None:
@@ -252,8 +257,8 @@ class _Lift:
     def _norm(self, first: fx.Node, x: fx.Node, lanes: Any, given: Any) -> fx.Node:
         """Norms with parameters of their own: those stand in front of what they scale."""
         if not any(lanes[i] is not None for i in given if i > 0):
-            return emit(self.at, first.target, x, *first.args[1:])
-        norm, args = first.target, list(first.args)
+            return emit(self.at, first.target, x, *arguments(first)[1:])
+        norm, args = first.target, list(arguments(first))
         if is_call(first, aten.layer_norm):
             _, shape, _, _, eps = [*args, None, None][:5]
             core = Recipe(1, (Step(first.target, (Slot(0), list(shape), None, None, eps), {}),))
@@ -272,23 +277,26 @@ class _Lift:
 
     def _cat(self, nodes: Lanes) -> fx.Node | None:
         first = nodes[0]
-        if any(n.args[1] != first.args[1] or len(n.args[0]) != len(first.args[0]) for n in nodes):  # type: ignore[arg-type]
+        if any(
+            arguments(n)[1] != arguments(first)[1] or len(joined(n)) != len(joined(first))
+            for n in nodes
+        ):
             raise Apart
-        rows = [tuple(r) for r in zip(*(n.args[0] for n in nodes), strict=True)]  # type: ignore[arg-type]
-        lanes = [self.lane(r) for r in rows]  # type: ignore[arg-type]
+        rows = [tuple(r) for r in zip(*(operand(n) for n in nodes), strict=True)]
+        lanes = [self.lane(r) for r in rows]
         if all(lane is None for lane in lanes):
             return None
         full = [
             self._repeated(r[0]) if lane is None else lane
             for r, lane in zip(rows, lanes, strict=True)
-        ]  # type: ignore[arg-type]
-        return emit(self.at, aten.cat.default, full, first.args[1] + 1)  # type: ignore[operator]
+        ]
+        return emit(self.at, aten.cat.default, full, arguments(first)[1] + 1)
 
 
 def _box(node: fx.Node) -> tuple[fx.Node, dict[int, int]]:
     """The tensor that slices cut, and by axis where they begin."""
     starts: dict[int, int] = {}
-    while is_call(node, aten.slice) and node.args[4] == 1:
-        cut: Any = node.args
+    while is_call(node, aten.slice) and arguments(node)[4] == 1:
+        cut: Any = arguments(node)
         node, starts[cut[1]] = cut[0], starts.get(cut[1], 0) + cut[2]
     return node, starts

@@ -11,11 +11,14 @@ from torch import fx
 from relprop.operations import ELEMENTWISE, Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.editing import (
+    arguments,
     aten,
     dims_of,
     emit,
     expanded,
     is_live,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -28,7 +31,7 @@ from relprop.tracer.passes.lanes.alike import (
     alike,
     kept_axis,
     one_run,
-    operand,
+    operands,
 )
 from relprop.tracer.passes.lanes.same import Numbers
 
@@ -76,25 +79,29 @@ class _Longer:
             return self._pointwise(nodes, dim)
         if what is Kind.LINEAR and is_call(first, aten.linear) and dim != rank(first) - 1:
             self._same(nodes, slice(1, None))
-            return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+            return emit(
+                self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
+            )
         if what is Kind.MATMUL:
             return self._product(nodes, dim)
-        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) and dim != first.args[1]:
+        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) and dim != arguments(first)[1]:
             self._same(nodes, slice(1, None))
-            return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+            return emit(
+                self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
+            )
         if is_call(first, aten.layer_norm, aten.rms_norm):
             return self._norm(nodes, dim)
         if what is Kind.PERMUTE:
             self._same(nodes, slice(1, None))
-            inner = self.join(operand(nodes, 0), first.args[1][dim])  # type: ignore[index]
-            return permuted(self.at, inner, first.args[1])  # type: ignore[arg-type]
+            inner = self.join(operands(nodes, 0), arguments(first)[1][dim])
+            return permuted(self.at, inner, arguments(first)[1])
         if what is Kind.RESHAPE:
             return self._reshape(nodes, dim)
         if what is Kind.EXPAND:
             return self._expand(nodes, dim)
         if what in (Kind.SELECT, Kind.SLICE):
             return self._cut(nodes, dim)
-        if is_call(first, aten.cat) and first.args[1] != dim:
+        if is_call(first, aten.cat) and arguments(first)[1] != dim:
             return self._cat(nodes, dim)
         if is_call(first, aten.sum, aten.mean):
             return self._total(nodes, dim)
@@ -102,19 +109,19 @@ class _Longer:
 
     def _shuffled(self, nodes: Lanes, dim: int) -> fx.Node | None:
         """The tensor all of whose positions the lanes are, in some order."""
-        if not all(is_call(n, aten.slice) and n.args[1] == dim for n in nodes):
+        if not all(is_call(n, aten.slice) and arguments(n)[1] == dim for n in nodes):
             return None
-        x, cuts = nodes[0].args[0], tuple(n.args[2:5] for n in nodes)
+        x, cuts = operand(nodes[0]), tuple(arguments(n)[2:5] for n in nodes)
         places = sorted(p for cut in cuts for p in range(*cut))
         whole = places == list(range(shape_of(x)[dim]))
-        if any(n.args[0] is not x for n in nodes) or not whole or self.cuts not in (None, cuts):
+        if any(operand(n) is not x for n in nodes) or not whole or self.cuts not in (None, cuts):
             return None
         self.cuts = cuts
-        return x  # type: ignore[return-value]
+        return x
 
     def _same(self, nodes: Lanes, which: slice) -> None:
         """The lanes' other arguments must be the same."""
-        rows = zip(*(n.args[which] for n in nodes), strict=True)
+        rows = zip(*(arguments(n)[which] for n in nodes), strict=True)
         if any(n.kwargs != nodes[0].kwargs for n in nodes) or not all(map(self._one, rows)):
             raise Apart
 
@@ -130,7 +137,7 @@ class _Longer:
         first = nodes[0]
         args = []
         for i in range(len(first.args)):
-            given = [n.args[i] for n in nodes]
+            given = [arguments(n)[i] for n in nodes]
             if not isinstance(given[0], fx.Node):
                 if any(g != given[0] for g in given):
                     raise Apart
@@ -153,7 +160,7 @@ class _Longer:
 
     def _product(self, nodes: Lanes, dim: int) -> fx.Node:
         first, last = nodes[0], rank(nodes[0]) - 1
-        left, right = operand(nodes, 0), operand(nodes, 1)
+        left, right = operands(nodes, 0), operands(nodes, 1)
         if dim == last - 1 and self._one(right):
             left_axis = rank(left[0]) - 2
             return emit(self.at, first.target, self.join(left, left_axis), right[0])
@@ -176,9 +183,11 @@ class _Longer:
     def _norm(self, nodes: Lanes, dim: int) -> fx.Node:
         first = nodes[0]
         self._same(nodes, slice(1, None))
-        if dim >= rank(first) - len(first.args[1]):  # type: ignore[arg-type]
+        if dim >= rank(first) - len(arguments(first)[1]):
             raise Apart
-        return emit(self.at, first.target, self.join(operand(nodes, 0), dim), *first.args[1:])
+        return emit(
+            self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
+        )
 
     def _reshape(self, nodes: Lanes, dim: int) -> fx.Node:
         """A reshape that leaves the axis alone, as many elements before it as after."""
@@ -189,10 +198,10 @@ class _Longer:
         assert axis is not None
         shape = shape_of(nodes[0])
         shape[dim] = sum(shape_of(n)[dim] for n in nodes)
-        return reshaped(self.at, self.join(operand(nodes, 0), axis), shape)
+        return reshaped(self.at, self.join(operands(nodes, 0), axis), shape)
 
     def _expand(self, nodes: Lanes, dim: int) -> fx.Node:
-        inner = operand(nodes, 0)
+        inner = operands(nodes, 0)
         along = dim - (rank(nodes[0]) - rank(inner[0]))
         shape = shape_of(nodes[0])
         shape[dim] = sum(shape_of(n)[dim] for n in nodes)
@@ -209,27 +218,31 @@ class _Longer:
         """A cut along another axis."""
         first = nodes[0]
         self._same(nodes, slice(1, None))
-        cut = first.args[1]
-        axis = dim + (kind(first) is Kind.SELECT and cut <= dim)  # type: ignore[operator]
+        cut = arguments(first)[1]
+        axis = dim + (kind(first) is Kind.SELECT and cut <= dim)
         if kind(first) is Kind.SLICE and cut == dim:
             raise Apart
-        return emit(self.at, first.target, self.join(operand(nodes, 0), axis), *first.args[1:])
+        return emit(
+            self.at, first.target, self.join(operands(nodes, 0), axis), *arguments(first)[1:]
+        )
 
     def _cat(self, nodes: Lanes, dim: int) -> fx.Node:
-        counts = {len(n.args[0]) for n in nodes}  # type: ignore[arg-type]
+        counts = {len(joined(n)) for n in nodes}
         if len(counts) > 1:
             raise Apart
-        rows = zip(*(n.args[0] for n in nodes), strict=True)  # type: ignore[arg-type]
-        return emit(self.at, aten.cat.default, [self.join(r, dim) for r in rows], nodes[0].args[1])
+        rows = zip(*(operand(n) for n in nodes), strict=True)
+        return emit(
+            self.at, aten.cat.default, [self.join(r, dim) for r in rows], arguments(nodes[0])[1]
+        )
 
     def _total(self, nodes: Lanes, dim: int) -> fx.Node:
         first = nodes[0]
         self._same(nodes, slice(1, None))
         dims, keep = dims_of(first), shape_of(first)
-        wide = rank(first.args[0])
+        wide = rank(operand(first))
         kept = len(keep) == wide
         left = [i for i in range(wide) if kept or i not in dims]
         if left[dim] in dims:
             raise Apart
-        inner = self.join(operand(nodes, 0), left[dim])
-        return emit(self.at, first.target, inner, *first.args[1:], **first.kwargs)
+        inner = self.join(operands(nodes, 0), left[dim])
+        return emit(self.at, first.target, inner, *arguments(first)[1:], **first.kwargs)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import is_call, kind
-from relprop.tracer.editing import aten, emit, is_live, rank, swap
+from relprop.tracer.editing import arguments, aten, emit, is_live, joined, operand, rank, swap
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
@@ -38,13 +38,13 @@ def merge_lanes(graph: fx.Graph) -> None:
 
 def _merged(node: fx.Node, known: Known) -> fx.Node | None:
     """The lanes at a ``cat`` as one; ``known``: those that are one already."""
-    parts, dim = tuple(node.args[0]), node.args[1]  # type: ignore[arg-type]
-    if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):  # type: ignore[arg-type]
+    parts, dim = tuple(joined(node)), arguments(node)[1]
+    if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
     for attempt in (longer, partial(lifted, known=known)):
         mark = node.prev
         try:
-            return attempt(node, parts, dim)  # type: ignore[arg-type, call-arg]
+            return attempt(node, parts, dim)
         except Apart:
             undo(node, mark)
     return None
@@ -52,17 +52,17 @@ def _merged(node: fx.Node, known: Known) -> fx.Node | None:
 
 def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
     """A ``cat`` in which some neighbours are lanes (tokens made one by one, beside others)."""
-    parts, dim = node.args[:2]
+    parts, dim = arguments(node)[:2]
     made: list[fx.Node] = []
-    for how, run in groupby(parts, lambda p: (p.op, kind(p), _made_by(p)) if is_live(p) else None):  # type: ignore[arg-type]
+    for how, run in groupby(parts, lambda p: (p.op, kind(p), _made_by(p)) if is_live(p) else None):
         lanes = list(run)
-        if how is not None and 1 < len(lanes) < len(parts):  # type: ignore[arg-type]
+        if how is not None and 1 < len(lanes) < len(parts):
             beside = emit(node, aten.cat.default, lanes, dim)
             merged = _merged(beside, known)
             node.graph.erase_node(beside)
             lanes = lanes if merged is None else [merged]
         made += lanes
-    return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None  # type: ignore[arg-type]
+    return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None
 
 
 def merge_projections(graph: fx.Graph) -> None:
@@ -79,8 +79,8 @@ def _made_by(node: fx.Node) -> tuple[Any, ...]:
     """How what a layer reads is made, down to the first call that is worth merging: other lanes
     than a sum's other terms (an MLP, a shortcut) are made otherwise."""
     way: list[Any] = []
-    while node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
+    while node.args and isinstance(operand(node), fx.Node):
+        node = operand(node)
         way.append((node.op, kind(node)))
         if kind(node) in WORTH:
             break
@@ -89,7 +89,7 @@ def _made_by(node: fx.Node) -> tuple[Any, ...]:
 
 def _projected(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
     """The sum of some layers as one layer of their lanes side by side."""
-    xs = [p.args[0] for p in parts]
+    xs = [operand(p) for p in parts]
     beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
     merged = _merged(beside, {})
     if merged is None:

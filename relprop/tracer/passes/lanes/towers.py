@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_live, is_tensor, rank, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    is_tensor,
+    joined,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.lookups.axes import labels_of
 
 #: What treats what lies along the first axis apart, if the result has as many axes.
@@ -47,11 +59,11 @@ class _Tower:
     """What lies below a ``cat`` of samples: ``along`` its nodes, and ``ends``, calls that take
     places of one sample, and which it is."""
 
-    def __init__(self, joined: fx.Node) -> None:
-        self.joined, self.parts = joined, tuple(joined.args[0])  # type: ignore[arg-type]
+    def __init__(self, whole: fx.Node) -> None:
+        self.joined, self.parts = whole, tuple(joined(whole))
         self.count = len(self.parts)
-        axis: int = joined.args[1] % rank(joined)  # type: ignore[operator, assignment]
-        self.along = {joined: _Along(axis, shape_of(self.parts[0])[axis])}
+        axis: int = arguments(whole)[1] % rank(whole)
+        self.along = {whole: _Along(axis, shape_of(self.parts[0])[axis])}
         self.ends: dict[fx.Node, int] = {}
 
     def stands_apart(self) -> bool:
@@ -73,7 +85,7 @@ class _Tower:
         if node.op != "call_function" or not is_tensor(node):
             return False
         if (places := self._taken(node)) is not None:
-            which = set((places // self.along[node.args[0]].stretch % self.count).tolist())  # type: ignore[index]
+            which = set((places // self.along[operand(node)].stretch % self.count).tolist())
             self.ends[node] = which.pop()
             return not which
         if kind(node) is Kind.RESHAPE:
@@ -90,12 +102,12 @@ class _Tower:
 
     def _taken(self, node: fx.Node) -> Tensor | None:
         """Which places a call takes of the axis of samples, if it does that."""
-        x, *at = node.args
-        if not is_call(node, aten.select, aten.slice) or not self._is_at(x, at[0]):  # type: ignore[arg-type]
+        x, *at = arguments(node)
+        if not is_call(node, aten.select, aten.slice) or not self._is_at(x, at[0]):
             return None
-        places = torch.arange(shape_of(x)[at[0]])  # type: ignore[index]
+        places = torch.arange(shape_of(x)[at[0]])
         one = is_call(node, aten.select)
-        return places[at[1]].reshape(1) if one else places[slice(*at[1:])]  # type: ignore[index, misc]
+        return places[at[1]].reshape(1) if one else places[slice(*at[1:])]
 
     def _kept(self, node: fx.Node, out: int) -> _Along | None:
         """Where samples lie in the result of a call that all of them enter alike."""
@@ -106,12 +118,14 @@ class _Tower:
             is_live(x) and x not in own for x in node.all_input_nodes
         )
         whole = out >= 0 and met and not mixed and len(stretches) == 1
-        whole = whole and not (kind(node) is Kind.SOFTMAX and node.args[1] % rank(node) == out)  # type: ignore[operator]
+        whole = whole and not (
+            kind(node) is Kind.SOFTMAX and arguments(node)[1] % rank(node) == out
+        )
         return _Along(out, stretches.pop()) if whole else None
 
     def _reshaped(self, node: fx.Node) -> _Along | None:
         """Where samples lie in another shape."""
-        x: Any = node.args[0]
+        x: Any = operand(node)
         which = self._which(x, self.along[x]).expand(shape_of(x)).reshape(shape_of(node))
         for axis, size in enumerate(shape_of(node)):
             for stretch in range(1, size // self.count + 1):
@@ -136,14 +150,14 @@ class _Tower:
                 if node in self.along:
                     made[node] = self._one(node, made, i)
                 elif self.ends[node] == i:
-                    self._take(node, made[node.args[0]])  # type: ignore[index]
+                    self._take(node, made[operand(node)])
 
     def _one(self, node: fx.Node, made: dict[fx.Node, fx.Node], i: int) -> fx.Node:
         """A call for one sample; what others say of each sample is cut."""
         if kind(node) in (Kind.RESHAPE, Kind.EXPAND):
             shape = shape_of(node)
             shape[self.along[node].axis] //= self.count
-            return emit(node, node.target, made.get(node.args[0], node.args[0]), shape)  # type: ignore[arg-type]
+            return emit(node, node.target, made.get(operand(node), operand(node)), shape)
         given, (at, stretch) = dict(made), self.along[node]
         for x, axis, out in _labels(node):
             if x not in made and out == at and shape_of(x)[axis] > 1:
@@ -162,8 +176,8 @@ class _Tower:
 
     def _take(self, node: fx.Node, one: fx.Node) -> None:
         """The same places of the sample alone."""
-        x, dim, *at = node.args
-        stretch = self.along[x].stretch  # type: ignore[index]
+        x, dim, *at = arguments(node)
+        stretch = self.along[x].stretch
         places = self._taken(node)
         assert places is not None
         own = places // (stretch * self.count) * stretch + places % stretch
@@ -178,9 +192,9 @@ class _Tower:
 def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     """An operand, an axis of it along which a call treats all positions alike, and the axis of the
     result that it becomes; below 0 if it is summed."""
-    x: Any = node.args[0] if node.args else None
+    x: Any = operand(node) if node.args else None
     if kind(node) is Kind.EMBEDDING:
-        ids: Any = node.args[1]
+        ids: Any = arguments(node)[1]
         yield from ((ids, i, i) for i in range(rank(ids)))
     elif kind(node) in PER_SAMPLE and rank(x) == rank(node):
         yield x, 0, 0

@@ -7,11 +7,13 @@ from torch import fx
 from relprop.operations import Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
     is_tensor,
+    operand,
     rank,
     reshaped,
     shape_of,
@@ -51,7 +53,7 @@ def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
     way: list[fx.Node] = []
     while is_scaled(node) and len(node.users) == 1:
         way.append(node)
-        node = node.args[0]  # type: ignore[assignment]
+        node = operand(node)
     return node, scale_of(way)
 
 
@@ -60,22 +62,22 @@ def _with_mask(at: fx.Node, node: fx.Node, constants: Constants) -> fx.Node:
     goes with the smaller of two factors."""
     if len(node.users) != 1:
         return node
-    if is_call(node, aten.mul) and all(is_tensor(f) for f in node.args):
-        factors = [_with_mask(at, f, constants) for f in node.args]  # type: ignore[arg-type]
-        return node if factors == [*node.args] else emit(at, aten.mul.Tensor, *factors)
+    if is_call(node, aten.mul) and all(is_tensor(f) for f in arguments(node)):
+        factors = [_with_mask(at, f, constants) for f in arguments(node)]
+        return node if factors == [*arguments(node)] else emit(at, aten.mul.Tensor, *factors)
     if kind(node) is Kind.RESHAPE:
-        return _laid_out(at, node, _with_mask(at, node.args[0], constants))  # type: ignore[arg-type]
-    if is_call(node, aten.where) and constants.number(node.args[2]) == 0:
-        mask, kept = node.args[:2]
-    elif is_call(node, aten.masked_fill) and constants.number(node.args[2]) == 0:
-        kept, mask = node.args[0], emit(at, aten.logical_not.default, node.args[1])
+        return _laid_out(at, node, _with_mask(at, operand(node), constants))
+    if is_call(node, aten.where) and constants.number(arguments(node)[2]) == 0:
+        mask, kept = arguments(node)[:2]
+    elif is_call(node, aten.masked_fill) and constants.number(arguments(node)[2]) == 0:
+        kept, mask = operand(node), emit(at, aten.logical_not.default, arguments(node)[1])
     else:
         return node
     if not is_live(mask) or shape_of(mask)[-1:] != [1] or not is_float(kept):
         return node
     small, large = emit(at, aten.to.dtype, mask, val(kept).dtype), kept
-    if is_weighted(kept):  # type: ignore[arg-type]
-        factor, large = sorted(kept.args[:2], key=lambda x: val(x).numel())  # type: ignore[union-attr]
+    if is_weighted(kept):
+        factor, large = sorted(arguments(kept)[:2], key=lambda x: val(x).numel())
         small = emit(at, aten.mul.Tensor, small, factor)
     made = emit(at, aten.mul.Tensor, small, large)
     return made if shape_of(made) == shape_of(node) else node
@@ -87,10 +89,10 @@ def _laid_out(at: fx.Node, node: fx.Node, product: fx.Node) -> fx.Node:
     if not is_weighted(product) or not given or shape[-1:] != given[-1:]:
         return node
     sizes = [[*given[:-1], 1], given]
-    small, large = sorted(product.args[:2], key=lambda x: val(x).numel())  # type: ignore[union-attr]
+    small, large = sorted(arguments(product)[:2], key=lambda x: val(x).numel())
     if [shape_of(small), shape_of(large)] != sizes:
         return node
-    parts = reshaped(at, small, [*shape[:-1], 1]), reshaped(at, large, shape)  # type: ignore[arg-type]
+    parts = reshaped(at, small, [*shape[:-1], 1]), reshaped(at, large, shape)
     return emit(at, aten.mul.Tensor, *parts)
 
 
@@ -116,15 +118,15 @@ def _of_two(at: fx.Node, product: fx.Node, width: int) -> fx.Node:
     """A product of lanes on a first axis as one of two lanes' tensors: factors that are the same
     for all lanes, which have ``width`` axes or fewer, go with the smaller of the two."""
     factors: list[fx.Node] = []
-    while is_call(product, aten.mul) and all(is_tensor(x) for x in product.args[:2]):
-        one = [x for x in product.args[:2] if rank(x) <= width]
+    while is_call(product, aten.mul) and all(is_tensor(x) for x in arguments(product)[:2]):
+        one = [x for x in arguments(product)[:2] if rank(x) <= width]
         if len(one) != 1:
             break
-        (product,) = (x for x in product.args[:2] if x is not one[0])  # type: ignore[assignment]
-        factors += one  # type: ignore[arg-type]
+        (product,) = (x for x in arguments(product)[:2] if x is not one[0])
+        factors += one
     if not factors or not is_call(product, aten.mul):
         return product
-    small, large = sorted(product.args[:2], key=lambda x: val(x).numel())
+    small, large = sorted(arguments(product)[:2], key=lambda x: val(x).numel())
     for factor in factors:
         small = emit(at, aten.mul.Tensor, small, factor)
     return emit(at, aten.mul.Tensor, small, large)

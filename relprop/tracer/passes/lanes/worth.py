@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, is_live, is_tensor
+from relprop.tracer.editing import arguments, aten, is_live, is_tensor, operand
 from relprop.tracer.passes.lanes.alike import Lanes
 from relprop.tracer.passes.sums.terms import is_scaled, position
 
@@ -18,7 +18,7 @@ WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, 
 
 def is_weighted(node: fx.Node) -> bool:
     """Whether a call that no two others read multiplies two activations."""
-    factors = node.args[:2]
+    factors = arguments(node)[:2]
     return (
         is_call(node, aten.mul) and len(node.users) < 2 and all(is_tensor(f) for f in factors)
     ) and all(is_live(f) for f in factors)
@@ -40,10 +40,10 @@ def _multiply_in_turn(parts: Lanes) -> bool:
     after another."""
     products: list[Any] = list(parts)
     while all(kind(p) is Kind.RESHAPE for p in products):
-        products = [p.args[0] for p in products]
+        products = [operand(p) for p in products]
     if not all(is_weighted(p) for p in products):
         return False
-    for factors in ([p.args[i] for p in products] for i in (0, 1)):
+    for factors in ([arguments(p)[i] for p in products] for i in (0, 1)):
         places = [_place_of(f) for f in factors]
         first = places[0]
         if first is None or places != [(*first[:2], first[2] + i) for i in range(len(places))]:
@@ -54,7 +54,7 @@ def _multiply_in_turn(parts: Lanes) -> bool:
 def _place_of(factor: Any) -> tuple[fx.Node, int, int] | None:
     """Of which tensor a factor is a position, in whatever shape and times whatever number."""
     while kind(factor) in (Kind.RESHAPE, Kind.PERMUTE) or is_scaled(factor):
-        factor = factor.args[0]
+        factor = operand(factor)
     return position(factor)
 
 

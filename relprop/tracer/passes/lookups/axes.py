@@ -8,14 +8,16 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
-from relprop.tracer.editing import aten, dims_of, rank, shape_of
+from relprop.tracer.editing import arguments, aten, dims_of, operand, rank, shape_of
 from relprop.tracer.passes.lanes.alike import kept_axis
 
 
 def labels_of(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     """An operand, an axis of it along which a call treats all positions alike, and the axis of the
     result that it becomes; below 0 if it is summed."""
-    what, x = kind(node), node.args[0] if node.args else None
+    if not node.args:
+        return
+    what, x = kind(node), operand(node)
     if what in ELEMENTWISE and not is_call(node, aten.prelu):
         yield from _aligned(node, node.all_input_nodes, rank(node))
     elif what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX):
@@ -25,24 +27,24 @@ def labels_of(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     elif is_call(node, aten.layer_norm, aten.rms_norm):
         yield from _aligned(node, [x], rank(node) - len(argument(node, "normalized_shape")))
     elif is_call(node, aten.cat):
-        other = set(range(rank(node))) - {node.args[1]}
+        other = set(range(rank(node))) - {arguments(node)[1]}
         yield from (t for t in _aligned(node, node.all_input_nodes, rank(node)) if t[2] in other)
     elif is_call(node, aten.matmul):
         yield from _of_product(node)
     elif what is Kind.PERMUTE:
-        yield from ((x, d, i) for i, d in enumerate(node.args[1]))  # type: ignore[misc, union-attr, arg-type]
+        yield from ((x, d, i) for i, d in enumerate(arguments(node)[1]))
     elif what is Kind.EXPAND:
         yield from _aligned(node, [x], rank(node))
     elif what is Kind.RESHAPE:
         kept = ((kept_axis(node, i), i) for i in range(rank(node)) if shape_of(node)[i] > 1)
-        yield from ((x, d, i) for d, i in kept if d is not None)  # type: ignore[misc]
+        yield from ((x, d, i) for d, i in kept if d is not None)
     elif what in (Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC) and not is_call(node, aten.norm):
         yield from _of_reduction(node)
     elif is_call(node, aten.select, aten.slice):
         dim = argument(node, "dim")
         gone = is_call(node, aten.select)
         others = (d for d in range(rank(x)) if d != dim)
-        yield from ((x, d, d - (gone and d > dim)) for d in others)  # type: ignore[misc]
+        yield from ((x, d, d - (gone and d > dim)) for d in others)
 
 
 def _aligned(
@@ -58,19 +60,19 @@ def _aligned(
 
 
 def _of_product(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
-    a, b = node.args[:2]
+    a, b = arguments(node)[:2]
     if a is b or min(rank(a), rank(b)) < 2:
         return
     last = rank(node) - 1
     for x, own, out in ((a, -2, last - 1), (b, -1, last)):
         yield from _aligned(node, [x], last - 1)
-        yield x, rank(x) + own, out  # type: ignore[misc]
-    yield a, rank(a) - 1, -1  # type: ignore[misc]
-    yield b, rank(b) - 2, -1  # type: ignore[misc]
+        yield x, rank(x) + own, out
+    yield a, rank(a) - 1, -1
+    yield b, rank(b) - 2, -1
 
 
 def _of_reduction(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
-    x, gone, keeps = node.args[0], dims_of(node), bool(argument(node, "keepdim"))
+    x, gone, keeps = operand(node), dims_of(node), bool(argument(node, "keepdim"))
     for d in range(rank(x)):
         out = d if keeps else d - sum(g < d for g in gone)
-        yield x, d, -1 - d if d in gone else out  # type: ignore[misc]
+        yield x, d, -1 - d if d in gone else out

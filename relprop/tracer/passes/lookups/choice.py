@@ -15,10 +15,12 @@ from relprop.operations import ELEMENTWISE, Kind, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
+    operand,
     rank,
     reshaped,
     shape_of,
@@ -91,7 +93,7 @@ class Choice:
         """The same by one lookup; ``None`` if it is one already, or none."""
         if self.ids is None:
             return None
-        known = kind(self.root) is Kind.EMBEDDING and self.root.args[1] is self.ids
+        known = kind(self.root) is Kind.EMBEDDING and arguments(self.root)[1] is self.ids
         rows = max(len(self.tables), sum(kind(n) in LOOKUPS for n in self.choices))
         if known or (kind(self.root) not in LOOKUPS and rows < 2):
             return None
@@ -113,7 +115,7 @@ class Choice:
             and len(lengths) == 1
             and all(
                 kind(n) in (Kind.EMBEDDING, Kind.SUM)
-                or (kind(n) is Kind.JOIN and n.args[1] >= rank(self.ids))  # type: ignore[operator]
+                or (kind(n) is Kind.JOIN and arguments(n)[1] >= rank(self.ids))
                 for n in self.choices
             )
         )
@@ -171,16 +173,20 @@ class Choice:
         yield from (s for t in self.still for s in shape_of(t))
         for node in self.numbers:
             fixed = [self.constants.value(i) for i in tensor_inputs(node) if not is_live(i)]
-            yield from (largest(a) for a in (*node.args, *fixed) if not isinstance(a, fx.Node))
+            yield from (
+                largest(a) for a in (*arguments(node), *fixed) if not isinstance(a, fx.Node)
+            )
 
     def _rows(self, ids: Tensor, drawn: Values) -> Tensor:
         """What ids get from drawn tables."""
         known = drawn | self._numbers(ids)
-        return run(self.choices, known, self.constants)[self.root]  # type: ignore[no-any-return]
+        rows: Tensor = run(self.choices, known, self.constants)[self.root]
+        return rows
 
     def _numbers(self, ids: Tensor) -> Values:
         """What it is chosen by for other ids."""
-        found = run(self.numbers, {self.ids: ids}, self.constants)  # type: ignore[dict-item]
+        assert self.ids is not None
+        found = run(self.numbers, {self.ids: ids}, self.constants)
         return {end: found[end] for end in self.ends}
 
     def _emitted(self, extent: Extent) -> fx.Node:
@@ -191,10 +197,10 @@ class Choice:
         for end, value in numbers.items():
             known[end] = emit(at, Held(value.to(self.constants.device)))
         for node in self.choices:
-            if kind(node) is Kind.EMBEDDING and (table := node.args[0]) in known:
+            if kind(node) is Kind.EMBEDDING and (table := operand(node)) in known:
                 own = torch.arange(shape_of(table)[0]).reshape([1] * (line.dim() - 1) + [-1])
-                if torch.equal(numbers[node.args[1]], own.to(line.dtype)):  # type: ignore[index]
-                    known[node] = reshaped(at, table, [*own.shape, *shape_of(table)[1:]])  # type: ignore[arg-type]
+                if torch.equal(numbers[arguments(node)[1]], own.to(line.dtype)):
+                    known[node] = reshaped(at, table, [*own.shape, *shape_of(table)[1:]])
         made = run(self.choices, known, self.constants, partial(emit, at))
         return self._of_table(made[at], extent)
 

@@ -9,7 +9,16 @@ from torch import fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import dims_of, is_float, is_live, is_tensor, swap, tensor_inputs
+from relprop.tracer.editing import (
+    arguments,
+    dims_of,
+    is_float,
+    is_live,
+    is_tensor,
+    operand,
+    swap,
+    tensor_inputs,
+)
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.lookups.choice import LOOKUPS, ON_NUMBERS, Choice, are_whole
 from relprop.tracer.passes.sums.terms import Terms, folded, is_top, terms_of
@@ -103,13 +112,13 @@ def _is_choice(node: fx.Node, numbers: set[fx.Node], chosen: Iterable[fx.Node]) 
     ids = [i for i in given if i in numbers]
     still = [i for i in given if not is_live(i) and is_float(i)]
     if what in LOOKUPS:
-        return still == [node.args[0]] and not parts and bool(ids)
+        return still == [operand(node)] and not parts and bool(ids)
     if what is Kind.LINEAR:
-        return node.args[0] in ids and len(still) == len(given) - 1
+        return operand(node) in ids and len(still) == len(given) - 1
     if what in (Kind.SUM, Kind.JOIN):
         return len(set(parts)) == len(given) > 1
     if what is Kind.TOTAL and parts and kind(parts[0]) is Kind.JOIN:
-        return dims_of(node) == [parts[0].args[1]]
+        return dims_of(node) == [arguments(parts[0])[1]]
     if what is Kind.RESHAPE:
         return bool(parts) and only_ones(node)
     by_ids = len(given) == len(parts) + len(still) + 1 and len(ids) == 1

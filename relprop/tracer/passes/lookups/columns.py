@@ -11,27 +11,32 @@ from torch import fx
 
 from relprop.operations import Kind, is_call, kind
 from relprop.operations.vocabulary import Held
-from relprop.tracer.editing import aten, emit, is_live, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    joined,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 from relprop.tracer.passes.sums.terms import position
 
 
 def joined_columns(node: fx.Node, device: torch.device) -> fx.Node | None:
     """A ``cat`` in which rows of several tables, for places of one tensor of ids, are looked up
     together; ``None`` where there are none."""
-    if not is_call(node, aten.cat) or node.args[1] == rank(node) - 1:
+    if not is_call(node, aten.cat) or arguments(node)[1] == rank(node) - 1:
         return None
-    parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    parts, dim = joined(node), arguments(node)[1]
     made: list[Any] = []
     for column, run in groupby(parts, _column):
         lookups = list(run)
-        tables = [_lookup(p).args[0] for p in lookups] if column else []
-        made += (
-            lookups
-            if len(set(tables)) < 2
-            else [
-                _together(node, lookups, tables, dim, device)  # type: ignore[arg-type]
-            ]
-        )
+        tables = [operand(_lookup(p)) for p in lookups] if column else []
+        made += lookups if len(set(tables)) < 2 else [_together(node, lookups, tables, dim, device)]
     if len(made) == len(parts):
         return None
     return made[0] if len(made) == 1 else emit(node, aten.cat.default, made, dim)
@@ -39,17 +44,18 @@ def joined_columns(node: fx.Node, device: torch.device) -> fx.Node | None:
 
 def _lookup(part: fx.Node) -> fx.Node:
     """What a part of a ``cat`` lays out."""
-    return part.args[0] if kind(part) is Kind.RESHAPE else part  # type: ignore[return-value]
+    return operand(part) if kind(part) is Kind.RESHAPE else part
 
 
 def _column(part: fx.Node) -> tuple[fx.Node, int] | None:
     """Of which ids, and along which axis of them, one place is looked up in a table."""
     found = _lookup(part)
-    if kind(found) is not Kind.EMBEDDING or is_live(found.args[0]):
+    if kind(found) is not Kind.EMBEDDING or is_live(operand(found)):
         return None
-    place = position(found.args[1])  # type: ignore[arg-type]
-    alike = place is not None and shape_of(found)[-1] == shape_of(part)[-1]
-    return place[:2] if alike and place[0].op == "placeholder" else None  # type: ignore[index]
+    place = position(operand(found, 1))
+    if place is None or shape_of(found)[-1] != shape_of(part)[-1]:
+        return None
+    return place[:2] if place[0].op == "placeholder" else None
 
 
 def _together(
@@ -59,7 +65,7 @@ def _together(
     ahead: dict[fx.Node, int] = {}
     for table in tables:
         ahead.setdefault(table, sum(shape_of(t)[0] for t in ahead))
-    pieces = [reshaped(at, _lookup(p).args[1], shape_of(p)[:-1]) for p in parts]  # type: ignore[arg-type]
+    pieces = [reshaped(at, operand(_lookup(p), 1), shape_of(p)[:-1]) for p in parts]
     ids = emit(at, aten.cat.default, pieces, dim)
     steps = [ahead[t] for t, p in zip(tables, pieces, strict=True) for _ in range(shape_of(p)[dim])]
     shape = [-1] + [1] * (rank(ids) - dim - 1)

@@ -20,11 +20,14 @@ from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
     is_tensor,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -55,10 +58,10 @@ def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
     while waiting:
         node = waiting.pop()
         given = graph.find_nodes(op="placeholder")
-        if any(node.args[1] in same_ids(p) for p in given if not is_float(p)):
+        if any(arguments(node)[1] in same_ids(p) for p in given if not is_float(p)):
             lookup = _Lookup(node, constants, tables)
             if (new := lookup.rewritten()) is not None:
-                joined |= kind(node.args[1]) is Kind.JOIN  # type: ignore[arg-type]
+                joined |= kind(arguments(node)[1]) is Kind.JOIN
                 swap(node, new)
                 waiting += lookup.made
     graph.eliminate_dead_code()
@@ -89,7 +92,7 @@ class _Lookup:
     ) -> None:
         self.node, self.constants, self.tables = node, constants, tables
         self.made: list[fx.Node] = []
-        self.functions, self.moved = _functions(node.args[1])  # type: ignore[arg-type]
+        self.functions, self.moved = _functions(arguments(node)[1])
 
     def count(self) -> None:
         """Count the positions that this lookup has."""
@@ -103,8 +106,8 @@ class _Lookup:
     def _table(self, ids: fx.Node) -> _Table:
         """What is looked up of ``ids`` after the same functions of them; or as they are, where all
         are, and the functions change no number of a row."""
-        table = self.node.args[0]
-        owner = table.target if table.op == "get_attr" else table  # type: ignore[union-attr]
+        table = operand(self.node)
+        owner = table.target if table.op == "get_attr" else table
         plain = self.tables[owner, ids]
         if rank(ids) > 1 and plain.has_all(ids) and self._is_identity():
             return plain
@@ -117,9 +120,9 @@ class _Lookup:
 
     def _is_identity(self) -> bool:
         """Whether the functions change no number of the table's rows."""
-        numbers = torch.arange(shape_of(self.node.args[0])[0])
+        numbers = torch.arange(shape_of(operand(self.node))[0])
         numbers = numbers.reshape(-1, *[1] * (rank(self.moved) - 1)).to(val(self.moved).dtype)
-        part = Part((self.moved,), self.node.args[1], tuple(self.functions), self.constants)  # type: ignore[arg-type]
+        part = Part((self.moved,), arguments(self.node)[1], tuple(self.functions), self.constants)
         try:
             return torch.equal(part(numbers), numbers)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -131,7 +134,7 @@ class _Lookup:
         for f in self.functions:
             args, kwargs = fx.node.map_arg((f.args, f.kwargs), lambda n: made.get(n, n))
             ids = made[f] = emit(self.node, f.target, *args, **kwargs)
-        self.made.append(emit(self.node, aten.embedding.default, self.node.args[0], ids))
+        self.made.append(emit(self.node, aten.embedding.default, operand(self.node), ids))
         return self.made[-1]
 
     def rewritten(self) -> fx.Node | None:
@@ -142,23 +145,25 @@ class _Lookup:
             return None
         if moved.op != "call_function":
             return self._once(self._table(moved))
-        x = moved.args[0]
+        x = operand(moved)
         if what is Kind.PERMUTE:
-            return permuted(self.node, self.rows(x), [*moved.args[1], rank(x)])  # type: ignore[arg-type, misc]
-        if what is Kind.GATHER and is_live(x) and is_live(moved.args[2]):
-            return rows_at(self.node, self.rows(x), moved.args[1] % rank(x), moved.args[2])  # type: ignore[arg-type, operator]
-        if what is Kind.INDEX and is_live(x) and any(map(is_live, moved.args[1])):  # type: ignore[arg-type]
-            return emit(self.node, moved.target, self.rows(x), moved.args[1])  # type: ignore[arg-type]
+            return permuted(self.node, self.rows(x), [*arguments(moved)[1], rank(x)])
+        if what is Kind.GATHER and is_live(x) and is_live(arguments(moved)[2]):
+            return rows_at(
+                self.node, self.rows(x), arguments(moved)[1] % rank(x), arguments(moved)[2]
+            )
+        if what is Kind.INDEX and is_live(x) and any(map(is_live, arguments(moved)[1])):
+            return emit(self.node, moved.target, self.rows(x), arguments(moved)[1])
         nodes, sources = self._moves()
-        axis = moved.args[1] % rank(moved) if what is Kind.JOIN else 1  # type: ignore[operator]
+        axis = arguments(moved)[1] % rank(moved) if what is Kind.JOIN else 1
         if len(sources) == 1 and nodes and axis == 1:
             return self._along_an_axis(nodes, sources[0])
         return self._joined(axis) if sources and what is Kind.JOIN else None
 
     def _joined(self, axis: int) -> fx.Node | None:
-        if not all(is_tensor(p) for p in self.moved.args[0]):  # type: ignore[union-attr]
+        if not all(is_tensor(p) for p in joined(self.moved)):
             return None
-        parts = [self.rows(p) for p in self.moved.args[0]]  # type: ignore[union-attr]
+        parts = [self.rows(p) for p in joined(self.moved)]
         return emit(self.node, aten.cat.default, parts, axis)
 
     def _moves(self) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -171,7 +176,7 @@ class _Lookup:
             if node in moves or not is_live(node):
                 continue
             live = [i for i in tensor_inputs(node) if is_live(i)]
-            one = live == [*node.args[:1]] or (kind(node) is Kind.CHOICE and len(live) == 1)
+            one = live == [*arguments(node)[:1]] or (kind(node) is Kind.CHOICE and len(live) == 1)
             kinds = MOVES | {Kind.PAD, Kind.CHOICE}
             constant = not is_float(node) and (kind(node) is Kind.JOIN or one)
             if node.op == "call_function" and constant and kind(node) in kinds:

@@ -16,7 +16,17 @@ from torch import Tensor, fx
 from relprop.operations import argument, is_call
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_live, is_tensor, rank, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    is_tensor,
+    operand,
+    rank,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.lookups.axes import labels_of
 from relprop.tracer.passes.simplify.joins import positions_joined
 
@@ -43,25 +53,25 @@ def sink_orders(graph: fx.Graph, constants: Constants) -> None:
 
 def _change(node: fx.Node, constants: Constants) -> tuple[fx.Node, Orders]:
     """What is put in another order, if a call of the user's does just that, and the order."""
-    x, found = (node.args[0] if node.args else None), dict[int, list[int]]()
+    x, found = (operand(node) if node.args else None), dict[int, list[int]]()
     if is_call(node, aten.cat):
-        x, places = positions_joined(node, node.args[1])  # type: ignore[arg-type]
-        found = {} if x is node else {node.args[1]: places}  # type: ignore[dict-item]
+        x, places = positions_joined(node, arguments(node)[1])
+        found = {} if x is node else {arguments(node)[1]: places}
     elif is_call(node, aten.flip):
-        found = {d % rank(x): list(range(shape_of(x)[d]))[::-1] for d in node.args[1]}  # type: ignore[union-attr, index, misc, operator]
+        found = {d % rank(x): list(range(shape_of(x)[d]))[::-1] for d in arguments(node)[1]}
     elif is_call(node, aten.roll) and argument(node, "dims"):
         for d, by in zip(argument(node, "dims"), argument(node, "shifts"), strict=True):
             size = shape_of(x)[d]
             found[d % rank(x)] = [(i - by) % size for i in range(size)]
     elif is_call(node, aten.index):
-        picked = [(d, index) for d, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
+        picked = [(d, index) for d, index in enumerate(arguments(node)[1]) if index is not None]
         where = constants.value(picked[0][1]) if len(picked) == 1 else None
         if isinstance(where, Tensor) and where.dim() == 1 and where.dtype != torch.bool:
             size = shape_of(x)[picked[0][0]]
             found = {picked[0][0]: [int(w) % size for w in where]}
     whole = is_tensor(x) and shape_of(x) == shape_of(node)
     whole = whole and all(sorted(o) == list(range(len(o))) for o in found.values())
-    return (x, {d: tuple(o) for d, o in found.items()}) if whole else (node, {})  # type: ignore[return-value]
+    return (x, {d: tuple(o) for d, o in found.items()}) if whole and x is not None else (node, {})
 
 
 class _Sinking:
@@ -129,25 +139,25 @@ class _Sinking:
     def _parts_exchanged(self) -> fx.Node | None:
         """Whole parts of what was joined, in another order → joined in that order."""
         joined, orders = self._peeled(self.node)
-        dim = joined.args[1] if is_call(joined, aten.cat) else None
+        dim = arguments(joined)[1] if is_call(joined, aten.cat) else None
         if dim not in orders:
             return None
-        parts: Any = joined.args[0]
-        at = [(part, i) for part in range(len(parts)) for i in range(shape_of(parts[part])[dim])]  # type: ignore[index]
-        placed = [at[i] for i in orders[dim]]  # type: ignore[index]
+        parts: Any = operand(joined)
+        at = [(part, i) for part in range(len(parts)) for i in range(shape_of(parts[part])[dim])]
+        placed = [at[i] for i in orders[dim]]
         sequence = [part for part, _ in groupby(part for part, _ in placed)]
         if len(sequence) != len(parts) or sequence == sorted(sequence):
             return None
         place = {
             at: i for i, at in enumerate(sorted(placed, key=lambda p: (sequence.index(p[0]), p[1])))
         }
-        orders[dim] = tuple(place[p] for p in placed)  # type: ignore[index]
+        orders[dim] = tuple(place[p] for p in placed)
         made = emit(self.node, aten.cat.default, [parts[i] for i in sequence], dim)
         return self._in_order(made, orders)
 
     def _picked(self) -> fx.Node | None:
         """One position, or evenly spaced ones, of an axis in another order."""
-        args: Any = self.node.args
+        args: Any = arguments(self.node)
         x, dim, *at = args
         order = self.orders[x].get(dim)
         if order is None or not all(isinstance(i, int) for i in at):
@@ -168,7 +178,7 @@ class _Sinking:
 
     def _joined(self) -> fx.Node | None:
         """An order of a part is one of the whole."""
-        args: Any = self.node.args
+        args: Any = arguments(self.node)
         parts, dim = args
         if not any(dim in self.orders[p] for p in parts):
             return None

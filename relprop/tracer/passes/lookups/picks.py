@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from relprop.operations import Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     dims_of,
     emit,
@@ -22,6 +23,7 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     is_tensor,
+    operand,
     rank,
     reshaped,
     shape_of,
@@ -74,32 +76,32 @@ def pick_tokens(graph: fx.Graph, constants: Constants) -> None:
 def _candidates(node: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, Mask]]:
     """The tensors that a call may pick from, and by which mask."""
     if is_call(node, aten.sum) and len(dims_of(node)) == 1:
-        product: fx.Node = node.args[0]  # type: ignore[assignment]
+        product: fx.Node = operand(node)
         axis = dims_of(node)[0] - rank(product)
         for x, codes, hides in _kept(product, constants):
-            while kind(codes) is Kind.EXPAND and rank(codes.args[0]) == rank(codes):
-                codes = codes.args[0]  # type: ignore[assignment]
+            while kind(codes) is Kind.EXPAND and rank(operand(codes)) == rank(codes):
+                codes = operand(codes)
             if shape_of(x) == shape_of(product) and rank(codes) >= -axis:
                 yield x, Mask(codes, axis, hides)
-    elif kind(node) is Kind.MATMUL and all(is_tensor(a) and rank(a) > 1 for a in node.args):
-        a, b = node.args
+    elif kind(node) is Kind.MATMUL and all(is_tensor(a) and rank(a) > 1 for a in arguments(node)):
+        a, b = arguments(node)
         if shape_of(a)[:-2] == shape_of(b)[:-2]:
-            yield b, Mask(a, -1)  # type: ignore[misc, arg-type]
-            yield a, Mask(b, -2)  # type: ignore[misc, arg-type]
+            yield b, Mask(a, -1)
+            yield a, Mask(b, -2)
 
 
 def _kept(x: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, fx.Node, bool]]:
     """The tensor of which a call keeps some numbers, all others being 0; by which tensor, and
     whether that one says what is left out."""
-    a, b, c = (*x.args, None, None, None)[:3]
+    a, b, c = (*arguments(x), None, None, None)[:3]
     if is_call(x, aten.mul) and is_tensor(b):
-        yield from ((a, b, False), (b, a, False))  # type: ignore[misc]
+        yield from ((a, b, False), (b, a, False))
     elif is_call(x, aten.masked_fill) and constants.number(c) == 0:
-        yield a, b, True  # type: ignore[misc]
+        yield a, b, True
     elif is_call(x, aten.where):
         for one, other, hides in ((b, c, False), (c, b, True)):
             if is_tensor(one) and constants.number(other) == 0:
-                yield one, a, hides  # type: ignore[misc]
+                yield one, a, hides
 
 
 def _picked(at: fx.Node, x: fx.Node, mask: Mask, empty: bool) -> fx.Node:
@@ -175,7 +177,7 @@ class _Trial:
 
     def _numbers(self) -> list[int]:
         """What is written into the mask."""
-        given = {a for n in self.part.nodes for a in n.args if isinstance(a, (int, float))}
+        given = {a for n in self.part.nodes for a in arguments(n) if isinstance(a, (int, float))}
         still = {i for n in self.part.nodes for i in tensor_inputs(n) if not is_live(i)}
         given |= {n for i in still if (n := self.part.constants.number(i)) is not None}
         return sorted(int(n) for n in given if abs(n) < FAR)

@@ -13,11 +13,15 @@ from torch.utils._pytree import tree_map_only
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
+    function_of,
     is_live,
     is_tensor,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -62,24 +66,21 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
 
 def _joined(node: fx.Node) -> fx.Node | None:
     """Lookups in one table, joined → a lookup of the numbers, joined."""
-    if not is_call(node, aten.cat) or node.args[1] == rank(node) - 1:
+    if not is_call(node, aten.cat) or arguments(node)[1] == rank(node) - 1:
         return None
-    parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
-    found = [p.args[0] if kind(p) is Kind.RESHAPE else p for p in parts]
-    if any(kind(f) is not Kind.EMBEDDING for f in found) or len({f.args[0] for f in found}) > 1:
+    parts, dim = joined(node), arguments(node)[1]
+    found = [operand(p) if kind(p) is Kind.RESHAPE else p for p in parts]
+    if any(kind(f) is not Kind.EMBEDDING for f in found) or len({operand(f) for f in found}) > 1:
         return None
     if any(shape_of(p)[-1] != shape_of(node)[-1] for p in (*parts, *found)):
         return None
-    table, ids = found[0].args[0], [f.args[1] for f in found]
-    again = ids[0].args[1] if is_call(ids[0], aten.remainder) else None  # type: ignore[union-attr]
-    if all(is_call(i, aten.remainder) and i.args[1] == again for i in ids):  # type: ignore[union-attr]
-        ids = [i.args[0] for i in ids]  # type: ignore[union-attr]
+    table, ids = operand(found[0]), [arguments(f)[1] for f in found]
+    again = arguments(ids[0])[1] if is_call(ids[0], aten.remainder) else None
+    if all(is_call(i, aten.remainder) and arguments(i)[1] == again for i in ids):
+        ids = [operand(i) for i in ids]
     else:
         again = None
-    pieces = [
-        reshaped(node, i, shape_of(p)[:-1])  # type: ignore[arg-type]
-        for i, p in zip(ids, parts, strict=True)
-    ]
+    pieces = [reshaped(node, i, shape_of(p)[:-1]) for i, p in zip(ids, parts, strict=True)]
     numbers = emit(node, aten.cat.default, pieces, dim)
     if again is not None:
         numbers = emit(node, aten.remainder.Scalar, numbers, again)
@@ -90,12 +91,12 @@ def _as_given(node: fx.Node) -> fx.Node | None:
     """The lookup of numbers in another shape → the lookup of the numbers, in that shape."""
     if kind(node) is not Kind.EMBEDDING:
         return None
-    table, ids = node.args[:2]
-    again = ids.args[1] if is_call(ids, aten.remainder) else None  # type: ignore[union-attr]
-    inner = ids.args[0] if again is not None else ids  # type: ignore[union-attr]
-    if kind(inner) is not Kind.RESHAPE or isinstance(again, fx.Node):  # type: ignore[arg-type]
+    table, ids = arguments(node)[:2]
+    again = arguments(ids)[1] if is_call(ids, aten.remainder) else None
+    inner = operand(ids) if again is not None else ids
+    if kind(inner) is not Kind.RESHAPE or isinstance(again, fx.Node):
         return None
-    numbers = inner.args[0]  # type: ignore[union-attr]
+    numbers = operand(inner)
     if again is not None:
         numbers = emit(node, aten.remainder.Scalar, numbers, again)
     return emit(node, aten.embedding.default, table, numbers)
@@ -116,20 +117,20 @@ def _are_ids(x: Any) -> bool:
 
 def _of_index(node: fx.Node) -> fx.Node | None:
     """``W[ids]``, and ``W.T[:, ids]``, whose features come first."""
-    table, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    table, indices = operand(node), list(arguments(node)[1])
     given = [i for i in indices if i is not None]
     if not _is_table(table) or len(given) != 1 or not _are_ids(given[0]):
         return None
     if indices[0] is not None:
         return emit(node, aten.embedding.default, table, given[0])
-    made = emit(node, aten.embedding.default, permuted(node, table, [1, 0]), given[0])  # type: ignore[arg-type]
+    made = emit(node, aten.embedding.default, permuted(node, table, [1, 0]), given[0])
     return permuted(node, made, [rank(made) - 1, *range(rank(made) - 1)])
 
 
 def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:
     """Sums and means of as many rows for every bag → of rows that are looked up."""
-    bag: Any = node.args[0]
-    if node.args[1] != 0 or not is_call(bag, *BAGS) or not _is_table(bag.args[0]):
+    bag: Any = operand(node)
+    if arguments(node)[1] != 0 or not is_call(bag, *BAGS) or not _is_table(operand(bag)):
         return None
     mode, scale = argument(bag, "mode"), argument(bag, "per_sample_weights")
     size = _size_of_bags(bag, constants)
@@ -137,7 +138,7 @@ def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:
         return None
     shape = [shape_of(node)[0], size]
     ids = reshaped(node, argument(bag, "indices"), shape)
-    rows = emit(node, aten.embedding.default, bag.args[0], ids)
+    rows = emit(node, aten.embedding.default, operand(bag), ids)
     if scale is not None:
         rows = emit(node, aten.mul.Tensor, rows, reshaped(node, scale, [*shape, 1]))
     return emit(node, (aten.sum.dim_IntList, aten.mean.dim)[mode], rows, [1])
@@ -158,20 +159,20 @@ def _size_of_bags(bag: fx.Node, constants: Constants) -> int | None:
 
 def _of_gather(node: fx.Node) -> fx.Node | None:
     """Whole rows: the index is the same along the row, and along every other axis the table is."""
-    table, dim, index = node.args[:3]
+    table, dim, index = arguments(node)[:3]
     if not is_tensor(table) or is_live(table) or not val(table).is_floating_point():
         return None
     if not _are_ids(index) or rank(table) < 2:
         return None
-    lengths, axis = shape_of(table), dim % rank(table)  # type: ignore[operator]
-    alike = [s == 1 or r == 0 for s, r in zip(lengths, repeats(table), strict=True)]  # type: ignore[arg-type]
+    lengths, axis = shape_of(table), dim % rank(table)
+    alike = [s == 1 or r == 0 for s, r in zip(lengths, repeats(table), strict=True)]
     row = [i for i in range(rank(table)) if i != axis and not alike[i]]
-    if len(row) != 1 or repeats(index)[row[0]] or shape_of(index)[row[0]] != lengths[row[0]]:  # type: ignore[arg-type]
+    if len(row) != 1 or repeats(index)[row[0]] or shape_of(index)[row[0]] != lengths[row[0]]:
         return None
-    rows, ids = table, _once(node, index, row[0])  # type: ignore[arg-type]
+    rows, ids = table, _once(node, index, row[0])
     for i in reversed(range(len(lengths))):
         rows = rows if i in (axis, row[0]) else emit(node, aten.select.int, rows, i, 0)
-    rows = rows if axis < row[0] else permuted(node, rows, [1, 0])  # type: ignore[arg-type]
+    rows = rows if axis < row[0] else permuted(node, rows, [1, 0])
     made = emit(node, aten.embedding.default, rows, ids)
     order = [*range(rank(ids))]
     return permuted(node, made, [*order[: row[0]], rank(ids), *order[row[0] :]])
@@ -180,29 +181,29 @@ def _of_gather(node: fx.Node) -> fx.Node | None:
 def _once(node: fx.Node, x: fx.Node, axis: int) -> fx.Node:
     """A tensor without an axis along which it is only repeated."""
     shape = shape_of(x)
-    if kind(x) is Kind.EXPAND and rank(x.args[0]) == len(shape):
+    if kind(x) is Kind.EXPAND and rank(operand(x)) == len(shape):
         shape[axis] = 1
-        x = expanded(node, x.args[0], shape)  # type: ignore[arg-type]
+        x = expanded(node, operand(x), shape)
     return emit(node, aten.select.int, x, axis, 0)
 
 
 def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:
     """A linear map of zeros with one 1 each → a row of its matrix, and the bias."""
-    x, weight, *bias = node.args
-    ids = _ids_of(x, constants)  # type: ignore[arg-type]
+    x, weight, *bias = arguments(node)
+    ids = _ids_of(x, constants)
     if ids is None or is_live(weight):
         return None
-    made = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)  # type: ignore[arg-type]
+    made = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)
     made = reshaped(node, made, shape_of(node))
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
 
 
 def _picked(node: fx.Node, constants: Constants) -> fx.Node | None:
     """The product of zeros with one 1 each and an activation → the rows that are picked of it."""
-    codes, x = node.args[:2]
-    if not is_live(x) or shape_of(codes)[:-2] != shape_of(x)[:-2]:  # type: ignore[arg-type]
+    codes, x = arguments(node)[:2]
+    if not is_live(x) or shape_of(codes)[:-2] != shape_of(x)[:-2]:
         return None
-    ids = _ids_of(codes, constants)  # type: ignore[arg-type]
+    ids = _ids_of(codes, constants)
     if ids is None:
         return None
     return rows_at(node, x, rank(node) - 2, reshaped(node, ids, shape_of(node)[:-1]))
@@ -229,10 +230,10 @@ def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
     """Rows of the identity matrix."""
     if kind(x) is not Kind.EMBEDDING:
         return None
-    table = constants.value(x.args[0])  # type: ignore[arg-type]
+    table = constants.value(operand(x))
     square = isinstance(table, Tensor) and table.shape[0] == table.shape[1]
     if square and torch.equal(table, torch.eye(len(table), dtype=table.dtype)):
-        return x.args[1]  # type: ignore[return-value]
+        return operand(x, 1)
     return None
 
 
@@ -269,7 +270,7 @@ def _worked_out(x: fx.Node, source: fx.Node, numbers: Tensor, constants: Constan
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
                 args = tree_map_only(fx.immutable_collections.immutable_list, list, args)
                 kwargs = {k: v for k, v in kwargs.items() if k != "device"}
-                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                env[node] = function_of(node)(*args, **kwargs)
         return env[node]
 
     try:

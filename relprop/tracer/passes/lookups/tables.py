@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, is_float, rank, shape_of, val
+from relprop.tracer.editing import aten, is_float, operand, rank, shape_of, val
 from relprop.tracer.passes.trials.recipes import as_before, plain
 from relprop.tracer.passes.trials.regions import only_ones
 
@@ -86,7 +86,7 @@ def _again(node: fx.Node, args: Any, kwargs: Any, call: Callable[..., Any]) -> A
     """A call of tensors in another shape: shapes that are written out follow."""
     if kind(node) not in (Kind.RESHAPE, Kind.EXPAND):
         return call(node.target, *args, **kwargs)
-    old, shape, new = shape_of(node.args[0]), shape_of(node), shape_of(args[0])
+    old, shape, new = shape_of(operand(node)), shape_of(node), shape_of(args[0])
     if kind(node) is Kind.EXPAND:
         sides = zip(
             shape[::-1], new[::-1] + [1] * len(shape), old[::-1] + [1] * len(shape), strict=False

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_live, shape_of, swap, val
+from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap, val
 from relprop.tracer.passes.simplify.layouts import cuts, reordered
 from relprop.tracer.passes.trials.parts import Part
 
@@ -33,7 +33,7 @@ def _of_blocks(node: fx.Node, constants: Constants) -> fx.Node | None:
     product = next((n for n in sources if is_call(n, aten.matmul)), None)
     if product is None or sum(map(is_live, sources)) > 1 or not set(product.users) <= set(inner):
         return None
-    x, w = product.args
+    x, w = arguments(product)
     part = Part((product,), node, tuple(inner), constants)
     alike = shape_of(x)[:-2] == shape_of(w)[:-2] and val(node).dtype == val(product).dtype
     if val(node).numel() >= val(product).numel() or not alike or not part.is_small:
@@ -45,8 +45,8 @@ def _of_blocks(node: fx.Node, constants: Constants) -> fx.Node | None:
         return None
     rows, columns = found
     left, right = (torch.arange(val(n).numel()).reshape(shape_of(n)) for n in (x, w))
-    x = reordered(node, x, left[..., rows, :])  # type: ignore[arg-type]
-    w = reordered(node, w, right[..., columns].movedim(-2, -3))  # type: ignore[arg-type]
+    x = reordered(node, x, left[..., rows, :])
+    w = reordered(node, w, right[..., columns].movedim(-2, -3))
     if x is None or w is None:
         return None
     made = emit(node, aten.matmul.default, x, w)

@@ -14,9 +14,12 @@ from relprop.operations import FILLS, MOVES, Kind, argument, kind, of
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
+    function_of,
     is_live,
+    operand,
     operands_first,
     permuted,
     rank,
@@ -40,7 +43,7 @@ def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
         if kind(node) is not Kind.CONVOLUTION or not is_live(node) or letters_of(node) is not None:
             continue
         whole = not of(node).transposed and argument(node, "groups") == 1
-        if whole and rank(node) == of(node).axes + 2 and not is_live(node.args[1]):
+        if whole and rank(node) == of(node).axes + 2 and not is_live(arguments(node)[1]):
             new = _of_rows(node, constants)
             if new is not None:
                 swap(node, new)
@@ -49,8 +52,8 @@ def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
 
 def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
     """The linear map of the tensor whose rows the windows are."""
-    kernel = node.args[1]
-    seen = _seen(kernel, constants).flatten(1).any(0).nonzero()[:, 0]  # type: ignore[arg-type]
+    kernel = arguments(node)[1]
+    seen = _seen(kernel, constants).flatten(1).any(0).nonzero()[:, 0]
     count = val(node).numel() // shape_of(kernel)[0]
     for source, way in _laid_out(node):
         width, laid = len(seen), _in_rows(shape_of(source), len(seen))
@@ -58,7 +61,7 @@ def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
             continue
         rows = torch.arange(count * width, dtype=torch.float64).reshape(count, width)
         given = (1 + rows).reshape(shape_of(source))
-        given = Part((source,), node.args[0], way, constants)(given)  # type: ignore[arg-type]
+        given = Part((source,), operand(node), way, constants)(given)
         found = _windows(node, given, seen) - 1
         order = found[0].argsort()
         if torch.equal(found[:, order], rows):
@@ -69,13 +72,13 @@ def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def _laid_out(node: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
     """What enters a convolution, as it was before each of the moves that lay it out for it."""
-    x: Any = node.args[0]
+    x: Any = operand(node)
     way: tuple[fx.Node, ...] = ()
     while val(x).numel() <= MOST_NUMBERS:
         yield x, way
         if kind(x) not in _LAID_OUT:
             return
-        x, way = x.args[0], (x, *way)
+        x, way = operand(x), (x, *way)
 
 
 def _in_rows(shape: list[int], width: int) -> list[int]:
@@ -91,26 +94,27 @@ def _seen(kernel: fx.Node, constants: Constants) -> Tensor:
         known = constants.value(n)
         if known is None and kind(n) in _FIXED:
             args = fx.node.map_arg(n.args, found.__getitem__)
-            known = n.target(*args)  # type: ignore[operator]
+            known = function_of(n)(*args)
         found[n] = torch.ones(shape_of(n)) if known is None else known
-    return found[kernel] != 0  # type: ignore[no-any-return]
+    filled: Tensor = found[kernel] != 0
+    return filled
 
 
 def _windows(node: fx.Node, given: Tensor, seen: Tensor) -> Tensor:
     """What stands at each position (first axis) where a kernel sees it (second)."""
-    channels, *sizes = shape_of(node.args[1])[1:]
+    channels, *sizes = shape_of(arguments(node)[1])[1:]
     picks = torch.eye(channels * math.prod(sizes), dtype=given.dtype)[seen]
     picks = picks.reshape(len(seen), channels, *sizes)
-    found = node.target(given, picks, None, *node.args[3:], **node.kwargs)  # type: ignore[operator]
-    return found.movedim(1, -1).flatten(0, -2)  # type: ignore[no-any-return]
+    found: Tensor = function_of(node)(given, picks, None, *arguments(node)[3:], **node.kwargs)
+    return found.movedim(1, -1).flatten(0, -2)
 
 
 def _linear(node: fx.Node, source: fx.Node, order: Tensor) -> fx.Node:
     """The linear map of ``source``, its weights those places of the kernel, laid out as the
     convolution's result."""
-    kernel, bias = node.args[1], argument(node, "bias")
+    kernel, bias = arguments(node)[1], argument(node, "bias")
     outputs, *sizes = shape_of(kernel)
-    weight = reshaped(node, kernel, [outputs, math.prod(sizes)])  # type: ignore[arg-type]
+    weight = reshaped(node, kernel, [outputs, math.prod(sizes)])
     if order.tolist() != list(range(shape_of(weight)[1])):
         weight = emit(node, aten.index.Tensor, weight, [None, emit(node, Held(order))])
     made = emit(node, aten.linear.default, source, weight, *([] if bias is None else [bias]))

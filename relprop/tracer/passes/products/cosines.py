@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_live, permuted, reshaped, shape_of, swap, val
+from relprop.tracer.editing import (
+    applied,
+    arguments,
+    aten,
+    emit,
+    is_live,
+    operand,
+    permuted,
+    reshaped,
+    shape_of,
+    swap,
+    val,
+)
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.products.factors import (
     Factors,
@@ -33,7 +45,7 @@ def scale_operands(graph: fx.Graph) -> None:
         for power, laid in factors:
             met = laid
             while kind(met) is Kind.RESHAPE and len(met.users) == 1:
-                met = met.args[0]  # type: ignore[assignment]
+                met = operand(met)
             if power > 0 and is_call(met, aten.matmul) and len(met.users) == 1:
                 rest = [f for f in factors if f[1] is not laid]
                 if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
@@ -46,13 +58,13 @@ def _scaled(
     flow: Flow, node: fx.Node, met: fx.Node, laid: fx.Node, factors: Factors, number: float
 ) -> fx.Node | None:
     """The product with its scales in front; ``None`` where none belongs to an operand alone."""
-    if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in met.args[:2]):
+    if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in arguments(met)[:2]):
         return None
-    operands: list[Any] = list(met.args[:2])
+    operands: list[Any] = list(arguments(met)[:2])
     left = []
     for power, f in factors:
         found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
-        if len(found) != 1 or operands[found[0][0]] is not met.args[found[0][0]]:
+        if len(found) != 1 or operands[found[0][0]] is not arguments(met)[found[0][0]]:
             left.append((power, f))
             continue
         ((side, (source, order, small)),) = found
@@ -70,7 +82,7 @@ def _in_front(
     """Of what tensor, of which one operand is another layout, a factor is one number for each row
     (0) or column (1), and made of it alone; that layout's order of axes; and the factor in the
     shape that it has there."""
-    operand: Any = met.args[side]
+    operand: Any = arguments(met)[side]
     which = torch.arange(val(f).numel()).reshape(shape_of(f))
     places = which.expand(shape_of(node)).reshape(shape_of(met))
     one = places.narrow(-1 - side, 0, 1)
@@ -101,46 +113,46 @@ def _layout(x: Any) -> tuple[fx.Node, Tensor]:
     moves: list[fx.Node] = []
     while kind(x) in (Kind.RESHAPE, Kind.PERMUTE):
         moves.insert(0, x)
-        x = x.args[0]
+        x = operand(x)
     places = torch.arange(val(x).numel()).reshape(shape_of(x))
     for move in moves:
-        places = move.target(places, *move.args[1:])  # type: ignore[operator]
+        places = applied(move, places)
     return x, places
 
 
 def _part_roots(graph: fx.Graph) -> None:
     """The root of a product of sums of squares → the product of their roots."""
     for node in list(graph.nodes):
-        below: Any = node.args[0] if node.args else None
+        below: Any = operand(node) if node.args else None
         if not _is_root(node) or not is_product(below) or kind(below) is not Kind.PRODUCT:
             continue
-        if len(below.args) == 2 and all(_is_of_squares(x) for x in below.args):
-            a, b = (emit(node, node.target, x, *node.args[1:]) for x in below.args)
+        if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):
+            a, b = (emit(node, node.target, x, *arguments(node)[1:]) for x in arguments(below))
             swap(node, emit(node, aten.mul.Tensor, a, b))
 
 
 def _is_root(node: fx.Node) -> bool:
-    root = is_call(node, aten.pow) and node.args[1] in (0.5, -0.5)
+    root = is_call(node, aten.pow) and arguments(node)[1] in (0.5, -0.5)
     return root or is_call(node, aten.sqrt, aten.rsqrt)
 
 
 def _is_of_squares(x: Any) -> bool:
     """Whether a tensor is a sum or a mean of squares, which is never below 0."""
     while kind(x) is Kind.RESHAPE:
-        x = x.args[0]
+        x = operand(x)
     if not is_live(x) or kind(x) not in (Kind.TOTAL, Kind.MATMUL):
         return False
     if kind(x) is Kind.TOTAL:
-        x = x.args[0]
-        return (is_call(x, aten.pow) and x.args[1] == 2) or (
-            is_call(x, aten.mul, aten.square) and len({x.args[0], x.args[-1]}) == 1
+        x = operand(x)
+        return (is_call(x, aten.pow) and arguments(x)[1] == 2) or (
+            is_call(x, aten.mul, aten.square) and len({operand(x), arguments(x)[-1]}) == 1
         )
-    a, b = x.args[:2]
+    a, b = arguments(x)[:2]
     return shape_of(x)[-2:] == [1, 1] and _laid_out(a) is _laid_out(b) is not None
 
 
 def _laid_out(x: Any) -> Any:
     """What a row or a column is made of by its shape alone."""
     while kind(x) is Kind.RESHAPE:
-        x = x.args[0]
+        x = operand(x)
     return x

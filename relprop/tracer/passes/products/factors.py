@@ -9,7 +9,17 @@ import torch
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_float,
+    is_live,
+    operand,
+    shape_of,
+    swap,
+    val,
+)
 
 Factors = list[tuple[int, fx.Node]]
 
@@ -48,17 +58,17 @@ def is_outermost(node: fx.Node) -> bool:
 
 def _inverts_twice(node: fx.Node) -> bool:
     """Whether something is divided by a quotient."""
-    below = node.args[-1]
-    if kind(node) is Kind.PRODUCT or not is_product(below) or len(below.users) != 1:  # type: ignore[union-attr]
+    below = arguments(node)[-1]
+    if kind(node) is Kind.PRODUCT or not is_product(below) or len(below.users) != 1:
         return False
-    return kind(below) is Kind.QUOTIENT or is_call(below, aten.reciprocal) or _inverse(below)  # type: ignore[arg-type]
+    return kind(below) is Kind.QUOTIENT or is_call(below, aten.reciprocal) or _inverse(below)
 
 
 def _inverse(node: fx.Node) -> bool:
     """A number over a tensor."""
-    x, *rest = node.args
+    x, *rest = arguments(node)
     number = bool(rest) and isinstance(rest[0], (int, float))
-    return number and is_call(x, aten.reciprocal) and len(x.users) == 1  # type: ignore[union-attr]
+    return number and is_call(x, aten.reciprocal) and len(x.users) == 1
 
 
 def factors_of(node: fx.Node) -> tuple[Factors, float]:
@@ -77,7 +87,7 @@ def factors_of(node: fx.Node) -> tuple[Factors, float]:
         else:
             first = -power if is_call(part, aten.reciprocal) else power
             other = -power if kind(part) is Kind.QUOTIENT else power
-            left += [*((other, p) for p in part.args[1:2]), (first, part.args[0])]
+            left += [*((other, p) for p in arguments(part)[1:2]), (first, operand(part))]
     return factors, scale
 
 

@@ -14,7 +14,18 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind, of
-from relprop.tracer.editing import aten, dims_of, is_float, is_tensor, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    dims_of,
+    is_float,
+    is_tensor,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 
 
 @dataclass(frozen=True)
@@ -56,20 +67,20 @@ def letters_of(node: fx.Node) -> Product | None:
     if is_call(node, aten.matmul):
         return _of_matmul(node)
     if is_call(node, aten.mul):
-        return _of_product(node.args[:2], rank(node), [])
+        return _of_product(arguments(node)[:2], rank(node), [])
     if is_call(node, aten.sum, aten.mean):
         return _of_total(node)
     return _of_convolution(node) if kind(node) is Kind.CONVOLUTION else None
 
 
 def _of_matmul(node: fx.Node) -> Product:
-    x, w = node.args[:2]
+    x, w = arguments(node)[:2]
     letters = string.ascii_letters
     batch = letters[: rank(node) - 2]
-    n, k, m = letters[rank(node) : rank(node) + 3]
+    n, k, m = (letters[rank(node) + i] for i in range(3))
     x_axes = batch[len(batch) - (rank(x) - 2) :] + n + k
     w_axes = batch[len(batch) - (rank(w) - 2) :] + k + m
-    return Product(x, x_axes, w, w_axes, batch + n + m)  # type: ignore[arg-type]
+    return Product(x, x_axes, w, w_axes, batch + n + m)
 
 
 def _of_product(factors: Any, width: int, summed: list[int]) -> Product | None:
@@ -85,16 +96,16 @@ def _of_product(factors: Any, width: int, summed: list[int]) -> Product | None:
 
 def _of_total(node: fx.Node) -> Product | None:
     """A sum over axes of a product that nobody else reads, where both factors lie along them."""
-    product = whole = node.args[0]
-    if kind(product) is Kind.RESHAPE and len(product.users) == 1:  # type: ignore[union-attr]
-        product = product.args[0]  # type: ignore[union-attr]
-    if not is_call(product, aten.mul) or len(product.users) != 1:  # type: ignore[union-attr]
+    product = whole = operand(node)
+    if kind(product) is Kind.RESHAPE and len(product.users) == 1:
+        product = operand(product)
+    if not is_call(product, aten.mul) or len(product.users) != 1:
         return None
-    factors = product.args[:2]  # type: ignore[union-attr]
+    factors = arguments(product)[:2]
     if factors[0] is factors[1] or val(node).dtype != val(product).dtype:
         return None
     if product is not whole:
-        factors = tuple(_split(node, x, product, shape_of(whole)) for x in factors)  # type: ignore[assignment, arg-type]
+        factors = tuple(_split(node, x, product, shape_of(whole)) for x in factors)
     p = _of_product(factors, rank(whole), dims_of(node))
     if p is None:
         return None
@@ -125,14 +136,14 @@ def _split(at: fx.Node, x: Any, product: Any, shape: list[int]) -> fx.Node | Non
 
 def _of_convolution(node: fx.Node) -> Product | None:
     """A convolution whose kernel is, along each axis, one position or all of them."""
-    x, w, axes = node.args[0], node.args[1], of(node).axes
+    x, w, axes = operand(node), arguments(node)[1], of(node).axes
     stride, padding, groups = (argument(node, n) for n in ("stride", "padding", "groups"))
     more = argument(node, "output_padding") if of(node).transposed else 0
     if isinstance(padding, str) or any(_entries(padding)) or any(_entries(more)):
         return None
     if rank(x) != axes + 2:
         return None
-    kernel, space = shape_of(w)[2:], shape_of(x)[2:]  # type: ignore[arg-type]
+    kernel, space = shape_of(w)[2:], shape_of(x)[2:]
     steps = _entries(stride) * (axes // len(_entries(stride)))
     if of(node).transposed and any(k != 1 or s != 1 for k, s in zip(kernel, steps, strict=True)):
         return None
@@ -153,8 +164,8 @@ def _of_convolution(node: fx.Node) -> Product | None:
             seen.append(size)
         else:
             return None
-    x = reshaped(node, x, shape)  # type: ignore[arg-type]
-    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, shape_of(w)[1], *seen])  # type: ignore[arg-type]
+    x = reshaped(node, x, shape)
+    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, shape_of(w)[1], *seen])
     return Product(x, x_axes, w, w_axes, out)
 
 

@@ -9,12 +9,14 @@ from torch import fx
 
 from relprop.operations import MOVES, Kind, argument, is_call, kind, of
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
     is_of_masks,
     is_picked,
+    operand,
     permuted,
     reshaped,
     shape_of,
@@ -59,10 +61,10 @@ def is_mask(x: Any) -> bool:
 
 def _activations_as_weight(node: fx.Node) -> fx.Node | None:
     """``linear`` of two activations → their matrix product."""
-    x, weight, *bias = node.args
+    x, weight, *bias = arguments(node)
     if not is_call(node, aten.linear) or not is_live(weight) or is_picked(weight):
         return None
-    made = emit(node, aten.matmul.default, x, permuted(node, weight, [1, 0]))  # type: ignore[arg-type]
+    made = emit(node, aten.matmul.default, x, permuted(node, weight, [1, 0]))
     return emit(node, aten.add.Tensor, made, *bias) if bias else made
 
 
@@ -85,7 +87,7 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     made = as_linear(node, p)
     if made is None and kind(node) is Kind.CONVOLUTION:  # a factor for each channel
         factors = reshaped(node, p.w, [shape_of(node)[1], *[1] * of(node).axes])
-        made = emit(node, aten.mul.Tensor, node.args[0], factors)
+        made = emit(node, aten.mul.Tensor, operand(node), factors)
     if made is None:
         return None
     return _of_mean(node, _with_channels(node, made))
@@ -104,7 +106,7 @@ def _of_mean(node: fx.Node, made: fx.Node) -> fx.Node:
     """A mean of products is their sum over their number."""
     if not is_call(node, aten.mean):
         return made
-    count = math.prod(shape_of(node.args[0])) // max(math.prod(shape_of(node)), 1)
+    count = math.prod(shape_of(operand(node))) // max(math.prod(shape_of(node)), 1)
     return emit(node, aten.div.Tensor, made, count)
 
 

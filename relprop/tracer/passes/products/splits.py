@@ -13,9 +13,12 @@ from relprop.operations import MOVES, is_call, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_live,
+    joined,
+    operand,
     permuted,
     rank,
     shape_of,
@@ -32,7 +35,7 @@ def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
     """Σ W_i x_i over parts x_i of the features of one tensor → W x."""
 
     def first(n: fx.Node) -> fx.Node | None:
-        return _ways_up(n.args[0])[-1] if _is_map(n) else None  # type: ignore[arg-type]
+        return _ways_up(operand(n))[-1] if _is_map(n) else None
 
     join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
 
@@ -42,7 +45,7 @@ def join_split_products(graph: fx.Graph, constants: Constants) -> None:
 
     def firsts(n: fx.Node) -> tuple[fx.Node, ...] | None:
         alone = is_call(n, aten.matmul) and len(n.users) == 1
-        return tuple(_ways_up(x)[-1] for x in n.args) if alone else None  # type: ignore[arg-type]
+        return tuple(_ways_up(x)[-1] for x in arguments(n)) if alone else None
 
     join_terms(graph, firsts, lambda at, parts: _joined_product(at, parts, Labels(constants)))
 
@@ -52,15 +55,15 @@ def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Nod
     ``None`` where they are no parts of both that lie side by side."""
     sides, order = [], None
     for i, axis in ((0, -1), (1, -2)):
-        xs: list[fx.Node] = [p.args[i] for p in parts]  # type: ignore[misc]
+        xs: list[fx.Node] = [arguments(p)[i] for p in parts]
         ways = [_ways_up(x) for x in xs]
         source = next(n for n in ways[0] if all(n in way for way in ways))
-        places = [_places(x, source, labels) for x in xs]
-        if not is_live(source) or any(p is None for p in places):
+        places = _all_places(xs, source, labels)
+        if not is_live(source) or places is None:
             return None
-        if len({p[..., :1, :1].shape for p in places}) > 1:  # type: ignore[index]
+        if len({p[..., :1, :1].shape for p in places}) > 1:
             return None
-        beside = torch.cat(places, axis)  # type: ignore[arg-type]
+        beside = torch.cat(places, axis)
         order = beside.movedim(axis, -1).flatten(0, -2)[0].argsort() if order is None else order
         if beside.unique().numel() < beside.numel():
             return None
@@ -72,13 +75,13 @@ def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Nod
 
 def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
     """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
-    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 1)
+    weight = emit(at, aten.cat.default, [arguments(p)[1] for p in parts], 1)
     return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
 
 
 def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
-    biases = [p.args[2] for p in parts if len(p.args) > 2 and p.args[2] is not None]
-    return [folded(at, [(1, b) for b in biases])] if biases else []  # type: ignore[misc]
+    biases = [arguments(p)[2] for p in parts if len(p.args) > 2 and arguments(p)[2] is not None]
+    return [folded(at, [(1, b) for b in biases])] if biases else []
 
 
 def _ways_up(x: fx.Node) -> list[fx.Node]:
@@ -97,7 +100,7 @@ def _ways_up(x: fx.Node) -> list[fx.Node]:
 def _joined(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
     """The sum of some linear maps as one of all that they read of one tensor, in its order: of the
     first that it was, or, where that has more positions, of the last that it was in all maps."""
-    ways = [_ways_up(p.args[0]) for p in parts]  # type: ignore[arg-type]
+    ways = [_ways_up(operand(p)) for p in parts]
     last = next(n for n in ways[0] if all(n in way for way in ways))
     for source in dict.fromkeys((ways[0][-1], last)):
         made = _joined_from(source, at, parts, labels)
@@ -109,17 +112,17 @@ def _joined(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None
 def _joined_from(
     source: fx.Node, at: fx.Node, parts: list[fx.Node], labels: Labels
 ) -> fx.Node | None:
-    xs = [_places(p.args[0], source, labels) for p in parts]  # type: ignore[arg-type]
-    if any(x is None for x in xs) or len({x.shape[:-1] for x in xs}) > 1:  # type: ignore[union-attr]
+    xs = _all_places([operand(p) for p in parts], source, labels)
+    if xs is None or len({x.shape[:-1] for x in xs}) > 1:
         return None
-    beside = torch.cat(xs, -1)  # type: ignore[arg-type]
+    beside = torch.cat(xs, -1)
     if beside.unique().numel() < beside.numel() or not _are_features(beside, source):
         return None
     order = beside.flatten(0, -2)[0].argsort()
     x = _placed(at, source, beside[..., order])
     if x is None:
         return None
-    weight = _beside(at, [p.args[1] for p in parts], order, labels)  # type: ignore[misc]
+    weight = _beside(at, [arguments(p)[1] for p in parts], order, labels)
     return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
 
 
@@ -128,15 +131,22 @@ def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) 
     sources = {_ways_up(w)[-1] for w in weights}
     if len(sources) == 1:
         source = sources.pop()
-        columns = [_places(w, source, labels) for w in weights]
-        if all(c is not None for c in columns):
-            made = _placed(at, source, torch.cat(columns, 1)[:, order])  # type: ignore[arg-type]
+        columns = _all_places(weights, source, labels)
+        if columns is not None:
+            made = _placed(at, source, torch.cat(columns, 1)[:, order])
             if made is not None:
                 return made
     weight = emit(at, aten.cat.default, weights, 1)
     if torch.equal(order, torch.arange(len(order))):
         return weight
     return emit(at, aten.index.Tensor, weight, [None, emit(at, Held(order))])
+
+
+def _all_places(xs: list[fx.Node], source: fx.Node, labels: Labels) -> list[Tensor] | None:
+    """Where the numbers of some tensors stand in ``source``, if that can be told of all."""
+    found = [_places(x, source, labels) for x in xs]
+    known = [places for places in found if places is not None]
+    return known if len(known) == len(xs) else None
 
 
 def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
@@ -185,29 +195,29 @@ def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.linear) or not is_live(node):
             continue
-        x, weight, *bias = node.args
-        if not is_call(x, aten.cat) or x.args[1] != rank(x) - 1:  # type: ignore[union-attr]
+        x, weight, *bias = arguments(node)
+        if not is_call(x, aten.cat) or arguments(x)[1] != rank(x) - 1:
             continue
-        xs: Any = x.args[0]  # type: ignore[union-attr]
-        weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])  # type: ignore[arg-type]
+        xs: Any = operand(x)
+        weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])
         if not any(isinstance(constants.value(w), Tensor) for w in weights):
             continue
         terms = [
             (1, emit(node, aten.linear.default, x, w)) for x, w in zip(xs, weights, strict=True)
         ]
         given = [(1, b) for b in bias if b is not None]
-        swap(node, added(node, [*terms, *given]))  # type: ignore[list-item]
+        swap(node, added(node, [*terms, *given]))
     graph.eliminate_dead_code()
 
 
 def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
     """The matrices that a matrix holds beside each other, if they are as wide as this."""
     turned = is_call(weight, aten.permute)
-    joined: Any = weight.args[0] if turned else weight
-    if not is_call(joined, aten.cat) or joined.args[1] != (0 if turned else 1):
+    whole = operand(weight) if turned else weight
+    if not is_call(whole, aten.cat) or arguments(whole)[1] != (0 if turned else 1):
         return []
-    parts = list(joined.args[0])
-    if [shape_of(p)[joined.args[1]] for p in parts] != widths:
+    parts = joined(whole)
+    if [shape_of(p)[arguments(whole)[1]] for p in parts] != widths:
         return []
     return [permuted(at, p, [1, 0]) for p in parts] if turned else parts
 
@@ -215,13 +225,13 @@ def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
 def join_outputs(graph: fx.Graph) -> None:
     """Linear maps of one tensor whose results are laid beside each other → one map."""
     for node in list(graph.nodes):
-        if node._erased or not is_call(node, aten.cat) or node.args[1] != rank(node) - 1:
+        if node._erased or not is_call(node, aten.cat) or arguments(node)[1] != rank(node) - 1:
             continue
         made: list[fx.Node] = []
-        for read, group in itertools.groupby(node.args[0], _read):  # type: ignore[arg-type]
+        for read, group in itertools.groupby(joined(node), _read):
             run = list(group)
             made += run if read is None or len(run) == 1 else [_stacked(node, run)]
-        if len(made) < len(node.args[0]):  # type: ignore[arg-type]
+        if len(made) < len(joined(node)):
             last = rank(node) - 1
             swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
     graph.eliminate_dead_code()
@@ -229,24 +239,26 @@ def join_outputs(graph: fx.Graph) -> None:
 
 def _read(part: fx.Node) -> Any:
     """What a linear map that nobody else reads is a map of."""
-    return (part.args[0], val(part).dtype) if _is_map(part) else None
+    return (operand(part), val(part).dtype) if _is_map(part) else None
 
 
 def _is_map(node: fx.Node) -> bool:
     """Whether a call is a linear map, by parameters, that one other call reads."""
     if not is_call(node, aten.linear) or len(node.users) != 1:
         return False
-    return is_live(node.args[0]) and not any(is_live(n) for n in node.args[1:])
+    return is_live(operand(node)) and not any(is_live(n) for n in arguments(node)[1:])
 
 
 def _stacked(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
-    weight = emit(at, aten.cat.default, [p.args[1] for p in parts], 0)
-    biases = [p.args[2] if len(p.args) > 2 else None for p in parts]
+    weight = emit(at, aten.cat.default, [arguments(p)[1] for p in parts], 0)
+    biases = [arguments(p)[2] if len(p.args) > 2 else None for p in parts]
     if all(b is None for b in biases):
-        return emit(at, aten.linear.default, parts[0].args[0], weight)
+        return emit(at, aten.linear.default, operand(parts[0]), weight)
     given = [
-        emit(at, aten.new_zeros.default, p.args[1], shape_of(p.args[1])[:1]) if b is None else b
+        emit(at, aten.new_zeros.default, arguments(p)[1], shape_of(arguments(p)[1])[:1])
+        if b is None
+        else b
         for p, b in zip(parts, biases, strict=True)
     ]
     bias = emit(at, aten.cat.default, given, 0)
-    return emit(at, aten.linear.default, parts[0].args[0], weight, bias)
+    return emit(at, aten.linear.default, operand(parts[0]), weight, bias)

@@ -8,7 +8,17 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_float, is_live, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_float,
+    is_live,
+    operand,
+    reshaped,
+    shape_of,
+    swap,
+)
 
 
 def scale_stored(graph: fx.Graph) -> None:
@@ -17,37 +27,37 @@ def scale_stored(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT) or not is_live(node):
             continue
-        x, factor = node.args[:2]
+        x, factor = arguments(node)[:2]
         if kind(node) is Kind.PRODUCT and not is_live(x):
             x, factor = factor, x
         layer = x
-        while kind(layer) is Kind.RESHAPE and shape_of(layer)[-1:] == shape_of(node)[-1:]:  # type: ignore[arg-type]
-            if len(layer.users) != 1:  # type: ignore[union-attr]
+        while kind(layer) is Kind.RESHAPE and shape_of(layer)[-1:] == shape_of(node)[-1:]:
+            if len(layer.users) != 1:
                 break
-            layer = layer.args[0]  # type: ignore[union-attr]
-        if not _is_of_whole_numbers(layer) or len(layer.users) != 1 or is_live(factor):  # type: ignore[union-attr]
+            layer = operand(layer)
+        if not _is_of_whole_numbers(layer) or len(layer.users) != 1 or is_live(factor):
             continue
         if not is_float(factor) or math.prod(shape_of(factor)[:-1]) != 1:
             continue
         if shape_of(layer)[-1:] != shape_of(node)[-1:] or shape_of(x) != shape_of(node):
             continue
-        factor = reshaped(node, factor, [-1])  # type: ignore[arg-type]
+        factor = reshaped(node, factor, [-1])
         if shape_of(factor)[0] not in (1, shape_of(node)[-1]):
             continue
-        weight, *bias = layer.args[1:]  # type: ignore[union-attr]
+        weight, *bias = arguments(layer)[1:]
         column = emit(node, aten.unsqueeze.default, factor, -1)
         given = [emit(node, node.target, weight, column)]
         given += [emit(node, node.target, b, factor) for b in bias if b is not None]
-        made = emit(node, aten.linear.default, layer.args[0], *given)  # type: ignore[union-attr]
+        made = emit(node, aten.linear.default, operand(layer), *given)
         swap(node, reshaped(node, made, shape_of(node)))
     graph.eliminate_dead_code()
 
 
 def _is_of_whole_numbers(layer: Any) -> bool:
     """Whether a node is a linear map whose matrix is an integer one, cast."""
-    if not is_call(layer, aten.linear) or is_live(layer.args[1]):
+    if not is_call(layer, aten.linear) or is_live(arguments(layer)[1]):
         return False
-    weight: Any = layer.args[1]
+    weight: Any = arguments(layer)[1]
     while is_float(weight) and weight.op == "call_function" and len(weight.all_input_nodes) == 1:
         weight = weight.all_input_nodes[0]
     return not is_float(weight)

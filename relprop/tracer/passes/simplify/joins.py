@@ -11,11 +11,14 @@ from torch import Tensor, fx
 from relprop.operations import Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_float,
     is_live,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -28,7 +31,7 @@ MOST_RUNS = 16
 
 def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
     """Positions picked by constants that follow one another → a run of them."""
-    x, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    x, indices = operand(node), list(arguments(node)[1])
     used = [i for i, index in enumerate(indices) if index is not None]
     if len(used) != 1 or rank(indices[used[0]]) != 1 or is_live(indices[used[0]]):
         return None
@@ -36,7 +39,7 @@ def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
     if not isinstance(where, Tensor) or where.dtype == torch.bool or not len(where):
         return None
     places = [int(w) % shape_of(x)[dim] for w in where]
-    whole, known = positions_joined(x, dim)  # type: ignore[arg-type]
+    whole, known = positions_joined(x, dim)
     places = [known[p] for p in places]
     if places != list(range(places[0], places[0] + len(places))):
         return None
@@ -45,8 +48,8 @@ def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def positions_joined(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
     """The tensor whose pieces ``x`` joins along an axis, and the places that they had in it."""
-    parts = list(x.args[0]) if is_call(x, aten.cat) and x.args[1] == dim else []  # type: ignore[arg-type]
-    cuts = [p.args for p in parts if is_call(p, aten.slice) and p.args[1] == dim]
+    parts = joined(x) if is_call(x, aten.cat) and arguments(x)[1] == dim else []
+    cuts = [arguments(p) for p in parts if is_call(p, aten.slice) and arguments(p)[1] == dim]
     if not parts or len(cuts) < len(parts) or len({c[0] for c in cuts}) > 1:
         return x, list(range(shape_of(x)[dim]))
     return cuts[0][0], [p for c in cuts for p in range(*c[2:5])]
@@ -54,30 +57,30 @@ def positions_joined(x: fx.Node, dim: int) -> tuple[fx.Node, list[int]]:
 
 def simpler_cat(node: fx.Node) -> fx.Node | None:
     """Of one tensor, of joined ones, of the pieces of one."""
-    parts, dim = list(node.args[0]), node.args[1]  # type: ignore[arg-type]
+    parts, dim = joined(node), arguments(node)[1]
     if len(parts) == 1:
         return parts[0]
-    if any(is_call(p, aten.cat) and p.args[1] == dim for p in parts):
+    if any(is_call(p, aten.cat) and arguments(p)[1] == dim for p in parts):
         flat = [
             q
             for p in parts
-            for q in (p.args[0] if is_call(p, aten.cat) and p.args[1] == dim else [p])
+            for q in (joined(p) if is_call(p, aten.cat) and arguments(p)[1] == dim else [p])
         ]
         return emit(node, aten.cat.default, flat, dim)
-    joined = _rejoined(node, parts, dim)  # type: ignore[arg-type]
-    return joined if joined is not None else _gathered_axis(node, parts, dim)  # type: ignore[arg-type]
+    whole = _rejoined(node, parts, dim)
+    return whole if whole is not None else _gathered_axis(node, parts, dim)
 
 
 def _shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
     """What a part shows of another tensor along ``dim``: the tensor, from where, to where."""
-    if is_call(part, aten.slice) and part.args[1] == dim and part.args[4] == 1:
-        return part.args[0], part.args[2], part.args[3]  # type: ignore[return-value]
-    if kind(part) is Kind.RESHAPE and is_call(chosen := part.args[0], aten.select):
-        x, at, index = chosen.args[:3]  # type: ignore[union-attr]
+    if is_call(part, aten.slice) and arguments(part)[1] == dim and arguments(part)[4] == 1:
+        return operand(part), arguments(part)[2], arguments(part)[3]
+    if kind(part) is Kind.RESHAPE and is_call(chosen := operand(part), aten.select):
+        x, at, index = arguments(chosen)[:3]
         kept = shape_of(x)
-        kept[at] = 1  # type: ignore[index]
+        kept[at] = 1
         if at == dim and isinstance(index, int) and shape_of(part) == kept:
-            return x, index, index + 1  # type: ignore[return-value]
+            return x, index, index + 1
     return None
 
 
@@ -109,26 +112,26 @@ def _gathered_axis(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | N
     """All positions of another axis, one after another → that axis in its new place."""
     if shape_of(parts[0])[dim] != 1 or any(kind(p) is not Kind.RESHAPE for p in parts):
         return None
-    chosen = [p.args[0] for p in parts]
-    if not all(is_call(c, aten.select) and isinstance(c.args[2], int) for c in chosen):  # type: ignore[union-attr]
+    chosen = [operand(p) for p in parts]
+    if not all(is_call(c, aten.select) and isinstance(arguments(c)[2], int) for c in chosen):
         return None
-    x, axis = chosen[0].args[:2]  # type: ignore[union-attr]
-    if any(c.args[:3] != (x, axis, i) for i, c in enumerate(chosen)):  # type: ignore[union-attr]
+    x, axis = arguments(chosen[0])[:2]
+    if any(arguments(c)[:3] != (x, axis, i) for i, c in enumerate(chosen)):
         return None
     rest = shape_of(parts[0])
     del rest[dim]
-    if shape_of(x)[axis] != len(parts) or shape_of(chosen[0]) != rest:  # type: ignore[index]
+    if shape_of(x)[axis] != len(parts) or shape_of(chosen[0]) != rest:
         return None
     order = [i for i in range(rank(x)) if i != axis]
-    return permuted(node, x, [*order[:dim], axis, *order[dim:]])  # type: ignore[arg-type, list-item]
+    return permuted(node, x, [*order[:dim], axis, *order[dim:]])
 
 
 def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:
     """One tensor in some positions of an axis, which do not depend on any input, and another in the
     rest → their runs, one after another."""
-    if not is_call(node, aten.where) or not all(is_float(v) for v in node.args[1:]):
+    if not is_call(node, aten.where) or not all(is_float(v) for v in arguments(node)[1:]):
         return None
-    sides, mask = node.args[1:], constants.value(node.args[0])  # type: ignore[arg-type]
+    sides, mask = arguments(node)[1:], constants.value(operand(node))
     wrong = any(val(v).dtype != val(node).dtype or constants.number(v) is not None for v in sides)
     if wrong or not isinstance(mask, Tensor) or not is_live(node):
         return None

@@ -13,6 +13,8 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     expanded,
     is_live,
+    joined,
+    operand,
     permuted,
     reshaped,
     shape_of,
@@ -52,7 +54,7 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def _repeats(node: fx.Node) -> bool:
     """Whether a call may lay numbers beside themselves one by one, not the whole tensor."""
-    joins = kind(node) is Kind.JOIN and len(set(node.args[0])) > 1  # type: ignore[arg-type]
+    joins = kind(node) is Kind.JOIN and len(set(joined(node))) > 1
     return joins or kind(node) is Kind.RESAMPLE
 
 
@@ -64,9 +66,9 @@ def _lays_out(node: fx.Node) -> bool:
     if what is Kind.SUM:
         return is_top(node) and all(kind(n) in LAID - MOVES for _, n in terms_of(node))
     if what in (Kind.INDEX, Kind.GATHER):
-        x = node.args[0]
+        x = operand(node)
         return shape_of(node) != shape_of(x) or kind(x) is Kind.RESHAPE
-    return what in LAYING or (what is Kind.RESHAPE and kind(node.args[0]) is Kind.JOIN)
+    return what in LAYING or (what is Kind.RESHAPE and kind(operand(node)) is Kind.JOIN)
 
 
 def _places(part: Part) -> Tensor | None:

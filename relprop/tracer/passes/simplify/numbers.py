@@ -10,12 +10,14 @@ from torch import fx
 from relprop.operations import Kind, argument, is_call, kind, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
     is_number,
     is_tensor,
+    operand,
     shape_of,
     swap,
     val,
@@ -34,8 +36,8 @@ def drop_differences(graph: fx.Graph, constants: Constants) -> None:
     """A tensor that the model takes from itself → 0. Asked before all passes: after them what is
     the same of one sample alone, a batch and its mean, is one tensor, too."""
     for node in list(graph.nodes):
-        itself = is_call(node, aten.sub) and node.args[0] is node.args[1]
-        if itself and is_tensor(node.args[0]) and argument(node, "alpha") in (None, 1):
+        itself = is_call(node, aten.sub) and operand(node) is arguments(node)[1]
+        if itself and is_tensor(operand(node)) and argument(node, "alpha") in (None, 1):
             swap(node, constants.full(node, 0))
 
 
@@ -43,11 +45,11 @@ def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:
     """Constant tensors of one number as that number: in sums, products, quotients, and bounds."""
     if kind(node) not in (Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.EXTREMUM):
         return None
-    if kind(node) is Kind.PRODUCT and node.args[1] == 0 and is_live(node):
+    if kind(node) is Kind.PRODUCT and arguments(node)[1] == 0 and is_live(node):
         return constants.full(node, 0)
-    if len(node.args) != 2 or not all(is_tensor(x) for x in node.args):
+    if len(node.args) != 2 or not all(is_tensor(x) for x in arguments(node)):
         return None
-    a, b = node.args
+    a, b = arguments(node)
     if (number := _number(node, b, a, constants)) is not None:
         return emit(node, _BOUNDS.get(packet(node), node.target), a, number)
     if (number := _number(node, a, b, constants)) is None:
@@ -69,16 +71,16 @@ def _number(node: fx.Node, x: Any, other: Any, constants: Constants) -> float | 
 
 def simpler_sum(node: fx.Node) -> fx.Node | None:
     """x + 0; a difference of what is turned already."""
-    a, b = node.args[0], node.args[1] if len(node.args) > 1 else None
+    a, b = operand(node), arguments(node)[1] if len(node.args) > 1 else None
     if is_number(b, 0) and _keeps(node, a):
-        return a  # type: ignore[return-value]
+        return a
     if is_call(node, aten.add) and is_number(a, 0) and is_tensor(b) and _keeps(node, b):
-        return b  # type: ignore[return-value]
+        return b
     if is_call(node, aten.add, aten.sub) and is_call(b, aten.neg):
         op = aten.sub.Tensor if is_call(node, aten.add) else aten.add.Tensor
-        return emit(node, op, a, b.args[0])  # type: ignore[union-attr]
+        return emit(node, op, a, operand(b))
     if is_call(node, aten.add) and is_call(a, aten.neg) and is_tensor(b):
-        return emit(node, aten.sub.Tensor, b, a.args[0])  # type: ignore[union-attr]
+        return emit(node, aten.sub.Tensor, b, operand(a))
     return None
 
 
@@ -87,11 +89,11 @@ def _keeps(node: fx.Node, x: Any) -> bool:
     return shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
 
 
-def factor_of(node: Any) -> tuple[Any, float] | None:
+def factor_of(node: Any) -> tuple[fx.Node, float] | None:
     """x and c where a call is c·x for a number c."""
-    if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(node.args[0]):
+    if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(operand(node)):
         return None
-    x, c = node.args[:2]
+    x, c = operand(node), arguments(node)[1]
     if not isinstance(c, (int, float)) or val(node).dtype != val(x).dtype:
         return None
     if kind(node) is Kind.PRODUCT:
@@ -106,13 +108,13 @@ def simpler_product(node: fx.Node) -> fx.Node | None:
         return None
     x, c = found
     if c == 1:
-        return x  # type: ignore[no-any-return]
+        return x
     inner = factor_of(x)
     if inner is None or len(x.users) != 1:
         return _scaled_linear(node, x, c)
     y, d = inner
     if _is_one(c * d):
-        return y  # type: ignore[no-any-return]
+        return y
     return emit(node, aten.mul.Tensor, y, c * d)
 
 
@@ -121,29 +123,31 @@ def _is_one(c: float) -> bool:
     return abs(c - 1) < 4 * torch.finfo(torch.float64).eps
 
 
-def multiple(node: Any) -> tuple[Any, float] | None:
+def multiple(node: Any) -> tuple[fx.Node, float] | None:
     """x and c where a call is c·x for a number c, or −x."""
     turned = is_call(node, aten.neg) and is_float(node)
-    return (node.args[0], -1.0) if turned else factor_of(node)
+    return (operand(node), -1.0) if turned else factor_of(node)
 
 
 def linear_of_scaled(node: fx.Node) -> fx.Node | None:
     """A linear map of c·x whose matrix is divided by c → of x."""
-    found = multiple(node.args[0]) if is_call(node, aten.linear) else None
-    weight = None if found is None else taken_back(node, node.args[1], found[1])
+    found = multiple(operand(node)) if is_call(node, aten.linear) else None
+    weight = None if found is None else taken_back(node, arguments(node)[1], found[1])
     if found is None or weight is None:
         return None
-    return emit(node, aten.linear.default, found[0], weight, *node.args[2:])
+    return emit(node, aten.linear.default, found[0], weight, *arguments(node)[2:])
 
 
 def _scaled_linear(node: fx.Node, layer: Any, number: float) -> fx.Node | None:
     """A number times a linear map whose matrix and bias are divided by it → the map without."""
     if not is_call(layer, aten.linear) or len(layer.users) != 1:
         return None
-    given = [w if w is None else taken_back(node, w, number) for w in layer.args[1:]]
-    if any(new is None and w is not None for w, new in zip(layer.args[1:], given, strict=True)):
+    given = [w if w is None else taken_back(node, w, number) for w in arguments(layer)[1:]]
+    if any(
+        new is None and w is not None for w, new in zip(arguments(layer)[1:], given, strict=True)
+    ):
         return None
-    return emit(node, aten.linear.default, layer.args[0], *given)
+    return emit(node, aten.linear.default, operand(layer), *given)
 
 
 def taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
@@ -151,40 +155,40 @@ def taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
     way: list[fx.Node] = []
     while kind(weight) in (Kind.RESHAPE, Kind.PERMUTE):
         way.append(weight)
-        weight = weight.args[0]
+        weight = operand(weight)
     found = multiple(weight)
     if is_live(weight) or found is None or not _is_one(number * found[1]):
         return None
     made = found[0]
     for move in reversed(way):
-        made = emit(at, move.target, made, *move.args[1:])
-    return made  # type: ignore[no-any-return]
+        made = emit(at, move.target, made, *arguments(move)[1:])
+    return made
 
 
 def simpler_affine(node: fx.Node) -> fx.Node | None:
     """Of a sign that is turned twice."""
-    x = node.args[0]
+    x = operand(node)
     if is_call(node, aten.neg) and is_call(x, aten.neg):
-        return x.args[0]  # type: ignore[union-attr, return-value]
+        return operand(x)
     return _scaled_linear(node, x, -1.0) if is_call(node, aten.neg) else None
 
 
 def simpler_function(node: fx.Node) -> fx.Node | None:
     """The exponential of a logarithm, or of a multiple of one."""
-    x = node.args[0]
+    x = operand(node)
     if is_call(node, aten.exp) and is_call(x, aten.log):
-        return x.args[0]  # type: ignore[union-attr, return-value]
+        return operand(x)
     if is_call(node, aten.exp) and (found := factor_of(x)) is not None:
         inner, c = found
         if is_call(inner, aten.log) or kind(inner) is Kind.LOG_SOFTMAX:
             base = (
-                inner.args[0]
+                operand(inner)
                 if is_call(inner, aten.log)
-                else emit(node, aten.softmax.int, *inner.args)
+                else emit(node, aten.softmax.int, *arguments(inner))
             )
             return emit(node, aten.pow.Tensor_Scalar, base, c)
     if is_call(node, aten.exp) and kind(x) is Kind.LOG_SOFTMAX:
-        return emit(node, aten.softmax.int, *x.args)  # type: ignore[union-attr]
+        return emit(node, aten.softmax.int, *arguments(x))
     if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:
-        return emit(node, aten.log_softmax.int, *x.args)  # type: ignore[union-attr]
+        return emit(node, aten.log_softmax.int, *arguments(x))
     return None

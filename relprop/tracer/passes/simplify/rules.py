@@ -11,7 +11,7 @@ from torch import fx
 
 from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, is_tensor, rank, shape_of, swap
+from relprop.tracer.editing import aten, is_tensor, operand, rank, shape_of, swap
 from relprop.tracer.passes.simplify.cuts import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
@@ -83,27 +83,27 @@ def _undetached(node: fx.Node) -> fx.Node | None:
             return None
         seen |= users
         left += users
-    return node.args[0]  # type: ignore[return-value]
+    return operand(node)
 
 
 def _broadcast(node: fx.Node) -> fx.Node | None:
     """An operand that is repeated only to fit the others need not be."""
-    for operand in node.all_input_nodes:
-        if kind(operand) is not Kind.EXPAND:
+    for wide in node.all_input_nodes:
+        if kind(wide) is not Kind.EXPAND:
             continue
-        others = [o for o in node.all_input_nodes if o is not operand]
-        source = operand.args[0]
-        if not others or not _fits(node, operand, source, others):
+        others = [o for o in node.all_input_nodes if o is not wide]
+        source = operand(wide)
+        if not others or not _fits(node, wide, source, others):
             continue
-        node.replace_input_with(operand, source)  # type: ignore[arg-type]
+        node.replace_input_with(wide, source)
         return node
     return None
 
 
-def _fits(node: fx.Node, operand: fx.Node, source: Any, others: list[fx.Node]) -> bool:
+def _fits(node: fx.Node, wide: fx.Node, source: Any, others: list[fx.Node]) -> bool:
     """Whether the result is of the same shape with the operand's source in its place."""
     kept = 2 if is_call(node, aten.matmul) else 0
-    if kept and shape_of(operand)[-kept:] != shape_of(source)[-kept:]:
+    if kept and shape_of(wide)[-kept:] != shape_of(source)[-kept:]:
         return False
     tensors = [source, *others]
     if not all(is_tensor(t) for t in tensors) or (kept and any(rank(t) < 2 for t in tensors)):

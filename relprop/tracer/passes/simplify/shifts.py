@@ -8,13 +8,22 @@ import torch
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_number, is_tensor, rank, shape_of
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_number,
+    is_tensor,
+    operand,
+    rank,
+    shape_of,
+)
 
 
 def unshifted_softmax(node: fx.Node) -> fx.Node | None:
     """What is the same along the axis makes no difference to a softmax, whatever is hidden."""
-    x: Any = node.args[0]
-    dim: Any = node.args[1]
+    x: Any = operand(node)
+    dim: Any = arguments(node)[1]
     scores = _unshifted(node, x, dim - rank(x)) if shape_of(x)[dim] > 1 else None
     return None if scores is None else emit(node, node.target, scores, dim)
 
@@ -24,8 +33,8 @@ def _unshifted(at: fx.Node, x: Any, dim: int) -> fx.Node | None:
     or to a part of it, or taken away; ``None`` where there is no such thing."""
     if not is_tensor(x) or rank(x) < -dim:
         return None
-    if kind(x) is Kind.LOG_SOFTMAX and x.args[1] - rank(x) == dim:
-        return x.args[0]  # type: ignore[no-any-return]
+    if kind(x) is Kind.LOG_SOFTMAX and arguments(x)[1] - rank(x) == dim:
+        return operand(x)
     if kind(x) is Kind.SUM and len(x.args) == 2:
         for scores, shift, turned in _pairs(x):
             if _same_along(shift, dim) and shape_of(scores) == shape_of(x):
@@ -35,21 +44,23 @@ def _unshifted(at: fx.Node, x: Any, dim: int) -> fx.Node | None:
     elif kind(x) in (Kind.PRODUCT, Kind.QUOTIENT):
         first = range(2 if kind(x) is Kind.PRODUCT else 1)
         places = [
-            i for i in first if all(_same_along(a, dim) for a in x.args if a is not x.args[i])
+            i
+            for i in first
+            if all(_same_along(a, dim) for a in arguments(x) if a is not arguments(x)[i])
         ]
     elif is_call(x, aten.neg) or (
-        is_call(x, aten.masked_fill) and is_number(x.args[2], -torch.inf)
+        is_call(x, aten.masked_fill) and is_number(arguments(x)[2], -torch.inf)
     ):
         places = [0]
     else:
         return None
-    made = {i: new for i in places if (new := _unshifted(at, x.args[i], dim)) is not None}
+    made = {i: new for i in places if (new := _unshifted(at, arguments(x)[i], dim)) is not None}
     return emit(at, x.target, *(made.get(i, a) for i, a in enumerate(x.args))) if made else None
 
 
 def _pairs(x: fx.Node) -> list[tuple[Any, Any, bool]]:
     """Of a sum's two terms, what may have been shifted, by what, and whether it is taken away."""
-    a, b = x.args
+    a, b = arguments(x)
     return [(a, b, False), (b, a, is_call(x, aten.sub))] if is_tensor(b) else [(a, b, False)]
 
 

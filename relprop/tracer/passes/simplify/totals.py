@@ -7,7 +7,19 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, packet
-from relprop.tracer.editing import aten, dims_of, emit, is_live, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    dims_of,
+    emit,
+    is_live,
+    joined,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 
 #: What a reduction of several tensors, laid along an axis for it, is of two of them.
 _OF_TWO = {
@@ -23,26 +35,26 @@ def simpler_total(node: fx.Node) -> fx.Node | None:
     """The sum, the product or the largest along an axis that tensors were laid along for it → of
     those tensors, unless they may be one tensor's positions, each treated alike (``total_of_parts``
     is told when they are not); along axes of length 1 nothing is reduced."""
-    x, op = node.args[0], _OF_TWO.get(packet(node))
+    x, op = operand(node), _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not rank(x):
         return None
     if all(shape_of(x)[d] == 1 for d in dims_of(node)):
-        return reshaped(node, x, shape_of(node))  # type: ignore[arg-type]
-    if is_call(node, aten.sum) and is_call(x, aten.cat) and x.args[1] in dims_of(node):  # type: ignore[union-attr]
-        fixed = [p for p in x.args[0] if not is_live(p)]  # type: ignore[union-attr]
+        return reshaped(node, x, shape_of(node))
+    if is_call(node, aten.sum) and is_call(x, aten.cat) and arguments(x)[1] in dims_of(node):
+        fixed = [p for p in joined(x) if not is_live(p)]
         if fixed and is_live(node):
             return _without_constants(node, fixed)
-    if is_call(x, aten.cat) and len(x.args[0]) > 2 and _alike(x.args[0]):  # type: ignore[union-attr, arg-type]
+    if is_call(x, aten.cat) and len(joined(x)) > 2 and _alike(joined(x)):
         return None
     return total_of_parts(node)
 
 
 def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
     """Σ (x, c), laid along the axis → Σ x + Σ c: a bias among the terms."""
-    joined, axis = node.args[0].args  # type: ignore[union-attr]
-    live = [p for p in joined if p not in fixed]  # type: ignore[union-attr]
+    terms, axis = arguments(operand(node))
+    live = [p for p in terms if p not in fixed]
     sums = [
-        emit(node, node.target, emit(node, aten.cat.default, parts, axis), *node.args[1:])
+        emit(node, node.target, emit(node, aten.cat.default, parts, axis), *arguments(node)[1:])
         for parts in (live, fixed)
     ]
     return emit(node, aten.add.Tensor, *sums)
@@ -53,18 +65,18 @@ def _alike(parts: Any) -> bool:
     sources = []
     for part in parts:
         while kind(part) is Kind.RESHAPE:
-            part = part.args[0]
+            part = operand(part)
         sources.append(part.target)
     return len(set(sources)) == 1
 
 
 def total_of_parts(node: fx.Node) -> fx.Node | None:
     """A reduction along an axis that tensors were laid along for it → of those tensors."""
-    x, op = node.args[0], _OF_TWO.get(packet(node))
+    x, op = operand(node), _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not is_call(x, aten.cat):
         return None
-    dims, parts = dims_of(node), list(x.args[0])  # type: ignore[union-attr, arg-type]
-    if dims != [x.args[1]]:  # type: ignore[union-attr]
+    dims, parts = dims_of(node), joined(x)
+    if dims != [arguments(x)[1]]:
         return None
     if any(shape_of(p)[dims[0]] != 1 for p in parts) or len(parts) > 64:
         return None

@@ -10,7 +10,17 @@ from torch import Tensor, fx
 from relprop.operations import Kind, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, permuted, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    joined,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 from relprop.tracer.passes.simplify.layouts import cuts
 from relprop.tracer.passes.trials.parts import Part
 
@@ -20,10 +30,10 @@ CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN}
 def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
     stand in each window; ``None`` for anything else."""
-    new = node.args[1]
-    if len(node.args[0]) < 2:  # type: ignore[arg-type]
+    new = arguments(node)[1]
+    if len(joined(node)) < 2:
         return None
-    if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in node.args[0]):  # type: ignore[index, union-attr]
+    if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in joined(node)):
         return None
     inner, sources = cuts(node, CUTS)
     if len(sources) != 1 or rank(source := sources.pop()) + 1 != rank(node):
@@ -32,7 +42,7 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     given = torch.arange(val(source).numel()).reshape(shape)
     found = Part((source,), node, tuple(inner), constants)(given)
     for axis in range(rank(source)):
-        places = _along(found, shape, axis, new)  # type: ignore[arg-type]
+        places = _along(found, shape, axis, new)
         if places is None or len(places) < 2:
             continue
         count, width = places.shape
@@ -49,7 +59,7 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
             held = emit(node, Held(places.to(constants.device)))
             made = emit(node, aten.index.Tensor, source, [*[None] * axis, held])
         order = [i for i in range(rank(node)) if i != axis]
-        made = permuted(node, made, [*order[:new], axis, *order[new:]])  # type: ignore[misc]
+        made = permuted(node, made, [*order[:new], axis, *order[new:]])
         return made if shape_of(made) == target else None
     return None
 

@@ -8,33 +8,46 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import argument, is_call
-from relprop.tracer.editing import aten, emit, is_number, is_tensor, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_number,
+    is_tensor,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 
 
 def sum_with_factor(node: fx.Node) -> fx.Node | None:
     """``add(a, b, alpha=k)`` → ``a + k·b``."""
     alpha = argument(node, "alpha")
-    if alpha in (None, 1) or not is_tensor(node.args[1]):
+    if alpha in (None, 1) or not is_tensor(arguments(node)[1]):
         return None
-    return emit(node, node.target, node.args[0], emit(node, aten.mul.Tensor, node.args[1], alpha))
+    return emit(
+        node, node.target, operand(node), emit(node, aten.mul.Tensor, arguments(node)[1], alpha)
+    )
 
 
 def difference(node: fx.Node) -> fx.Node | None:
     """``rsub(a, b)`` of two tensors is b − a."""
-    x, other, alpha = node.args[0], node.args[1], argument(node, "alpha")
+    x, other, alpha = operand(node), arguments(node)[1], argument(node, "alpha")
     if not is_tensor(other):
         return None
     x = x if alpha in (None, 1) else emit(node, aten.mul.Tensor, x, alpha)
     return emit(node, aten.sub.Tensor, other, x)
 
 
-def _scaled(node: fx.Node, x: Any, factor: Any) -> Any:
+def _scaled(node: fx.Node, x: fx.Node, factor: Any) -> fx.Node:
     return x if factor in (None, 1) else emit(node, aten.mul.Tensor, x, factor)
 
 
 def product_and_sum(node: fx.Node) -> fx.Node:
     """``addmm`` and its kin: β·c + α·(a @ b)."""
-    extra, a, b = node.args[:3]
+    extra, a, b = arguments(node)[:3]
     product = emit(node, aten.matmul.default, a, b)
     if is_call(node, aten.addbmm):
         product = emit(node, aten.sum.dim_IntList, product, [0])
@@ -47,15 +60,15 @@ def product_and_sum(node: fx.Node) -> fx.Node:
 
 def outer_product_and_sum(node: fx.Node) -> fx.Node:
     """β·c + α·(a ⊗ b)."""
-    extra, a, b = node.args[:3]
-    product = emit(node, aten.mul.Tensor, reshaped(node, a, [-1, 1]), reshaped(node, b, [1, -1]))  # type: ignore[arg-type]
+    extra, a, b = arguments(node)[:3]
+    product = emit(node, aten.mul.Tensor, reshaped(node, a, [-1, 1]), reshaped(node, b, [1, -1]))
     product = _scaled(node, product, argument(node, "alpha"))
     return emit(node, aten.add.Tensor, _scaled(node, extra, argument(node, "beta")), product)
 
 
 def product_added(node: fx.Node) -> fx.Node:
     """``addcmul(x, a, b, value=k)`` → ``x + k·(a·b)``; likewise ``addcdiv``."""
-    x, a, b = node.args
+    x, a, b = arguments(node)
     op = aten.mul.Tensor if is_call(node, aten.addcmul) else aten.div.Tensor
     change = _scaled(node, emit(node, op, a, b), argument(node, "value"))
     return emit(node, aten.add.Tensor, x, change)
@@ -63,11 +76,11 @@ def product_added(node: fx.Node) -> fx.Node:
 
 def between(node: fx.Node) -> fx.Node:
     """``lerp(a, b, w)`` → (1 − w)·a + w·b; of a tensor with itself, that tensor."""
-    a, b, weight = node.args
+    a, b, weight = operand(node), operand(node, 1), arguments(node)[2]
     if a is b:
-        return a  # type: ignore[return-value]
+        return a
     if not is_tensor(weight):
-        parts = (_scaled(node, a, 1 - weight), _scaled(node, b, weight))  # type: ignore[operator]
+        parts = (_scaled(node, a, 1 - weight), _scaled(node, b, weight))
         return emit(node, aten.add.Tensor, *parts)
     rest = emit(node, aten.rsub.Scalar, weight, 1)
     parts = (emit(node, aten.mul.Tensor, a, rest), emit(node, aten.mul.Tensor, b, weight))
@@ -76,7 +89,7 @@ def between(node: fx.Node) -> fx.Node:
 
 def gated(node: fx.Node) -> fx.Node:
     """``glu(x)`` → first half · sigmoid(second half)."""
-    x, dim = node.args[0], argument(node, "dim") % rank(node)
+    x, dim = operand(node), argument(node, "dim") % rank(node)
     half = shape_of(x)[dim] // 2
     first, second = (
         emit(node, aten.slice.Tensor, x, dim, i * half, (i + 1) * half, 1) for i in (0, 1)
@@ -87,7 +100,7 @@ def gated(node: fx.Node) -> fx.Node:
 def step(node: fx.Node) -> fx.Node:
     """``heaviside(x, y)`` → whether x > 0, and y where it is 0: comparisons, of which PyTorch has
     no derivative."""
-    x, middle = node.args[:2]
+    x, middle = arguments(node)[:2]
     test = aten.ge.Scalar if is_number(middle, 1) else aten.gt.Scalar
     above = emit(node, aten.to.dtype, emit(node, test, x, 0), val(node).dtype)
     if is_number(middle, 0) or is_number(middle, 1):
@@ -97,10 +110,10 @@ def step(node: fx.Node) -> fx.Node:
 
 def cosine(node: fx.Node) -> fx.Node | None:
     """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
-    pair, dim, eps = node.args[:2], argument(node, "dim"), argument(node, "eps")
+    pair, dim, eps = arguments(node)[:2], argument(node, "dim"), argument(node, "eps")
     width, units = rank(node) + 1, []
     for x in pair:
-        x = reshaped(node, x, [1] * (width - rank(x)) + shape_of(x))  # type: ignore[arg-type]
+        x = reshaped(node, x, [1] * (width - rank(x)) + shape_of(x))
         size = emit(node, aten.linalg_vector_norm.default, x, 2, [dim], True)
         units.append(emit(node, aten.div.Tensor, x, emit(node, aten.clamp_min.default, size, eps)))
     return emit(node, aten.sum.dim_IntList, emit(node, aten.mul.Tensor, *units), [dim])

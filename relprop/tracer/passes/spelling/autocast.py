@@ -19,7 +19,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from relprop.errors import CaptureError, message
 from relprop.operations import is_call
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_tensor, tensor_inputs, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    function_of,
+    is_tensor,
+    operand,
+    tensor_inputs,
+    val,
+)
 from relprop.tracer.facts import Facts, facts_of, know, place
 from relprop.tracer.recorded import recorded_place, recorded_value
 
@@ -68,16 +77,19 @@ def _inline(region: fx.Node, device: torch.device) -> None:
     if is_call(region, CASTS):
         dtype = _casts_to(region.args, device, dtype)
     first = REGIONS[region.target]
-    body = facts_of(region.args[first - 1]).body
+    body = facts_of(operand(region, first - 1)).body
+    assert isinstance(body, fx.GraphModule)
     env: dict[fx.Node, Any] = dict(
         zip(
-            [n for n in body.graph.nodes if n.op == "placeholder"], region.args[first:], strict=True
+            [n for n in body.graph.nodes if n.op == "placeholder"],
+            arguments(region)[first:],
+            strict=True,
         )
     )
     for inner in body.graph.nodes:
         if inner.op == "output":
             for user in list(region.users):
-                user.replace_all_uses_with(env[inner.args[0][user.args[1]]])
+                user.replace_all_uses_with(env[arguments(inner)[0][arguments(user)[1]]])
                 region.graph.erase_node(user)
         elif inner.op != "placeholder":
             with region.graph.inserting_before(region):
@@ -131,8 +143,8 @@ def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | Non
                 ],
             )
         )
-    for operand, wanted in casts.items():
-        node.replace_input_with(operand, emit(node, aten.to.dtype, operand, wanted))
+    for given, wanted in casts.items():
+        node.replace_input_with(given, emit(node, aten.to.dtype, given, wanted))
     node.kwargs = {**node.kwargs, **more}
 
 
@@ -142,7 +154,7 @@ def _run(
     casts: dict[fx.Node, torch.dtype],
     dtype: torch.dtype | None,
     more: dict[str, Any] | None = None,
-) -> Any:
+) -> _Record | None:
     """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
     ``None`` if it refuses them."""
     with FakeTensorMode(), torch.no_grad():
@@ -166,7 +178,7 @@ def _run(
         )
         try:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None), record:
-                node.target(*args, **{**kwargs, **(more or {})})  # type: ignore[operator]
+                function_of(node)(*args, **{**kwargs, **(more or {})})
         except (RuntimeError, TypeError):
             return None
         return record
@@ -178,7 +190,9 @@ class _Record(TorchDispatchMode):
 
     def __init__(self, operands: dict[int, fx.Node]) -> None:
         super().__init__()
-        self.operands, self.casts, self.done = operands, {}, []  # type: ignore[var-annotated]
+        self.operands = operands
+        self.casts: dict[fx.Node, torch.dtype] = {}
+        self.done: list[tuple[Any, tuple[torch.dtype, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -188,10 +202,10 @@ class _Record(TorchDispatchMode):
             isinstance(result, Tensor) and result.untyped_storage()._cdata in storages
         ):
             return result  # a question, or a view
-        operand = self.operands.get(storages[0]) if storages else None
-        if func is aten._to_copy.default and operand is not None and not self.done:
-            self.casts[operand] = result.dtype
-            self.operands[result.untyped_storage()._cdata] = operand
+        source = self.operands.get(storages[0]) if storages else None
+        if func is aten._to_copy.default and source is not None and not self.done:
+            self.casts[source] = result.dtype
+            self.operands[result.untyped_storage()._cdata] = source
         else:
             self.done.append((func, tuple(t.dtype for t in given)))
         return result

@@ -7,12 +7,14 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, kind, packet
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_float,
     is_live,
     is_tensor,
+    operand,
     rank,
     reshaped,
     swap,
@@ -22,19 +24,19 @@ from relprop.tracer.editing import (
 
 def as_operand(node: fx.Node) -> fx.Node | None:
     """Copies, dropout in eval mode."""
-    x = node.args[0]
+    x = operand(node)
     if isinstance(val(node), (tuple, list)):
-        for user in [u for u in node.users if u.args[1] == 0]:
-            swap(user, x)  # type: ignore[arg-type]
+        for user in [u for u in node.users if arguments(u)[1] == 0]:
+            swap(user, x)
         return None
-    return x if val(x).dtype == val(node).dtype else emit(node, aten.to.dtype, x, val(node).dtype)  # type: ignore[return-value]
+    return x if val(x).dtype == val(node).dtype else emit(node, aten.to.dtype, x, val(node).dtype)
 
 
 def as_cast(node: fx.Node) -> fx.Node | None:
     """To another type, or to none; ``type_as`` reads nothing of its second operand but its type."""
-    x, dtype = node.args[0], val(node).dtype
+    x, dtype = operand(node), val(node).dtype
     if not is_tensor(x) or val(x).dtype == dtype:
-        return x  # type: ignore[return-value]
+        return x
     if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
         return None
     return emit(node, aten.to.dtype, x, dtype)
@@ -43,7 +45,7 @@ def as_cast(node: fx.Node) -> fx.Node | None:
 def as_softmax(node: fx.Node) -> fx.Node | None:
     """A softmax along an axis counted from 0, in the type of its operand; a type to compute in is a
     cast before it."""
-    x, dim, dtype = node.args[0], argument(node, "dim"), val(node).dtype
+    x, dim, dtype = operand(node), argument(node, "dim"), val(node).dtype
     dim = dim % rank(x) if rank(x) else 0
     x = x if val(x).dtype == dtype else emit(node, aten.to.dtype, x, dtype)
     op = {aten._safe_softmax: aten._safe_softmax.default}.get(packet(node))
@@ -59,7 +61,7 @@ def as_full(node: fx.Node, device: torch.device) -> fx.Node | None:
     number = {aten.zeros_like: 0, aten.new_zeros: 0, aten.ones_like: 1, aten.new_ones: 1}
     value = number.get(packet(node), argument(node, "fill_value"))
     made = val(node)
-    if value is None or not isinstance(node.args[0], fx.Node) or not isinstance(made, Tensor):
+    if value is None or not isinstance(operand(node), fx.Node) or not isinstance(made, Tensor):
         return None
     if isinstance(value, fx.Node):
         return expanded(node, value, list(made.shape))
@@ -68,7 +70,7 @@ def as_full(node: fx.Node, device: torch.device) -> fx.Node | None:
 
 def read_as_tensor(node: fx.Node) -> None:
     """A number that Python reads from a tensor, where an operator would take the tensor as well."""
-    source = node.args[0]
+    source = operand(node)
     if not is_float(source):
         return
     for user in list(node.users):

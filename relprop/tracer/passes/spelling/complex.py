@@ -13,11 +13,13 @@ from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, argument, is_call, kind, packet
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_live,
     is_tensor,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -41,6 +43,13 @@ REAL_OF = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
+
+
+#: What moves complex numbers and, in the same way, their pairs.
+ALONG_PAIRS = frozenset(
+    {Kind.RESHAPE, Kind.EXPAND, Kind.PERMUTE, Kind.SELECT, Kind.SLICE}
+    | {Kind.IDENTITY, Kind.DETACH}
+)
 
 
 def make_real(graph: fx.Graph) -> None:
@@ -78,7 +87,7 @@ def _converted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     if kind(node) is Kind.SUM:
         return _summed(node, pairs)
     if kind(node) is Kind.PAD and not argument(node, "value"):
-        return emit(node, node.target, pairs[node.args[0]], [0, 0, *node.args[1]])  # type: ignore[index, misc]
+        return emit(node, node.target, pairs[operand(node)], [0, 0, *arguments(node)[1]])
     if not is_live(node) and _is_complex(node) and not any(i in pairs for i in tensor_inputs(node)):
         return read_as_pair(node)
     raise refused(node, f"{node.target} has no form in real numbers here")
@@ -86,12 +95,12 @@ def _converted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
 
 def _summed(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """u + v and u − v, of which one may be a number, or real."""
-    if all(is_tensor(a) for a in node.args[:2]):
-        sides = [pair_of(node, a, pairs) for a in node.args[:2]]
+    if all(is_tensor(a) for a in arguments(node)[:2]):
+        sides = [pair_of(node, a, pairs) for a in arguments(node)[:2]]
         wide = max(rank(s) for s in sides)
         fitted = [reshaped(node, s, [1] * (wide - rank(s)) + shape_of(s)) for s in sides]
         return emit(node, node.target, *fitted)
-    real, imaginary = zip(*(parts_of(node, a, pairs) for a in node.args[:2]), strict=True)
+    real, imaginary = zip(*(parts_of(node, a, pairs) for a in arguments(node)[:2]), strict=True)
     if not any(is_tensor(part) for part in imaginary):
         imaginary = (emit(node, aten.zeros_like.default, real[0]), imaginary[1])
     return stacked(node, *(emit(node, node.target, *part) for part in (real, imaginary)))
@@ -100,20 +109,10 @@ def _summed(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
 def _moved(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """A move of complex numbers: of pairs where it leaves the last axis of two alone, else of real
     parts and of imaginary parts, in one."""
-    what, shape = kind(node), shape_of(node)
-    pair = pairs.get(node.args[0])  # type: ignore[call-overload]
-    if what is Kind.RESHAPE:
-        return reshaped(node, pair, [*shape, 2])  # type: ignore[arg-type]
-    if what is Kind.EXPAND:
-        return expanded(node, pair, [*shape, 2])  # type: ignore[arg-type]
-    if what is Kind.PERMUTE:
-        return permuted(node, pair, [*node.args[1], len(shape)])  # type: ignore[arg-type, misc]
-    if what in (Kind.SELECT, Kind.SLICE):
-        return emit(node, node.target, pair, *node.args[1:])
-    if what in (Kind.IDENTITY, Kind.DETACH):
-        return emit(node, node.target, pair) if what is Kind.DETACH else pair  # type: ignore[return-value]
-    if what is Kind.CAST:
-        return _cast(node, node.args[0], pairs)
+    if kind(node) is Kind.CAST:
+        return _cast(node, operand(node), pairs)
+    if kind(node) in ALONG_PAIRS:
+        return _moved_pair(node, pairs[operand(node)])
     halves = []
     for which in (0, 1):
 
@@ -123,6 +122,18 @@ def _moved(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), half)
         halves.append(emit(node, node.target, *args, **kwargs))
     return stacked(node, *halves)
+
+
+def _moved_pair(node: fx.Node, pair: fx.Node) -> fx.Node:
+    """A move that leaves the last axis of two alone."""
+    what, shape = kind(node), [*shape_of(node), 2]
+    if what is Kind.RESHAPE:
+        return reshaped(node, pair, shape)
+    if what is Kind.EXPAND:
+        return expanded(node, pair, shape)
+    if what is Kind.PERMUTE:
+        return permuted(node, pair, [*arguments(node)[1], len(shape) - 1])
+    return pair if what is Kind.IDENTITY else emit(node, node.target, pair, *arguments(node)[1:])
 
 
 def _cast(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -137,38 +148,38 @@ def _cast(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _as_complex(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return node.args[0]  # type: ignore[return-value]
+    return operand(node)
 
 
 def _as_real(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return pairs[node.args[0]]  # type: ignore[index]
+    return pairs[operand(node)]
 
 
 def _of_parts(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return stacked(node, *node.args[:2])  # type: ignore[arg-type]
+    return stacked(node, *arguments(node)[:2])
 
 
 def _polar(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    size, angle = node.args[:2]
+    size, angle = arguments(node)[:2]
     parts = (emit(node, op, angle) for op in (aten.cos.default, aten.sin.default))
     return stacked(node, *(emit(node, aten.mul.Tensor, size, p) for p in parts))
 
 
 def _exponential(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    real, imaginary = parts_of(node, node.args[0], pairs)
+    real, imaginary = parts_of(node, operand(node), pairs)
     size = emit(node, aten.exp.default, real)
     parts = (emit(node, op, imaginary) for op in (aten.cos.default, aten.sin.default))
     return stacked(node, *(emit(node, aten.mul.Tensor, size, p) for p in parts))
 
 
 def _angle(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    real, imaginary = parts_of(node, node.args[0], pairs)
+    real, imaginary = parts_of(node, operand(node), pairs)
     return emit(node, aten.atan2.default, imaginary, real)
 
 
 def _total(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """A sum or a mean along axes."""
-    pair = pairs[node.args[0]]  # type: ignore[index]
+    pair = pairs[operand(node)]
     dims, axes = argument(node, "dim"), rank(pair) - 1
     dims = [dims] if isinstance(dims, int) else list(dims or range(axes))
     op = aten.mean.dim if is_call(node, aten.mean) else aten.sum.dim_IntList
@@ -176,24 +187,24 @@ def _total(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _real(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return part_of(node, pairs[node.args[0]], 0)  # type: ignore[index]
+    return part_of(node, pairs[operand(node)], 0)
 
 
 def _imaginary(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return part_of(node, pairs[node.args[0]], 1)  # type: ignore[index]
+    return part_of(node, pairs[operand(node)], 1)
 
 
 def _conjugate(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return mirrored(node, pairs[node.args[0]])  # type: ignore[index]
+    return mirrored(node, pairs[operand(node)])
 
 
 def _size(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    pair = pairs[node.args[0]]  # type: ignore[index]
+    pair = pairs[operand(node)]
     return emit(node, aten.linalg_vector_norm.default, pair, 2, [rank(pair) - 1])
 
 
 def _negative(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return emit(node, aten.neg.default, pairs[node.args[0]])  # type: ignore[index]
+    return emit(node, aten.neg.default, pairs[operand(node)])
 
 
 CONVERSIONS: dict[Any, Callable[[fx.Node, dict[fx.Node, fx.Node]], fx.Node]] = {

@@ -7,13 +7,22 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import is_call
-from relprop.tracer.editing import aten, emit, is_live, is_tensor, rank, reshaped, shape_of
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    is_tensor,
+    rank,
+    reshaped,
+    shape_of,
+)
 from relprop.tracer.passes.spelling.pairs import mirrored, part_of, parts_of, refused, stacked
 
 
 def multiplied(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """The product of two tensors, or of one and a number, of which one at least is complex."""
-    a, b = node.args[:2]
+    a, b = arguments(node)[:2]
     if a in pairs and b in pairs:
         a, b = (pairs[b], pairs[a]) if not is_live(a) and is_live(b) else (pairs[a], pairs[b])
         return _turned(node, a, b)
@@ -51,16 +60,16 @@ def _turned(node: fx.Node, a: fx.Node, b: fx.Node) -> fx.Node:
 
 def divided(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """Over complex numbers: times their conjugates, over their squared sizes."""
-    z, w = node.args[:2]
+    z, w = arguments(node)[:2]
     if w not in pairs:
         return _scaled(node, z, w, pairs)
-    pair = pairs[w]  # type: ignore[index]
+    pair = pairs[w]
     size = emit(node, aten.sum.dim_IntList, _squared(node, pair), [rank(pair) - 1], True)
     inverse = emit(node, aten.div.Tensor, mirrored(node, pair), size)
     if z in pairs:
         return _turned(node, pairs[z], inverse)
     if is_tensor(z):
-        z = reshaped(node, z, [*shape_of(z), 1])  # type: ignore[arg-type]
+        z = reshaped(node, z, [*shape_of(z), 1])
     elif isinstance(z, complex):
         raise refused(node, "divides a complex number by them")
     return emit(node, aten.mul.Tensor, inverse, z)
@@ -72,7 +81,7 @@ def _squared(node: fx.Node, x: fx.Node) -> fx.Node:
 
 def contracted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """A matrix product: of real and imaginary parts side by side, once for either."""
-    (a, b), (c, d) = (parts_of(node, x, pairs) for x in node.args[:2])
+    (a, b), (c, d) = (parts_of(node, x, pairs) for x in arguments(node)[:2])
     if not is_tensor(b) and not is_tensor(d):
         product = emit(node, aten.matmul.default, a, c)
         return stacked(node, product, emit(node, aten.zeros_like.default, product))

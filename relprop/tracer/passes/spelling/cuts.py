@@ -11,10 +11,12 @@ from torch import fx
 from relprop.errors import CaptureError, message
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_tensor,
+    operand,
     rank,
     reshaped,
     shape_of,
@@ -26,13 +28,13 @@ from relprop.tracer.facts import place
 
 def as_select(node: fx.Node) -> fx.Node | None:
     """One position, its axis and its index counted from 0. An index that is a tensor picks."""
-    x, dim, index = node.args[0], argument(node, "dim"), argument(node, "index")
+    x, dim, index = operand(node), argument(node, "dim"), argument(node, "index")
     dim %= rank(x)
     if isinstance(index, fx.Node):
         picked = emit(node, aten.index_select.default, x, dim, emit_scalar(node, index, x, dim))
         return reshaped(node, picked, shape_of(node))
     index %= shape_of(x)[dim]
-    if node.args[1:] == (dim, index):
+    if arguments(node)[1:] == (dim, index):
         return None
     return emit(node, aten.select.int, x, dim, index)
 
@@ -59,11 +61,11 @@ def _as_tensor(node: fx.Node, number: Any) -> Any:
     if not isinstance(number, fx.Node) or is_tensor(number):
         return number
     if kind(number) is Kind.READ:
-        return number.args[0]
+        return operand(number)
     if number.target not in ARITHMETIC:
         return _refused(node, number)
-    operands = [_as_tensor(node, a) for a in number.args]
-    op = ARITHMETIC[number.target]  # type: ignore[index]
+    operands = [_as_tensor(node, a) for a in arguments(number)]
+    op = ARITHMETIC[number.target]
     if not is_tensor(operands[0]):  # a number less a tensor
         operands[0] = emit(node, aten.full_like.default, operands[1], operands[0])
     return emit(node, op, *operands)
@@ -81,7 +83,7 @@ def _refused(node: fx.Node, number: fx.Node) -> None:
 
 def as_slice(node: fx.Node) -> fx.Node | None:
     """A run of positions, its bounds inside the axis and counted from 0."""
-    x, dim = node.args[0], argument(node, "dim") % rank(node.args[0])
+    x, dim = operand(node), argument(node, "dim") % rank(operand(node))
     bounds: tuple[Any, ...]
     if is_call(node, aten.narrow):
         start, length = argument(node, "start"), argument(node, "length")
@@ -95,8 +97,8 @@ def as_slice(node: fx.Node) -> fx.Node | None:
         return None
     bounds = slice(*bounds).indices(shape_of(x)[dim])
     if bounds == (0, shape_of(x)[dim], 1):
-        return x  # type: ignore[return-value]
-    if is_call(node, aten.slice) and node.args[1:] == (dim, *bounds):
+        return x
+    if is_call(node, aten.slice) and arguments(node)[1:] == (dim, *bounds):
         return None
     return emit(node, aten.slice.Tensor, x, dim, *bounds)
 
@@ -106,13 +108,14 @@ def as_pieces(node: fx.Node) -> None:
     users = list(node.users)
     if any(kind(user) is not Kind.OUTPUT for user in users):
         return
-    x = node.args[0]
+    x = operand(node)
     if is_call(node, aten.broadcast_tensors):
         for user in users:
-            swap(user, expanded(user, x[user.args[1]], shape_of(user)))  # type: ignore[index]
+            source = arguments(node)[0][arguments(user)[1]]
+            swap(user, expanded(user, source, shape_of(user)))
         return
     for user in users:
-        swap(user, piece(user, user, x))  # type: ignore[arg-type]
+        swap(user, piece(user, user, x))
 
 
 def piece(at: fx.Node, one: fx.Node, x: fx.Node) -> fx.Node:
@@ -125,16 +128,16 @@ def piece(at: fx.Node, one: fx.Node, x: fx.Node) -> fx.Node:
 
 def extent(one: fx.Node) -> tuple[int, int, int | None]:
     """Axis, start and length (``None``: the axis is gone) of one of several pieces."""
-    pieces = one.args[0]
+    pieces = operand(one)
     assert isinstance(pieces, fx.Node)
-    whole, parts = shape_of(pieces.args[0]), val(pieces)
-    index = one.args[1] % len(parts)  # type: ignore[operator]
+    whole, parts = shape_of(operand(pieces)), val(pieces)
+    index = arguments(one)[1] % len(parts)
     if len(parts[0].shape) < len(whole):
         return argument(pieces, "dim") % len(whole), index, None
     others = [
         i
         for i, s in enumerate(whole)
-        if len({p.shape[i] for p in (*parts, val(pieces.args[0]))}) > 1
+        if len({p.shape[i] for p in (*parts, val(operand(pieces)))}) > 1
     ]
     dim = others[0] if others else _axis(pieces) % len(whole)
     return dim, sum(p.shape[dim] for p in parts[:index]), parts[index].shape[dim]

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import is_tensor, swap, tensor_inputs, val
+from relprop.tracer.editing import arguments, is_tensor, swap, tensor_inputs, val
 from relprop.tracer.facts import Facts, know, place
+from relprop.tracer.passes.trials.recipes import plain
 from relprop.tracer.recorded import recorded_value
 
 
@@ -35,7 +36,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
     def call(*tensors: Tensor) -> Any:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
-        return definition(*_plain(args), **_plain(kwargs))
+        return definition(*plain(args), **plain(kwargs))
 
     made = next(_traced(call, operands, device), None)
     if made is None or any(n.target is target for n in made.graph.nodes):
@@ -60,28 +61,15 @@ def _traced(
                 continue
 
 
-def _plain(value: Any) -> Any:
-    """fx's immutable containers as ordinary ones."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (
-            type(value)(_plain(v) for v in value)
-            if type(value) is tuple
-            else [_plain(v) for v in value]
-        )
-    return value
-
-
 def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...]) -> fx.Node | None:
     """The nodes of ``made`` in place of ``node``; of several results each in place of its user."""
-    env: dict[fx.Node, Any] = {}
+    env: dict[fx.Node, fx.Node] = {}
     given = iter(operands)
     for inner in made.graph.nodes:
         if inner.op == "placeholder":
             env[inner] = next(given)
         elif inner.op == "output":
-            results = inner.args[0]
+            results = arguments(inner)[0]
         elif inner.op == "get_attr":
             return None
         else:
@@ -92,5 +80,5 @@ def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...])
         return env[results]
     for user in list(node.users):
         if kind(user) is Kind.OUTPUT:
-            swap(user, env[results[user.args[1]]])
+            swap(user, env[results[arguments(user)[1]]])
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.tracer.editing import aten, emit, is_live, permuted, rank
+from relprop.tracer.editing import arguments, aten, emit, is_live, operand, permuted, rank
 from relprop.tracer.passes.products.letters import Product
 from relprop.tracer.passes.products.operators import product_of, summed_out
 
@@ -17,7 +17,7 @@ from relprop.tracer.passes.products.operators import product_of, summed_out
 def contracted(node: fx.Node) -> fx.Node | None:
     """``einsum`` of any number of operands → sums, permutations and matrix products, two operands
     at a time."""
-    equation, operands = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    equation, operands = operand(node), list(arguments(node)[1])
     if not isinstance(equation, str):
         return None
     terms, out = _spelled_out(equation.replace(" ", ""), [rank(o) for o in operands])
@@ -26,10 +26,14 @@ def contracted(node: fx.Node) -> fx.Node | None:
 
 def trilinear(node: fx.Node) -> fx.Node:
     """The product of three tensors, each with axes put in, summed over some axes."""
-    (first, weight, last), put_in, gone = node.args[:3], node.args[3:6], node.args[6]
-    letters = string.ascii_letters[: rank(first) + len(put_in[0])]  # type: ignore[arg-type]
-    axes = ["".join(c for i, c in enumerate(letters) if i not in new) for new in put_in]  # type: ignore[operator]
-    out = "".join(c for i, c in enumerate(letters) if i not in gone)  # type: ignore[operator]
+    (first, weight, last), put_in, gone = (
+        arguments(node)[:3],
+        arguments(node)[3:6],
+        arguments(node)[6],
+    )
+    letters = string.ascii_letters[: rank(first) + len(put_in[0])]
+    axes = ["".join(c for i, c in enumerate(letters) if i not in new) for new in put_in]
+    out = "".join(c for i, c in enumerate(letters) if i not in gone)
     pairs: Any = [(weight, axes[1]), (first, axes[0]), (last, axes[2])]
     pairs.sort(key=lambda pair: not is_live(pair[0]))
     return _multiplied(node, [x for x, _ in pairs], [letters for _, letters in pairs], out)

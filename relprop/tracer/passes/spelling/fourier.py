@@ -13,34 +13,44 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.tracer.editing import aten, emit, permuted, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    operand,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 
 
 def between_complex(node: fx.Node, device: torch.device) -> fx.Node:
     """``_fft_c2c``: along one axis after the other."""
-    x, dims, how, forward = node.args
-    transform = _Transform(node, device, how, -1 if forward else 1)  # type: ignore[arg-type]
-    for dim in dims:  # type: ignore[union-attr]
-        x = transform.along(x, dim, shape_of(x)[dim])  # type: ignore[arg-type]
-    return x  # type: ignore[return-value]
+    x, (dims, how, forward) = operand(node), arguments(node)[1:]
+    transform = _Transform(node, device, how, -1 if forward else 1)
+    for dim in dims:
+        x = transform.along(x, dim, shape_of(x)[dim])
+    return x
 
 
 def of_real(node: fx.Node, device: torch.device) -> fx.Node:
     """``_fft_r2c``: forward, the last axis first, of which the first half alone may be made."""
-    x, dims, how = node.args[:3]
-    transform = _Transform(node, device, how, -1)  # type: ignore[arg-type]
-    for dim in reversed(dims):  # type: ignore[arg-type]
-        x = transform.along(x, dim, shape_of(x)[dim], shape_of(node)[dim])  # type: ignore[arg-type]
-    return x  # type: ignore[return-value]
+    x, (dims, how) = operand(node), arguments(node)[1:3]
+    transform = _Transform(node, device, how, -1)
+    for dim in reversed(dims):
+        x = transform.along(x, dim, shape_of(x)[dim], shape_of(node)[dim])
+    return x
 
 
 def to_real(node: fx.Node, device: torch.device) -> fx.Node:
     """``_fft_c2r``: backward, the last axis last, of which the first half alone is given."""
-    x, (*others, last), how, count = node.args  # type: ignore[misc]
-    transform = _Transform(node, device, how, 1)  # type: ignore[arg-type]
+    x, (*others, last), how, count = arguments(node)
+    transform = _Transform(node, device, how, 1)
     for dim in others:
-        x = transform.along(x, dim, shape_of(x)[dim])  # type: ignore[arg-type]
-    return transform.along(x, last, count, to_real=True)  # type: ignore[arg-type]
+        x = transform.along(x, dim, shape_of(x)[dim])
+    return transform.along(x, last, count, to_real=True)
 
 
 @dataclass(frozen=True)

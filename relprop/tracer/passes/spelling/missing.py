@@ -11,11 +11,13 @@ from torch import fx
 from relprop.operations import MOVES, Kind, argument, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     dims_of,
     emit,
     expanded,
     is_tensor,
+    operand,
     rank,
     shape_of,
     swap,
@@ -27,7 +29,7 @@ def leave_out_missing(graph: fx.Graph, constants: Constants) -> None:
     """Sums over what is no NaN, and counts of it → those of what a mask leaves."""
     for node in list(graph.nodes):
         if is_call(node, aten.nansum, aten.isnan) or _differs_from_itself(node):
-            x, mask = _marked(node, node.args[0], constants)  # type: ignore[arg-type]
+            x, mask = _marked(node, operand(node), constants)
             if x is not None and mask is not None:
                 swap(node, _without(node, x, mask))
     graph.eliminate_dead_code()
@@ -35,7 +37,7 @@ def leave_out_missing(graph: fx.Graph, constants: Constants) -> None:
 
 def mean_of_numbers(node: fx.Node) -> fx.Node | None:
     """``nanmean`` is the sum of what is no NaN, by how many there are."""
-    x, dims, keepdim = node.args[0], dims_of(node), bool(argument(node, "keepdim"))
+    x, dims, keepdim = operand(node), dims_of(node), bool(argument(node, "keepdim"))
     there = emit(node, aten.logical_not.default, emit(node, aten.isnan.default, x))
     count = emit(node, aten.sum.dim_IntList, there, dims, keepdim)
     made = emit(node, aten.div.Tensor, emit(node, aten.nansum.default, x, dims, keepdim), count)
@@ -43,7 +45,7 @@ def mean_of_numbers(node: fx.Node) -> fx.Node | None:
 
 
 def _differs_from_itself(node: fx.Node) -> bool:
-    return is_call(node, aten.ne) and node.args[0] is node.args[1]
+    return is_call(node, aten.ne) and operand(node) is arguments(node)[1]
 
 
 def _without(node: fx.Node, x: fx.Node, mask: fx.Node) -> fx.Node:
@@ -56,14 +58,14 @@ def _without(node: fx.Node, x: fx.Node, mask: fx.Node) -> fx.Node:
 
 def _marked(at: fx.Node, x: fx.Node, constants: Constants) -> tuple[fx.Node | None, fx.Node | None]:
     """The tensor in which a mask marks numbers, and the mask."""
-    a, b, c = (*x.args, None, None, None)[:3]
+    a, b, c = (*arguments(x), None, None, None)[:3]
     if is_call(x, aten.masked_fill) and _is_nan(c, constants):
-        return a, b  # type: ignore[return-value]
+        return a, b
     if not is_call(x, aten.where):
         return None, None
     if is_tensor(b) and _is_nan(c, constants):
-        return b, emit(at, aten.logical_not.default, a)  # type: ignore[return-value]
-    return (c, a) if is_tensor(c) and _is_nan(b, constants) else (None, None)  # type: ignore[return-value]
+        return b, emit(at, aten.logical_not.default, a)
+    return (c, a) if is_tensor(c) and _is_nan(b, constants) else (None, None)
 
 
 def _is_nan(number: object, constants: Constants) -> bool:
@@ -73,10 +75,10 @@ def _is_nan(number: object, constants: Constants) -> bool:
 
 def sum_of_numbers(node: fx.Node) -> fx.Node | None:
     """``nansum`` where all are numbers is a sum."""
-    if not _all_numbers(node.args[0]):
+    if not _all_numbers(operand(node)):
         return None
     dims, keepdim = dims_of(node), bool(argument(node, "keepdim"))
-    made = emit(node, aten.sum.dim_IntList, node.args[0], dims, keepdim)
+    made = emit(node, aten.sum.dim_IntList, operand(node), dims, keepdim)
     return made if val(made).dtype == val(node).dtype else None
 
 
@@ -94,7 +96,7 @@ def _all_numbers(x: Any) -> bool:
         here = left.pop()
         if here.op == "get_attr" or kind(here) in _GIVES_NUMBERS:
             continue
-        divides = kind(here) is Kind.QUOTIENT and not is_tensor(here.args[1])
+        divides = kind(here) is Kind.QUOTIENT and not is_tensor(arguments(here)[1])
         if kind(here) not in _KEEPS_NUMBERS and not divides:
             return False
         left += here.all_input_nodes

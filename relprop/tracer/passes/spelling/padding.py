@@ -3,14 +3,12 @@ picked."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from relprop.operations import argument
 from relprop.operations.vocabulary import Held
-from relprop.tracer.editing import aten, emit, rank, shape_of
+from relprop.tracer.editing import arguments, aten, emit, operand, rank, shape_of
 
 
 def as_padding(node: fx.Node, device: torch.device) -> fx.Node | None:
@@ -20,12 +18,14 @@ def as_padding(node: fx.Node, device: torch.device) -> fx.Node | None:
     if mode not in (None, "constant"):
         return _padded_by_itself(node, mode, device)
     value = argument(node, "value")
-    return emit(node, aten.constant_pad_nd.default, *node.args[:2], 0 if value is None else value)
+    return emit(
+        node, aten.constant_pad_nd.default, *arguments(node)[:2], 0 if value is None else value
+    )
 
 
 def _padded_by_itself(node: fx.Node, mode: str, device: torch.device) -> fx.Node:
-    x: Any = node.args[0]
-    amounts = list(node.args[1])  # type: ignore[arg-type]
+    x = operand(node)
+    amounts = list(arguments(node)[1])
     for i, around in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         axis = rank(x) - 1 - i
         if any(around):
@@ -33,4 +33,4 @@ def _padded_by_itself(node: fx.Node, mode: str, device: torch.device) -> fx.Node
             places = torch.nn.functional.pad(own[None, None], around, mode)[0, 0].long()
             held = emit(node, Held(places.to(device)))
             x = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
-    return x  # type: ignore[no-any-return]
+    return x

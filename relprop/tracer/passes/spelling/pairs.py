@@ -10,7 +10,17 @@ from torch import fx
 
 from relprop.errors import CaptureError, message
 from relprop.operations import is_call
-from relprop.tracer.editing import aten, emit, is_number, is_tensor, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_number,
+    is_tensor,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 from relprop.tracer.facts import Facts, know, place
 
 
@@ -37,7 +47,7 @@ def parts_of(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> tuple[Any,
     """The real and the imaginary part of an operand; of a real one the latter is 0."""
     if x in pairs:
         pair = pairs[x]
-        only_real = is_call(pair, aten.cat) and is_number(pair.args[0][1], 0)  # type: ignore[index]
+        only_real = is_call(pair, aten.cat) and is_number(arguments(pair)[0][1], 0)
         return part_of(node, pair, 0), 0.0 if only_real else part_of(node, pair, 1)
     return (x, 0.0) if is_tensor(x) else (complex(x).real, complex(x).imag)
 

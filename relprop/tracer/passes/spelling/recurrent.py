@@ -3,13 +3,15 @@ products that the rules know."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from relprop.operations import Kind, kind, packet
-from relprop.tracer.editing import aten, emit, swap, val
+from relprop.tracer.editing import arguments, aten, emit, swap_results, val
 
+Step = Callable[[fx.Node, fx.Node, list[fx.Node], Any, Any], list[fx.Node]]
 LAYERS = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu)
 
 
@@ -34,20 +36,20 @@ def _unroll_layer(node: fx.Node) -> None:
         kind(u) is not Kind.OUTPUT for u in node.users
     ):
         return
-    x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = node.args
-    states = list(hidden) if op in LSTM else [hidden]  # type: ignore[arg-type]
+    x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = arguments(node)
+    states = list(hidden) if op in LSTM else [hidden]
     directions, per = (2 if both_ways else 1), (4 if has_bias else 2)
-    if len(weights) != layers * directions * per:  # type: ignore[arg-type, operator]
+    if len(weights) != layers * directions * per:
         return
     steps = emit(node, aten.transpose.int, x, 0, 1) if batch_first else x
     length = val(steps).shape[0]
     inputs = [emit(node, aten.select.int, steps, 0, t) for t in range(length)]
     last: list[list[fx.Node]] = [[] for _ in states]
-    for layer in range(layers):  # type: ignore[arg-type]
+    for layer in range(layers):
         found = []
         for direction in range(directions):
             at = layer * directions + direction
-            own = weights[at * per : (at + 1) * per]  # type: ignore[index]
+            own = weights[at * per : (at + 1) * per]
             start = [emit(node, aten.select.int, state, 0, at) for state in states]
             outputs, ended = _run(node, op, inputs if direction == 0 else inputs[::-1], start, own)
             found.append(outputs if direction == 0 else outputs[::-1])
@@ -60,24 +62,20 @@ def _unroll_layer(node: fx.Node) -> None:
         )
     result = emit(node, aten.stack.default, inputs, 1 if batch_first else 0)
     results = [result, *(emit(node, aten.stack.default, state, 0) for state in last)]
-    for user in list(node.users):
-        swap(user, results[user.args[1]])  # type: ignore[index]
-    node.graph.erase_node(node)
+    swap_results(node, results)
 
 
 def _unroll_cell(node: fx.Node) -> fx.Node | None:
-    op, (x, hidden, *weights) = packet(node), node.args
-    given = list(hidden) if op in LSTM else [hidden]  # type: ignore[arg-type]
+    op, (x, hidden, *weights) = packet(node), arguments(node)
+    given = list(hidden) if op in LSTM else [hidden]
     state = _step(op)(node, x, given, [w for w in weights if w is not None], op)
     if op not in LSTM:
         return state[0]
-    for user in list(node.users):
-        swap(user, state[user.args[1]])  # type: ignore[index]
-    node.graph.erase_node(node)
+    swap_results(node, state)
     return None
 
 
-def _step(op: Any) -> Any:
+def _step(op: Any) -> Step:
     return _lstm if op in LSTM else _gru if op in GRU else _plain
 
 

@@ -117,7 +117,7 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.addr: outer_product_and_sum,
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
-        largest_of_stretches,  # type: ignore[dict-item]
+        largest_of_stretches,
     ),
     aten.item: read_as_tensor,
     **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
@@ -132,11 +132,11 @@ SPELLINGS: dict[Any, Rewrite] = {
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
     aten.std: deviation,
-    aten.var_mean: with_mean,  # type: ignore[dict-item]
-    aten.std_mean: with_mean,  # type: ignore[dict-item]
+    aten.var_mean: with_mean,
+    aten.std_mean: with_mean,
     **dict.fromkeys(
         (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm), native_norm
-    ),  # type: ignore[dict-item]
+    ),
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
     aten.index_put: put_by_index,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import argument, is_call
-from relprop.tracer.editing import aten, emit, rank, swap
+from relprop.tracer.editing import arguments, aten, emit, operand, rank, swap
 
 
 def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
@@ -28,15 +28,15 @@ def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
 
 def deviation(node: fx.Node) -> fx.Node | None:
     """``std`` in its one overload."""
-    return None if node.target is aten.std.correction else _spread(node, node.args[0], node)
+    return None if node.target is aten.std.correction else _spread(node, operand(node), node)
 
 
 def with_mean(node: fx.Node) -> None:
     """``var_mean``, ``std_mean`` → one call for each that is used."""
-    x, dims = node.args[0], argument(node, "dim")
+    x, dims = operand(node), argument(node, "dim")
     dims = list(range(rank(x))) if dims is None or isinstance(dims, bool) else dims
     for user in list(node.users):
-        if user.args[1] == 1:
+        if arguments(user)[1] == 1:
             swap(user, emit(user, aten.mean.dim, x, dims, bool(argument(node, "keepdim"))))
         else:
             swap(user, _spread(user, x, node))
@@ -44,12 +44,12 @@ def with_mean(node: fx.Node) -> None:
 
 def native_norm(node: fx.Node) -> None:
     """``native_layer_norm`` and its kin, of which usually the first result alone is used."""
-    x = node.args[0]
+    x = operand(node)
     for user in list(node.users):
-        if user.args[1] != 0:
+        if arguments(user)[1] != 0:
             continue
         if is_call(node, aten.native_layer_norm):
-            swap(user, emit(user, aten.layer_norm.default, *node.args))
+            swap(user, emit(user, aten.layer_norm.default, *arguments(node)))
         elif is_call(node, aten.native_group_norm):
             weight, bias, groups, eps = (
                 argument(node, n) for n in ("weight", "bias", "group", "eps")
@@ -66,7 +66,7 @@ def sum_of_sizes(node: fx.Node) -> fx.Node | None:
     """‖x‖₁ is Σ |x|."""
     if argument(node, "ord") != 1 or argument(node, "dtype") is not None:
         return None
-    x, dim = node.args[0], argument(node, "dim")
+    x, dim = operand(node), argument(node, "dim")
     dims = [dim] if isinstance(dim, int) else dim or list(range(rank(x)))
     size = emit(node, aten.abs.default, x)
     return emit(node, aten.sum.dim_IntList, size, dims, bool(argument(node, "keepdim")))

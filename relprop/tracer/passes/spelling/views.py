@@ -11,10 +11,14 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
+    applied,
+    arguments,
     aten,
     emit,
     expanded,
     is_tensor,
+    joined,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -29,54 +33,54 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 def order_of(node: fx.Node) -> list[int]:
     """Which axis of its operand each axis of a permutation's result is."""
-    sizes = PRIMES[: rank(node.args[0])]
+    sizes = PRIMES[: rank(operand(node))]
     with torch.device("meta"):
-        made = node.target(torch.empty(sizes), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        made = applied(node, torch.empty(sizes))
     return [sizes.index(size) for size in made.shape]
 
 
 def as_reshape(node: fx.Node) -> fx.Node | None:
     """Whatever keeps the elements in their order → ``reshape``."""
     shape = shape_of(node)
-    if is_call(node, aten.reshape) and list(node.args[1]) == shape:  # type: ignore[arg-type]
+    if is_call(node, aten.reshape) and list(arguments(node)[1]) == shape:
         return None
-    return reshaped(node, node.args[0], shape)  # type: ignore[arg-type]
+    return reshaped(node, operand(node), shape)
 
 
 def as_permute(node: fx.Node) -> fx.Node | None:
     """Whatever changes the order of axes → ``permute``."""
     dims = order_of(node)
-    if is_call(node, aten.permute) and list(node.args[1]) == dims:  # type: ignore[arg-type]
+    if is_call(node, aten.permute) and list(arguments(node)[1]) == dims:
         return None
-    x = node.args[0]
+    x = operand(node)
     if is_call(node, aten.mH, aten.adjoint, aten.matrix_H) and val(x).is_complex():
         x = emit(node, aten.conj_physical.default, x)
-    return permuted(node, x, dims)  # type: ignore[arg-type]
+    return permuted(node, x, dims)
 
 
 def as_expand(node: fx.Node) -> fx.Node | None:
     """Whatever repeats axes of length 1 → ``expand`` to a shape that is written out."""
     shape = shape_of(node)
-    if is_call(node, aten.expand) and list(node.args[1]) == shape:  # type: ignore[arg-type]
+    if is_call(node, aten.expand) and list(arguments(node)[1]) == shape:
         return None
-    return expanded(node, node.args[0], shape)  # type: ignore[arg-type]
+    return expanded(node, operand(node), shape)
 
 
 def as_cat(node: fx.Node) -> fx.Node | None:
     """``stack`` and ``cat``, without empty tensors of one axis, which ``cat`` skips (caches that
     are still empty)."""
-    given, dim = node.args[0], argument(node, "dim")
+    given, dim = joined(node), argument(node, "dim")
     if is_call(node, aten.stack):
         dim %= rank(node)
         shape = shape_of(node)
         shape[dim] = 1
-        parts = [reshaped(node, t, shape) for t in given]  # type: ignore[union-attr, arg-type]
+        parts = [reshaped(node, t, shape) for t in given]
         return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
     dim %= rank(node)
-    some = [t for t in given if shape_of(t) != [0]] or list(given)  # type: ignore[union-attr, arg-type]
+    some = [t for t in given if shape_of(t) != [0]] or given
     if len(some) == 1 and val(some[0]).dtype == val(node).dtype:
-        return some[0]  # type: ignore[return-value]
-    if is_call(node, aten.cat) and len(some) == len(given) and node.args[1:] == (dim,):  # type: ignore[arg-type]
+        return some[0]
+    if is_call(node, aten.cat) and len(some) == len(given) and arguments(node)[1:] == (dim,):
         return None
     return emit(node, aten.cat.default, some, dim)
 
@@ -85,12 +89,12 @@ def as_repeat(node: fx.Node) -> fx.Node | None:
     """Repeats of axes of length 1 → ``expand``."""
     if is_call(node, aten.repeat_interleave):
         return None
-    x, repeats = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    x, repeats = operand(node), list(arguments(node)[1])
     missing = len(repeats) - rank(x)
     shape = [1] * max(missing, 0) + shape_of(x)
     if any(k > 1 and s > 1 for k, s in zip(repeats[::-1], shape[::-1], strict=False)):
         return None
-    return expanded(node, reshaped(node, x, shape), shape_of(node))  # type: ignore[arg-type]
+    return expanded(node, reshaped(node, x, shape), shape_of(node))
 
 
 def as_strided(node: fx.Node) -> fx.Node | None:
@@ -98,10 +102,10 @@ def as_strided(node: fx.Node) -> fx.Node | None:
     depend on how values lie in memory."""
     if not is_call(node, aten.as_strided):
         return None
-    x = node.args[0]
+    x = operand(node)
     if not val(x).is_contiguous():
         strides = val(x).stride()
-        x = permuted(node, x, sorted(range(len(strides)), key=lambda i: -strides[i]))  # type: ignore[arg-type]
+        x = permuted(node, x, sorted(range(len(strides)), key=lambda i: -strides[i]))
         if not val(x).is_contiguous():
             return None
     size, stride = argument(node, "size"), argument(node, "stride")
@@ -124,7 +128,7 @@ def as_strided(node: fx.Node) -> fx.Node | None:
         steps = steps if step else emit(node, aten.mul.Tensor, steps, 0)
         shape = [length if i == axis else 1 for i in range(len(size))]
         where = emit(node, aten.add.Tensor, where, reshaped(node, steps, shape))
-    return emit(node, aten.index.Tensor, reshaped(node, x, [math.prod(shape_of(x))]), [where])  # type: ignore[arg-type]
+    return emit(node, aten.index.Tensor, reshaped(node, x, [math.prod(shape_of(x))]), [where])
 
 
 VIEWS: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
@@ -144,7 +148,7 @@ VIEWS: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
 
 def is_view(node: fx.Node) -> bool:
     """Whether a call's result shows the memory of its first operand, as far as its layout tells."""
-    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    source = operand(node) if node.args and isinstance(operand(node), fx.Node) else None
     what = kind(node)
     if source is None or val(source) is None:
         return False
@@ -165,7 +169,7 @@ def is_view(node: fx.Node) -> bool:
     if what is Kind.IDENTITY:
         return not is_call(node, aten.clone) and _same_layout(val(source), val(node))
     if what is Kind.CAST:
-        return val(source).dtype == val(node).dtype
+        return bool(val(source).dtype == val(node).dtype)
     if what is Kind.COMPLEX:
         return bool(getattr(node.target, "is_view", False))
     return what is Kind.RESHAPE and _views(val(source), tuple(shape_of(node)))

@@ -11,11 +11,13 @@ from torch import fx
 from relprop.operations import Kind, is_call, kind
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_live,
     is_picked,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -70,7 +72,7 @@ def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
 def _has_bias(layer: fx.Node) -> bool:
     """Whether a layer adds a bias of its own."""
     position = 3 if is_call(layer, aten.layer_norm) else 2
-    return len(layer.args) > position and layer.args[position] is not None
+    return len(layer.args) > position and arguments(layer)[position] is not None
 
 
 def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -82,7 +84,7 @@ def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
         if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not is_scaled(term):
             return None
         way.append(term)
-        term = term.args[0]  # type: ignore[assignment]
+        term = operand(term)
     return None
 
 
@@ -91,7 +93,7 @@ def _takes_bias(node: fx.Node) -> bool:
         return True
     if isinstance(node.target, WrittenNorm):
         return node.target.centred is not None
-    return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(node.args[0])
+    return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(operand(node))
 
 
 def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -127,7 +129,7 @@ def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
     if is_call(layer, grouped_linear):
         return (0, last)
     if is_call(layer, aten.layer_norm):
-        return tuple(range(rank(layer) - len(layer.args[1]), rank(layer)))  # type: ignore[arg-type]
+        return tuple(range(rank(layer) - len(arguments(layer)[1]), rank(layer)))
     return tuple(range(rank(layer))) if isinstance(layer.target, WrittenNorm) else (last,)
 
 
@@ -135,10 +137,10 @@ def _undone(node: fx.Node, lies: Any) -> Any:
     """A tensor of a move's result as it lies in the move's operand; one without values: as a
     view."""
     if kind(node) is Kind.RESHAPE:
-        shape = shape_of(node.args[0])
+        shape = shape_of(operand(node))
         return lies.view(shape) if lies.is_meta else lies.reshape(shape)
     if kind(node) is Kind.PERMUTE:
-        order = list(node.args[1])  # type: ignore[arg-type]
+        order = list(arguments(node)[1])
         return lies.permute([order.index(i) for i in range(len(order))])
     return lies
 
@@ -171,9 +173,9 @@ def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
 def _back(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     """A tensor of a move's result as it lies in the move's operand."""
     if kind(move) is Kind.RESHAPE:
-        return reshaped(at, value, shape_of(move.args[0]))
+        return reshaped(at, value, shape_of(operand(move)))
     if kind(move) is Kind.PERMUTE:
-        order = list(move.args[1])  # type: ignore[arg-type]
+        order = list(arguments(move)[1])
         return permuted(at, value, [order.index(i) for i in range(len(order))])
     return value
 
@@ -182,13 +184,13 @@ def _again(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     """The same move of another tensor."""
     if kind(move) is Kind.RESHAPE:
         return reshaped(at, value, shape_of(move))
-    return permuted(at, value, list(move.args[1]))  # type: ignore[arg-type]
+    return permuted(at, value, list(arguments(move)[1]))
 
 
 def _biased(at: fx.Node, layer: fx.Node, value: fx.Node, scale: float) -> fx.Node:
     """The layer, ``scale`` times, with ``value`` added to its bias."""
     position = 3 if is_call(layer, aten.layer_norm) else 2
-    args = [*layer.args, *[None] * (position + 1 - len(layer.args))]
+    args = [*arguments(layer), *[None] * (position + 1 - len(layer.args))]
     if is_call(layer, grouped_linear):
         value = reshaped(at, value, [shape_of(value)[0], 1, shape_of(value)[-1]])
     if scale != 1:

@@ -10,20 +10,39 @@ from torch import Tensor, fx
 
 from relprop.operations import is_call
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, expanded, is_live, rank, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    expanded,
+    is_live,
+    joined,
+    operand,
+    rank,
+    shape_of,
+    swap,
+)
 
 
 def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
     """A linear map of a tensor beside a column of numbers → of the tensor, with a bias."""
     for node in list(graph.nodes):
-        x: Any = node.args[0] if node.args else None
+        x: Any = operand(node) if node.args else None
         if not is_call(node, aten.linear) or not is_live(node) or len(node.args) > 2:
             continue
-        weight: Any = node.args[1]
-        if is_call(x, aten.constant_pad_nd) and len(x.args[1]) == 2 and x.args[1][0] == 0:
-            live, number, width = x.args[0], x.args[2] if len(x.args) > 2 else 0, x.args[1][1]
-        elif is_call(x, aten.cat) and x.args[1] == rank(x) - 1 and len(x.args[0]) == 2:
-            live, beside = x.args[0]
+        weight: Any = arguments(node)[1]
+        if (
+            is_call(x, aten.constant_pad_nd)
+            and len(arguments(x)[1]) == 2
+            and arguments(x)[1][0] == 0
+        ):
+            live, number, width = (
+                operand(x),
+                arguments(x)[2] if len(x.args) > 2 else 0,
+                arguments(x)[1][1],
+            )
+        elif is_call(x, aten.cat) and arguments(x)[1] == rank(x) - 1 and len(joined(x)) == 2:
+            live, beside = joined(x)
             number, width = constants.number(beside), shape_of(beside)[-1]
         else:
             continue
@@ -42,22 +61,22 @@ def read_constants(graph: fx.Graph, constants: Constants) -> None:
     """A linear map whose matrix is constants, no parameters: sums, picks and copies of features are
     what its numbers say."""
     for node in list(graph.nodes):
-        if node._erased or not is_call(node, aten.linear) or not is_live(node.args[0]):
+        if node._erased or not is_call(node, aten.linear) or not is_live(operand(node)):
             continue
-        weight = constants.value(node.args[1])  # type: ignore[arg-type]
+        weight = constants.value(arguments(node)[1])
         if not isinstance(weight, Tensor) or weight.numel() > 1 << 20:
             continue
         new = _by_numbers(node, weight)
         if new is None:
             continue
-        if len(node.args) > 2 and node.args[2] is not None:
-            new = emit(node, aten.add.Tensor, new, node.args[2])
+        if len(node.args) > 2 and arguments(node)[2] is not None:
+            new = emit(node, aten.add.Tensor, new, arguments(node)[2])
         swap(node, new)
     graph.eliminate_dead_code()
 
 
 def _by_numbers(node: fx.Node, weight: Tensor) -> fx.Node | None:
-    x, last = node.args[0], rank(node) - 1
+    x, last = operand(node), rank(node) - 1
     if weight.shape[1] > 1 and bool((weight == weight[:, :1]).all()):  # every row is one number
         total = emit(node, aten.sum.dim_IntList, x, [last], True)
         rows = weight[:, 0].tolist()
@@ -97,10 +116,10 @@ def _sum_of_blocks(node: fx.Node, x: Any, size: int, scales: list[float]) -> fx.
     return total
 
 
-def _picked(node: fx.Node, x: Any, places: list[int]) -> fx.Node:
+def _picked(node: fx.Node, x: fx.Node, places: list[int]) -> fx.Node:
     last, first = rank(x) - 1, places[0]
     if places == list(range(shape_of(x)[-1])):
-        return x  # type: ignore[no-any-return]
+        return x
     if places == list(range(first, first + len(places))):
         return emit(node, aten.slice.Tensor, x, last, first, first + len(places), 1)
     picks = [emit(node, aten.slice.Tensor, x, last, p, p + 1, 1) for p in places]

@@ -20,6 +20,7 @@ from relprop.tracer.editing import (
     emit,
     is_float,
     is_live,
+    operand,
     reshaped,
     shape_of,
     swap,
@@ -78,7 +79,7 @@ def _is_linear(node: fx.Node, constants: Constants) -> bool:
         return False
     if kind(node) in _PRODUCTS and len(live) > 1:
         return False
-    if kind(node) is Kind.QUOTIENT and live != [node.args[0]]:
+    if kind(node) is Kind.QUOTIENT and live != [operand(node)]:
         return False
     return all(is_live(i) or constants.value(i) is not None for i in tensors)
 

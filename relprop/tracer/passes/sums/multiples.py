@@ -5,7 +5,17 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_float,
+    is_live,
+    operand,
+    shape_of,
+    swap,
+    val,
+)
 from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, terms_of
 
 
@@ -28,12 +38,12 @@ def join_multiples(graph: fx.Graph) -> None:
 def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:
     """The tensor of which a term is a multiple, feature by feature, and what multiplies it."""
     if is_scaled(node) and len(node.users) == 1 and kind(node) is Kind.PRODUCT:
-        return node.args[:2]  # type: ignore[return-value]
+        return operand(node), arguments(node)[1]
     if not is_call(node, aten.mul) or len(node.users) != 1 or not all(map(is_float, node.args)):
         return node, 1
-    x, w = sorted(node.args, key=is_live, reverse=True)
+    x, w = sorted(arguments(node), key=is_live, reverse=True)
     same = shape_of(x) == shape_of(node) and val(w).dtype == val(node).dtype
-    return (x, w) if is_live(x) and not is_live(w) and same else (node, 1)  # type: ignore[return-value]
+    return (x, w) if is_live(x) and not is_live(w) and same else (node, 1)
 
 
 def _multiplied(at: fx.Node, x: fx.Node, own: list[tuple[fx.Node | float, int]]) -> fx.Node:

@@ -40,13 +40,13 @@ def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
     """Σ of neighbouring positions of one axis of one tensor."""
     if len(terms) < 2 or any(sign < 0 for sign, _ in terms):
         return None
-    chosen = [position(n) for _, n in terms]
-    if any(c is None for c in chosen):
+    chosen = [c for _, n in terms if (c := position(n)) is not None]
+    if len(chosen) < len(terms):
         return None
-    (x, axis, _), shapes = chosen[0], {tuple(shape_of(n)) for _, n in terms}  # type: ignore[misc]
-    if any(c[:2] != (x, axis) for c in chosen) or len(shapes) > 1:  # type: ignore[index]
+    (x, axis, _), shapes = chosen[0], {tuple(shape_of(n)) for _, n in terms}
+    if any(c[:2] != (x, axis) for c in chosen) or len(shapes) > 1:
         return None
-    places = sorted(c[2] for c in chosen)  # type: ignore[index]
+    places = sorted(c[2] for c in chosen)
     first, last = places[0], places[-1]
     if places != list(range(first, last + 1)):
         return None

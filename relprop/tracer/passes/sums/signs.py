@@ -7,7 +7,16 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import is_call
-from relprop.tracer.editing import aten, emit, is_float, is_live, is_tensor, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_float,
+    is_live,
+    is_tensor,
+    operand,
+    swap,
+)
 from relprop.tracer.passes.simplify.numbers import multiple, taken_back
 from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of
 
@@ -26,8 +35,8 @@ def join_signs(graph: fx.Graph) -> None:
             layer, c = _turned(node, found[0]), -found[1]
             new = layer if layer is None or c == 1 else emit(node, aten.mul.Tensor, layer, c)
         elif is_call(node, aten.sub) and all(map(is_tensor, node.args)):
-            layer = _turned(node, node.args[1])
-            new = layer and emit(node, aten.add.Tensor, node.args[0], layer)
+            layer = _turned(node, arguments(node)[1])
+            new = layer and emit(node, aten.add.Tensor, operand(node), layer)
         if new is not None:
             swap(node, new)
     graph.eliminate_dead_code()
@@ -35,8 +44,8 @@ def join_signs(graph: fx.Graph) -> None:
 
 def _turn_sums(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
-        if is_call(node, aten.neg) and is_call(node.args[0], aten.neg):
-            swap(node, node.args[0].args[0])  # type: ignore[union-attr, arg-type]
+        if is_call(node, aten.neg) and is_call(operand(node), aten.neg):
+            swap(node, operand(operand(node)))
         elif not node._erased and is_sum(node) and is_top(node):
             terms = [_bare(sign, term) for sign, term in terms_of(node)]
             if all(sign < 0 for sign, _ in terms):
@@ -46,13 +55,13 @@ def _turn_sums(graph: fx.Graph) -> None:
 
 def _bare(sign: int, term: fx.Node) -> tuple[int, fx.Node]:
     while is_call(term, aten.neg):
-        sign, term = -sign, term.args[0]  # type: ignore[assignment]
+        sign, term = -sign, operand(term)
     return sign, term
 
 
 def _of_turned(node: fx.Node) -> fx.Node | None:
     """W(c·x) of a number c below 0 → (−W)(−c·x)."""
-    x, weight, *bias = node.args
+    x, weight, *bias = arguments(node)
     found = multiple(x)
     if found is None or found[1] >= 0 or is_live(weight):
         return None
@@ -66,7 +75,7 @@ def _of_turned(node: fx.Node) -> fx.Node | None:
 
 def _turned(at: fx.Node, layer: Any) -> fx.Node | None:
     """−(Wx + b) of a linear map that nothing else reads → (−W)x − b."""
-    if not is_call(layer, aten.linear) or len(layer.users) != 1 or is_live(layer.args[1]):
+    if not is_call(layer, aten.linear) or len(layer.users) != 1 or is_live(arguments(layer)[1]):
         return None
-    given = [w if w is None else emit(at, aten.neg.default, w) for w in layer.args[1:]]
-    return emit(at, aten.linear.default, layer.args[0], *given)
+    given = [w if w is None else emit(at, aten.neg.default, w) for w in arguments(layer)[1:]]
+    return emit(at, aten.linear.default, operand(layer), *given)

@@ -10,7 +10,7 @@ from torch import fx
 
 from relprop.operations import Kind, is_call, kind
 from relprop.operations.vocabulary import sum_of
-from relprop.tracer.editing import aten, emit, is_float, is_live, swap, val
+from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, operand, swap, val
 
 Terms = list[tuple[int, fx.Node]]
 
@@ -23,10 +23,10 @@ def terms_of(node: fx.Node) -> Terms:
         sign, here = left.pop()
         alone = here is node or (isinstance(here, fx.Node) and len(here.users) == 1)
         if alone and is_call(here, aten.neg):
-            left.append((-sign, here.args[0]))
+            left.append((-sign, operand(here)))
         elif alone and is_sum(here):
             turned = -sign if is_call(here, aten.sub) else sign
-            left += [*((turned, other) for other in here.args[:0:-1]), (sign, here.args[0])]
+            left += [*((turned, other) for other in arguments(here)[:0:-1]), (sign, operand(here))]
         else:
             found.append((sign, here))
     return found
@@ -36,7 +36,7 @@ def is_sum(node: Any) -> bool:
     """Whether a node adds or subtracts two tensors or more of its own type."""
     if not isinstance(node, fx.Node) or kind(node) is not Kind.SUM or not is_float(node):
         return False
-    return all(is_float(a) and val(a).dtype == val(node).dtype for a in node.args)
+    return all(is_float(a) and val(a).dtype == val(node).dtype for a in arguments(node))
 
 
 def is_top(node: fx.Node) -> bool:
@@ -44,8 +44,8 @@ def is_top(node: fx.Node) -> bool:
     if not is_sum(node) or not is_live(node):
         return False
     user = next(iter(node.users)) if len(node.users) == 1 else None
-    while is_call(user, aten.neg) and len(user.users) == 1:  # type: ignore[union-attr]
-        user = next(iter(user.users))  # type: ignore[union-attr]
+    while is_call(user, aten.neg) and len(user.users) == 1:
+        user = next(iter(user.users))
     return user is None or not is_sum(user)
 
 
@@ -88,14 +88,14 @@ def join_terms(
 def is_scaled(node: fx.Node) -> bool:
     """Whether a call multiplies a tensor with a number."""
     scales = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and len(node.args) == 2
-    return scales and isinstance(node.args[1], (int, float)) and is_float(node.args[0])
+    return scales and isinstance(arguments(node)[1], (int, float)) and is_float(operand(node))
 
 
 def scale_of(way: list[fx.Node]) -> float:
     """The product of the numbers on a way."""
     scale = 1.0
     for n in way:
-        number: Any = n.args[1] if len(n.args) > 1 else None
+        number: Any = arguments(n)[1] if len(n.args) > 1 else None
         if kind(n) is Kind.PRODUCT:
             scale *= number
         elif kind(n) is Kind.QUOTIENT:
@@ -118,9 +118,9 @@ def folded(at: fx.Node, terms: Terms) -> fx.Node:
 def position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     """The tensor and the axis of which a call takes one position, and which."""
     while kind(node) is Kind.RESHAPE:
-        node = node.args[0]  # type: ignore[assignment]
-    if is_call(node, aten.select) and isinstance(node.args[2], int):
-        return node.args  # type: ignore[return-value]
-    if is_call(node, aten.slice) and node.args[3] == node.args[2] + 1:  # type: ignore[operator]
-        return node.args[:3]  # type: ignore[return-value]
+        node = operand(node)
+    if is_call(node, aten.select) and isinstance(arguments(node)[2], int):
+        return operand(node), *arguments(node)[1:]
+    if is_call(node, aten.slice) and arguments(node)[3] == arguments(node)[2] + 1:
+        return operand(node), *arguments(node)[1:3]
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from relprop.tracer.editing import val
 from relprop.tracer.passes.trials.regions import Region
+
+Pull = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ def equal_functions(
     for x in given:
         at = x if isinstance(x, tuple) else (x,)
         try:
-            a, pull_a = torch.func.vjp(one, *at)
-            b, pull_b = torch.func.vjp(other, *at)
+            (a, pull_a), (b, pull_b) = (_slopes(function, at) for function in (one, other))
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         if not same(a, b, tolerance):
@@ -69,3 +70,9 @@ def equal_functions(
         if not all(same(s, t, 1e-8) for s, t in pairs):
             return False
     return True
+
+
+def _slopes(function: Callable[..., Tensor], at: tuple[Tensor, ...]) -> tuple[Tensor, Pull]:
+    """The value of a function, and what takes weights of it back to the function's arguments."""
+    found: tuple[Tensor, Pull] = torch.func.vjp(function, *at)  # type: ignore[assignment]
+    return found

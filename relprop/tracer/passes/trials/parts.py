@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
+from relprop.tracer.editing import aten, emit, function_of, is_float, shape_of, swap, val
 from relprop.tracer.passes.trials.comparison import equal_functions, same
 
 MOST_NODES = 400  # in one trial
@@ -42,8 +42,9 @@ class Part:
         for node in self.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
             kwargs = {k: _in_double(v) for k, v in kwargs.items() if k != "device"}
-            known[node] = node.target(*map(_in_double, args), **kwargs)  # type: ignore[operator]
-        return known[self.output]  # type: ignore[no-any-return]
+            known[node] = function_of(node)(*map(_in_double, args), **kwargs)
+        made: Tensor = known[self.output]
+        return made
 
     @property
     def source(self) -> fx.Node:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, kind
-from relprop.tracer.editing import aten, dims_of, is_float, rank, shape_of, val
+from relprop.tracer.editing import aten, dims_of, is_float, operand, rank, shape_of, val
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
 
@@ -48,7 +48,8 @@ class Recipe:
                 values.append(args[0].reshape(as_before(*step.shapes, list(args[0].shape))))
             else:
                 values.append(args[0] if step.op is None else step.op(*args, **kwargs))
-        return values[-1]  # type: ignore[no-any-return]
+        made: Tensor = values[-1]
+        return made
 
 
 def _filled(part: Any, values: list[Any]) -> Any:
@@ -70,7 +71,7 @@ def as_before(old: tuple[int, ...], shape: tuple[int, ...], new: list[int]) -> l
 
 def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
     """The recipe of ``nodes``, in order, from ``inputs``."""
-    slots = {node: Slot(i) for i, node in enumerate(inputs)}
+    slots: dict[fx.Node, Any] = {node: Slot(i) for i, node in enumerate(inputs)}
     steps = []
     for node in nodes:
         args, kwargs = plain(fx.node.map_arg((node.args, node.kwargs), lambda n: slots[n]))
@@ -79,7 +80,7 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
         elif kind(node) is Kind.EXPAND:
             steps.append(Step(None, args, {}))
         elif kind(node) is Kind.RESHAPE:
-            shapes = tuple(shape_of(node.args[0])), tuple(shape_of(node))
+            shapes = tuple(shape_of(operand(node))), tuple(shape_of(node))
             steps.append(Step(None, args[:1], {}, shapes))
         else:
             kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
@@ -97,7 +98,7 @@ def _cast(node: fx.Node, given: Any) -> Step:
         return Step(aten.to.dtype, (given, val(node).dtype), {})
     return (
         Step(None, (given,), {})
-        if is_float(node.args[0])
+        if is_float(operand(node))
         else Step(aten.type_as.default, (given, Slot(0)), {})
     )
 
@@ -105,7 +106,7 @@ def _cast(node: fx.Node, given: Any) -> Step:
 def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """A reduction's axes counted from the last one, so that more may stand in front."""
     place = next((i for i, a in enumerate(args) if i > 0 and a == argument(node, "dim")), None)
-    behind = [d - rank(node.args[0]) for d in dims_of(node)]
+    behind = [d - rank(operand(node)) for d in dims_of(node)]
     given: Any = behind if not isinstance(argument(node, "dim"), int) else behind[0]
     if place is None:
         return args, {**kwargs, "dim": given}

@@ -13,6 +13,7 @@ from relprop.tracer.editing import (
     dims_of,
     is_float,
     is_live,
+    operand,
     rank,
     shape_of,
     tensor_inputs,
@@ -68,7 +69,7 @@ class Region:
 
 def only_ones(node: fx.Node) -> bool:
     """Whether a reshape puts in or leaves out axes of length 1 and nothing else."""
-    before, after = ([s for s in shape_of(n) if s != 1] for n in (node.args[0], node))
+    before, after = ([s for s in shape_of(n) if s != 1] for n in (operand(node), node))
     return before == after
 
 
@@ -139,5 +140,5 @@ def fits(node: fx.Node, source: fx.Node) -> bool:
     if what not in INSIDE or not isinstance(val(node), Tensor) or not node.args:
         return False
     if what in REDUCTIONS:
-        return rank(node.args[0]) == rank(source) and not is_call(node, aten.norm)
+        return rank(operand(node)) == rank(source) and not is_call(node, aten.norm)
     return what is not Kind.RESHAPE or only_ones(node)

@@ -11,10 +11,12 @@ from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     expanded,
     is_number,
+    operand,
     permuted,
     rank,
     reshaped,
@@ -27,7 +29,7 @@ from relprop.tracer.passes.writes.places import put, put_slice
 
 def summed_by_index(node: fx.Node) -> fx.Node | None:
     """``index_add`` and ``scatter_add``: what was there plus a sum by index onto zeros."""
-    base, alpha, args = node.args[0], argument(node, "alpha"), list(node.args)
+    base, alpha, args = operand(node), argument(node, "alpha"), list(node.args)
     if is_call(node, aten.scatter_add) and (rows := _rows_of(node)) is not None:
         return emit(node, aten.index_add.default, base, args[1], rows, args[3])
     if is_number(base, 0) and alpha in (None, 1):
@@ -41,11 +43,11 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
 def _rows_of(node: fx.Node) -> fx.Node | None:
     """The places to which ``scatter_add`` brings whole rows: one index, repeated along all other
     axes."""
-    base, dim, index, source = node.args[:4]
-    axis = dim % max(rank(node), 1)  # type: ignore[operator]
+    base, dim, index, source = arguments(node)[:4]
+    axis = dim % max(rank(node), 1)
     if kind(index) is not Kind.EXPAND or shape_of(index) != shape_of(source):
         return None
-    one = index.args[0]  # type: ignore[union-attr]
+    one = operand(index)
     lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
     if math.prod(lengths) != lengths[axis] or lengths[axis] != shape_of(source)[axis]:
         return None
@@ -56,24 +58,24 @@ def _rows_of(node: fx.Node) -> fx.Node | None:
 def put_by_index(node: fx.Node) -> fx.Node | None:
     """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
     onto zeros, and what was there added."""
-    base, indices, values = node.args[:3]
-    used = [i for i, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
-    masks = [val(indices[i]).dtype == torch.bool for i in used]  # type: ignore[index]
+    base, indices, values = arguments(node)[:3]
+    used = [i for i, index in enumerate(indices) if index is not None]
+    masks = [val(indices[i]).dtype == torch.bool for i in used]
     if not argument(node, "accumulate"):
-        alone = len(used) == len(indices) == 1 and masks[0]  # type: ignore[arg-type]
-        return _put_where(node, base, indices[0], values) if alone else None  # type: ignore[index]
-    if any(masks) or mask_of(list(indices)) is not None:  # type: ignore[arg-type]
+        alone = len(used) == len(indices) == 1 and masks[0]
+        return _put_where(node, base, indices[0], values) if alone else None
+    if any(masks) or mask_of(list(indices)) is not None:
         # which brings no two values to one place: a write, onto zeros
         zeros = emit(node, aten.zeros_like.default, base)
         added = emit(node, node.target, zeros, indices, values)
     else:
-        added = _accumulated(node, base, indices, used, values)  # type: ignore[arg-type]
+        added = _accumulated(node, base, indices, used, values)
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
 def put_flat(node: fx.Node) -> fx.Node:
     """``put``: a write by index into the elements one after another."""
-    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in node.args[:3])  # type: ignore[arg-type]
+    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in arguments(node)[:3])
     adds = bool(argument(node, "accumulate"))
     return reshaped(
         node, emit(node, aten.index_put.default, x, [index], values, adds), shape_of(node)
@@ -132,7 +134,7 @@ def _put_where(node: fx.Node, base: Any, mask: Any, values: Any) -> fx.Node | No
 
 def scatter_reduced(node: fx.Node) -> fx.Node | None:
     """``scatter_reduce`` to a sum or a mean → ``scatter_add``, over the counts."""
-    base, dim, index, source, reduce = node.args[:5]
+    base, dim, index, source, reduce = arguments(node)[:5]
     whole = bool(argument(node, "include_self"))
     if reduce not in ("sum", "mean") or (reduce == "mean" and whole):
         return None
@@ -149,22 +151,22 @@ def scatter_reduced(node: fx.Node) -> fx.Node | None:
 
 def written(node: fx.Node) -> fx.Node | None:
     """``select_scatter`` and ``slice_scatter`` → what is before, what is written, what is after."""
-    whole, part, dim = node.args[0], node.args[1], argument(node, "dim") % rank(node)
+    whole, part, dim = operand(node), arguments(node)[1], argument(node, "dim") % rank(node)
     size = shape_of(whole)[dim]
     if is_call(node, aten.select_scatter):
         index = argument(node, "index") % size
-        return put(node, whole, part, dim, index, index + 1)  # type: ignore[arg-type]
+        return put(node, whole, part, dim, index, index + 1)
     bounds = slice(*(argument(node, n) for n in ("start", "end", "step"))).indices(size)
     evenly = bounds[2] == 1 or (size % bounds[2] == 0 and bounds[0] < bounds[2])
     if not evenly:
         wanted = (whole, part, dim, *bounds)
         return None if node.args == wanted else emit(node, node.target, *wanted)
-    return put_slice(node, whole, part, dim, *bounds)  # type: ignore[arg-type]
+    return put_slice(node, whole, part, dim, *bounds)
 
 
 def copied(node: fx.Node) -> fx.Node:
     """``copy(x, y)``: y, in the shape and type of x."""
-    x, y = node.args[:2]
+    x, y = arguments(node)[:2]
     if val(y).dtype != val(x).dtype:
         y = emit(node, aten.to.dtype, y, val(x).dtype)
-    return expanded(node, y, shape_of(x))  # type: ignore[arg-type]
+    return expanded(node, y, shape_of(x))

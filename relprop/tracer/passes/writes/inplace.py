@@ -3,6 +3,7 @@ after a write reads what was written."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 from relprop.errors import CaptureError, message
 from relprop.operations import Kind, is_inplace, kind, out_of_place
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_tensor, shape_of, val
+from relprop.tracer.editing import arguments, aten, emit, is_tensor, operand, shape_of, val
 from relprop.tracer.facts import facts_of, know, place
 from relprop.tracer.passes.spelling.cuts import piece
 from relprop.tracer.passes.spelling.views import is_view
@@ -41,10 +42,10 @@ class _Versions:
         """Walk the graph once, in order."""
         for node in list(self.graph.nodes):
             writes = node.op == "call_function" and is_inplace(node)
-            first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+            first = operand(node) if node.args and isinstance(operand(node), fx.Node) else None
             shows = first is not None and (writes or is_view(node))
-            node.args = fx.node.map_arg(node.args, lambda n, at=node: self._known(n, at))
-            node.kwargs = fx.node.map_arg(node.kwargs, lambda n, at=node: self._known(n, at))
+            known = partial(self._known, at=node)
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), known)
             self.now[node] = node
             if shows:
                 assert first is not None
@@ -55,8 +56,8 @@ class _Versions:
                 self.family[node].append(node)
             else:
                 self.family[node] = [node]
-            if writes:
-                self._write(node, first)  # type: ignore[arg-type]
+            if writes and first is not None:
+                self._write(node, first)
 
     def _known(self, node: fx.Node, at: fx.Node) -> Any:
         """What enters ``at``: all above is functional by now, so that constants can be told."""
@@ -79,7 +80,7 @@ class _Versions:
             return piece(at, node, whole)
         with self.graph.inserting_before(at):
             made = self.graph.create_node(
-                node.op, node.target, (whole, *node.args[1:]), node.kwargs
+                node.op, node.target, (whole, *arguments(node)[1:]), node.kwargs
             )
         know(made, facts_of(node))
         return made
@@ -108,13 +109,13 @@ class _Versions:
 
 def _make_functional(node: fx.Node) -> None:
     """The operator that gives a new tensor in place of the one that writes into its first."""
-    base = node.args[0]
+    base = operand(node)
     packet = out_of_place(node)
     if packet is aten.copy:
-        source = _typed(node, node.args[1], val(base).dtype)
+        source = _typed(node, arguments(node)[1], val(base).dtype)
         node.target, node.args = aten.expand.default, (source, shape_of(base))
     elif packet in (aten.fill, aten.zero):
-        value = 0 if packet is aten.zero else node.args[1]
+        value = 0 if packet is aten.zero else arguments(node)[1]
         if is_tensor(value):
             source = _typed(node, value, val(base).dtype)
             node.target, node.args = aten.expand.default, (source, shape_of(base))

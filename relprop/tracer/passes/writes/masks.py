@@ -7,19 +7,19 @@ from typing import Any
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import aten, rank, shape_of
+from relprop.tracer.editing import arguments, aten, operand, rank, shape_of
 
 
 def case_of(mask: Any) -> tuple[fx.Node, int] | None:
     """The tensor and the number to which a mask compares it."""
-    if is_call(mask, aten.eq) and isinstance(mask.args[1], int):
-        return mask.args[0], mask.args[1]
-    if not is_call(mask, aten.select) or not isinstance(mask.args[2], int):
+    if is_call(mask, aten.eq) and isinstance(arguments(mask)[1], int):
+        return operand(mask), arguments(mask)[1]
+    if not is_call(mask, aten.select) or not isinstance(arguments(mask)[2], int):
         return None
-    x, axis, number = mask.args
+    x, axis, number = arguments(mask)
     number %= shape_of(x)[axis]
     while kind(x) is Kind.PERMUTE:
-        x, axis = x.args[0], x.args[1][axis]
+        x, axis = operand(x), arguments(x)[1][axis]
     return (x, number) if is_call(x, aten.one_hot) and axis == rank(x) - 1 else None
 
 
@@ -35,17 +35,17 @@ def _column_of(places: Any) -> tuple[fx.Node, int] | None:
     axis, length = 0, None
     while True:
         if kind(places) is Kind.OUTPUT:
-            axis = places.args[1]
+            axis = arguments(places)[1]
         elif kind(places) is Kind.SELECT:
-            axis = places.args[2]
+            axis = arguments(places)[2]
         elif is_call(places, aten.remainder):
-            length = places.args[1]
+            length = arguments(places)[1]
         elif kind(places) is not Kind.RESHAPE:
             break
-        places = places.args[0]
+        places = operand(places)
     if not is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where) or len(places.args) > 1:
         return None
-    mask = places.args[0]
+    mask = operand(places)
     axis = 0 if rank(mask) == 1 else axis
     sized = isinstance(axis, int) and length in (None, *shape_of(mask)[axis : axis + 1])
     return (mask, axis) if sized else None

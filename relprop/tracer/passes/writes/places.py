@@ -9,7 +9,18 @@ from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
 from relprop.operations import Kind, argument, is_call, kind
-from relprop.tracer.editing import aten, emit, expanded, permuted, rank, reshaped, shape_of, val
+from relprop.tracer.editing import (
+    applied,
+    arguments,
+    aten,
+    emit,
+    expanded,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 from relprop.tracer.facts import place
 from relprop.tracer.passes.spelling.cuts import extent
 from relprop.tracer.passes.spelling.views import order_of
@@ -31,7 +42,7 @@ def put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.No
     if what is Kind.SELECT and isinstance(argument(view, "index"), int):
         dim, index = argument(view, "dim") % len(shape), argument(view, "index")
         return put(at, whole, part, dim, index % shape[dim], index % shape[dim] + 1)
-    if what is Kind.SLICE and not any(isinstance(a, fx.Node) for a in view.args[1:]):
+    if what is Kind.SLICE and not any(isinstance(a, fx.Node) for a in arguments(view)[1:]):
         return _put_slice(at, whole, part, view)
     return _put_by_index(at, whole, part, view)
 
@@ -102,16 +113,16 @@ def put_slice(
 def _put_by_index(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
     """Through any other view: the places it shows, numbered. Raises ``CaptureError`` where one
     place is shown twice, or which are shown depends on the input."""
-    shape, inputs = shape_of(whole), [a for a in view.args[1:] if isinstance(a, fx.Node)]
+    shape, inputs = shape_of(whole), [a for a in arguments(view)[1:] if isinstance(a, fx.Node)]
     count = math.prod(shape)
     if inputs or not isinstance(val(part), Tensor):
         raise _no_inverse(view, "which places it shows depends on values")
     numbers = torch.arange(count).reshape(shape)
-    shown = view.target(numbers, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+    shown = applied(view, numbers)
     if len(shown.unique()) < shown.numel():
         raise _no_inverse(view, "it shows one place several times")
     flat = emit(at, aten.arange.default, count, dtype=torch.long)
-    where = emit(at, view.target, reshaped(at, flat, shape), *view.args[1:], **view.kwargs)
+    where = emit(at, view.target, reshaped(at, flat, shape), *arguments(view)[1:], **view.kwargs)
     values = reshaped(at, expanded(at, part, shape_of(where)), [-1])
     made = emit(
         at,

@@ -11,7 +11,17 @@ from torch import fx
 from relprop.operations import is_call
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, is_number, rank, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_number,
+    operand,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
 from relprop.tracer.passes.writes.masks import case_of, mask_of
 
@@ -26,7 +36,7 @@ def join_sums_by_index(graph: fx.Graph) -> None:
         parts = [n for sign, n in terms if sign > 0 and _onto_zeros(n)]
         if len(parts) > 1 and len({tuple(shape_of(n)) for n in parts}) == 1:
             summed = all(is_call(n, aten.index_add) for n in parts)
-            alike = summed and len({n.args[1] for n in parts}) == 1
+            alike = summed and len({arguments(n)[1] for n in parts}) == 1
             one = _written_apart(node, parts) or (_summed_at_once(node, parts) if alike else None)
             if one is not None:
                 rest = [(sign, n) for sign, n in terms if n not in parts]
@@ -35,10 +45,10 @@ def join_sums_by_index(graph: fx.Graph) -> None:
 
 
 def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
-    zeros, dim = parts[0].args[:2]
-    places = [reshaped(at, n.args[2], [-1]) for n in parts]  # type: ignore[arg-type]
+    zeros, dim = arguments(parts[0])[:2]
+    places = [reshaped(at, arguments(n)[2], [-1]) for n in parts]
     where = emit(at, aten.cat.default, places, 0)
-    values = emit(at, aten.cat.default, [n.args[3] for n in parts], dim)
+    values = emit(at, aten.cat.default, [arguments(n)[3] for n in parts], dim)
     return emit(at, aten.index_add.default, zeros, dim, where, values)
 
 
@@ -48,18 +58,18 @@ def _written_apart(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
     cases = [case_of(mask_of(indices)) for indices, _ in writes]
     if None in cases or len(set(cases)) < len(cases) or len({c[0] for c in cases if c}) > 1:
         return None
-    made = parts[0].args[0]
+    made = operand(parts[0])
     for indices, values in writes:
         made = emit(at, aten.index_put.default, made, indices, values)
-    return made  # type: ignore[return-value]
+    return made
 
 
 def _write_of(at: fx.Node, n: fx.Node) -> tuple[list[Any], Any]:
     """The indices of a write or a sum by index, and the values."""
     if is_call(n, aten.index_put):
-        return list(n.args[1]), n.args[2]  # type: ignore[arg-type]
-    where = reshaped(at, n.args[2], [-1])  # type: ignore[arg-type]
-    return [*[None] * (n.args[1] % rank(n)), where], n.args[3]  # type: ignore[operator]
+        return list(arguments(n)[1]), arguments(n)[2]
+    where = reshaped(at, arguments(n)[2], [-1])
+    return [*[None] * (arguments(n)[1] % rank(n)), where], arguments(n)[3]
 
 
 def _onto_zeros(node: fx.Node) -> bool:
@@ -67,14 +77,14 @@ def _onto_zeros(node: fx.Node) -> bool:
     if not is_call(node, aten.index_add, aten.index_put) or len(node.users) != 1 or node.kwargs:
         return False
     accumulates = is_call(node, aten.index_put) and len(node.args) > 3
-    return is_number(node.args[0], 0) and not accumulates
+    return is_number(operand(node), 0) and not accumulates
 
 
 def picked_once(node: fx.Node, constants: Constants) -> fx.Node | None:
     """A sum by index onto zeros that brings one value to every place → those values, in order."""
-    base, dim, index, source = node.args[:4]
-    axis, size = dim % rank(node), shape_of(node)[dim]  # type: ignore[operator, index]
-    places = constants.value(index)  # type: ignore[arg-type]
+    base, dim, index, source = arguments(node)[:4]
+    axis, size = dim % rank(node), shape_of(node)[dim]
+    places = constants.value(index)
     if not is_number(base, 0) or shape_of(source) != shape_of(node) or places is None:
         return None
     if is_call(node, aten.scatter_add):
