@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
@@ -25,31 +24,32 @@ def _along(changed: Tensor, axis: int) -> list[int]:
 
 
 def _axes(
-    part: Part, drawn: Any, y: Tensor, i: int, place: int
+    part: Part, drawn: tuple[Tensor, ...], y: Tensor, i: int, place: int
 ) -> tuple[list[int | None], set[int]]:
     """For each axis of source ``i`` the axis of the output that it is, and the axes along which one
     number of it spreads. ``place``: where it is changed, 0 (the first) or -1 (the last)."""
-    shape = drawn[i].shape
-    base = [0 if place == 0 else s - 1 for s in shape]
+    base = [0 if place == 0 else s - 1 for s in drawn[i].shape]
     first = _moved(part, drawn, y, i, base)
     spread = {a for a in range(y.dim()) if len(_along(first, a)) > 1}
     if not bool(first.any()):
         raise ValueError("nothing changes")
     found: list[int | None] = []
-    for axis, size in enumerate(shape):
+    for axis, size in enumerate(drawn[i].shape):
         if size == 1:
             found.append(None)
             continue
         other = list(base)
         other[axis] += 1 if place == 0 else -1
-        second = _moved(part, drawn, y, i, other)
-        went = [
-            a
-            for a in range(y.dim())
-            if a not in spread and second.any() and _along(second, a) != _along(first, a)
-        ]
-        found.append(went[0] if len(went) == 1 else None)
+        found.append(_went(first, _moved(part, drawn, y, i, other), spread))
     return found, spread
+
+
+def _went(first: Tensor, second: Tensor, spread: set[int]) -> int | None:
+    """The one axis of the output along which a change moves if its place does, but for those along
+    which it spreads."""
+    others = [a for a in range(first.dim()) if a not in spread and second.any()]
+    went = [a for a in others if _along(second, a) != _along(first, a)]
+    return went[0] if len(went) == 1 else None
 
 
 Letters = tuple[str, str, str, str]
@@ -69,24 +69,29 @@ def letters_of(
     if n == e:
         return
     names = ["n" if a == n else "e" if a == e else chr(ord("A") + a) for a in range(y.dim())]
-
-    def named(i: int, axes: list[int | None], own: str) -> Iterator[str]:
-        given = ["" if a is None else names[a] for a in axes]
-        left = [c for c in names if c not in given and c not in "ne"]
-        for j, size in enumerate(drawn[i].shape):
-            fits = [c for c in left if size == 1 and y.shape[names.index(c)] == 1]
-            if given[j] == "" and fits:
-                given[j] = fits[0]
-                left.remove(fits[0])
-        free = [j for j, c in enumerate(given) if c == ""]
-        if len(free) == len(own):
-            for order in {own, own[::-1]}:
-                for j, c in zip(free, order, strict=True):
-                    given[j] = c
-                yield "".join(given)
-
-    for q_name in named(q, q_axes, "d"):
-        for v_name in named(v, v_axes, "m"):
-            for k_name in named(k, k_axes, "md"):
+    ones = {c for c, size in zip(names, y.shape, strict=True) if size == 1}
+    for q_name in _named(drawn[q], q_axes, names, ones, "d"):
+        for v_name in _named(drawn[v], v_axes, names, ones, "m"):
+            for k_name in _named(drawn[k], k_axes, names, ones, "md"):
                 if "n" in q_name and "e" in v_name and not {"n", "e"} & set(k_name):
                     yield q_name, k_name, v_name, "".join(names)
+
+
+def _named(
+    x: Tensor, axes: list[int | None], names: list[str], ones: set[str], own: str
+) -> Iterator[str]:
+    """The letters of a tensor's axes: those of the result's axes that they are, of the result's
+    ``ones`` for axes of length 1, and for the rest its ``own``, in either order."""
+    given = ["" if a is None else names[a] for a in axes]
+    left = [c for c in names if c not in given and c not in "ne"]
+    for j, size in enumerate(x.shape):
+        fits = [c for c in left if size == 1 and c in ones]
+        if given[j] == "" and fits:
+            given[j] = fits[0]
+            left.remove(fits[0])
+    free = [j for j, c in enumerate(given) if c == ""]
+    if len(free) == len(own):
+        for order in {own, own[::-1]}:
+            for j, c in zip(free, order, strict=True):
+                given[j] = c
+            yield "".join(given)

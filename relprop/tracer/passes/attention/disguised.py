@@ -38,14 +38,7 @@ def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[P
     if not any(_meets_weights(u, constants) for u in _below(output)):
         return
     region = _region(output, constants)
-    if region is None:
-        return
-    kinds = [kind(n) for n in region]
-    masked = not set(kinds) & {Kind.MATMUL, Kind.SOFTMAX}
-    compares = set(kinds) & {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}
-    usual = kinds.count(Kind.SOFTMAX) == 1 and kinds.count(Kind.MATMUL) <= 2
-    weighs = not usual and set(kinds) & {Kind.MATMUL, Kind.PRODUCT}
-    if not (compares and weighs) and not masked:
+    if region is None or not (_may_attend(region) or _may_be_mean(region)):
         return
     members = set(region)
     frontier = [i for n in region for i in tensor_inputs(n) if is_live(i) and i not in members]
@@ -55,8 +48,21 @@ def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[P
             continue
         if len(sources) == 3 and all(is_float(s) and val(s).dim() >= 2 for s in sources):
             yield part, attention
-        if len(sources) == 2 and masked:
+        if len(sources) == 2 and _may_be_mean(region):
             yield part, masked_mean
+
+
+def _may_attend(region: Sequence[fx.Node]) -> bool:
+    """Whether nodes compare and weigh, and are more than one softmax between two products."""
+    kinds = [kind(n) for n in region]
+    compares = not {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}.isdisjoint(kinds)
+    weighs = Kind.MATMUL in kinds or Kind.PRODUCT in kinds
+    usual = kinds.count(Kind.SOFTMAX) == 1 and kinds.count(Kind.MATMUL) <= 2
+    return compares and weighs and not usual
+
+
+def _may_be_mean(region: Sequence[fx.Node]) -> bool:
+    return not any(kind(n) in (Kind.MATMUL, Kind.SOFTMAX) for n in region)
 
 
 def _below(node: fx.Node) -> list[fx.Node]:

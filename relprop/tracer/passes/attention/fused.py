@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
-    swap,
+    swap_results,
     val,
 )
 from relprop.tracer.facts import place
@@ -33,20 +33,19 @@ def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
     if (dropped := argument(node, "dropout_p")) not in (None, 0):
         raise _refused(node, f"drops parts of its map by chance (dropout_p={dropped})")
     if is_call(node, aten._transformer_encoder_layer_fwd):
-        return _layer(node, device)
+        return _layer(node)
     if is_call(node, aten._native_multi_head_attention):
-        results = _many_heads(node, device)
+        results = _many_heads(node)
     else:
         results = _of_heads(node, device)
     if not isinstance(val(node), (tuple, list)):
         return results[0]
-    for user in list(node.users):
+    for user in node.users:
         if arguments(user)[1] >= len(results):
             raise _refused(
                 node, f"gives more than attention: its result {arguments(user)[1]} is read"
             )
-        swap(user, results[arguments(user)[1]])
-    node.graph.erase_node(node)
+    swap_results(node, results)
     return None
 
 
@@ -74,27 +73,35 @@ def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:
     )
     if groups > 1:
         k, v = (_repeated(node, x, groups) for x in (k, v))
-    scores, attention = _map(node, q, k, mask, causal, argument(node, "scale"), device)
+    scores = _scores(node, q, k, argument(node, "scale"))
+    mask = _causal_mask(node, scores, device) if causal else mask
+    scores, attention = _map(node, scores, mask, causal)
     result = emit(node, aten.matmul.default, attention, v)
     if math_only:
         return [result, attention]
     return [result, emit(node, aten.logsumexp.default, scores, [rank(scores) - 1])]
 
 
-def _map(
-    node: fx.Node, q: Any, k: Any, mask: Any, causal: bool, scale: Any, device: torch.device
-) -> tuple[fx.Node, fx.Node]:
-    """The scores, masked, and their softmax. Rows masked throughout give zeros, as the fused
-    operator does."""
+def _scores(node: fx.Node, q: fx.Node, k: fx.Node, scale: float | None) -> fx.Node:
+    """q·kᵀ, scaled."""
     scale = scale or 1 / math.sqrt(shape_of(q)[-1])
     turned = permuted(node, k, [*range(rank(k) - 2), rank(k) - 1, rank(k) - 2])
     scores = emit(node, aten.matmul.default, q, turned)
-    scores = emit(node, aten.mul.Tensor, scores, float(scale))
+    return emit(node, aten.mul.Tensor, scores, float(scale))
+
+
+def _causal_mask(node: fx.Node, scores: fx.Node, device: torch.device) -> fx.Node:
+    shape = shape_of(scores)[-2:]
+    ones = emit(node, aten.ones.default, shape, dtype=torch.bool, device=device)
+    return emit(node, aten.tril.default, ones)
+
+
+def _map(
+    node: fx.Node, scores: fx.Node, mask: fx.Node | None, causal: bool
+) -> tuple[fx.Node, fx.Node]:
+    """The scores, masked, and their softmax. Rows that a mask, but a causal one, hides throughout
+    give zeros, as the fused operator does."""
     softmax: Any = aten.softmax.int
-    if causal:
-        shape = shape_of(scores)[-2:]
-        ones = emit(node, aten.ones.default, shape, dtype=torch.bool, device=device)
-        mask = emit(node, aten.tril.default, ones)
     if is_tensor(mask) and val(mask).dtype == torch.bool:
         hidden = emit(node, aten.logical_not.default, mask)
         scores = emit(node, aten.masked_fill.Scalar, scores, hidden, float("-inf"))
@@ -105,25 +112,15 @@ def _map(
     return scores, emit(node, softmax, scores, rank(scores) - 1)
 
 
-def _many_heads(node: fx.Node, device: torch.device, x: fx.Node | None = None) -> list[fx.Node]:
+def _many_heads(node: fx.Node, x: fx.Node | None = None) -> list[fx.Node]:
     """Projections, attention of every head, and the projection behind: its result, and the map
     (the mean of the heads', if that is asked for). ``x``: what it is called on, if not its own
     arguments."""
     given = [argument(node, n) if x is None else x for n in ("query", "key", "value")]
-    heads = argument(node, "num_head") or argument(node, "num_heads")
-    weight, bias = argument(node, "qkv_weight"), argument(node, "qkv_bias")
-    width = shape_of(weight)[0] // 3
-    parts = []
-    for i, part in enumerate(given):
-        rows = [
-            emit(node, aten.slice.Tensor, t, 0, i * width, (i + 1) * width, 1)
-            for t in (weight, bias)
-        ]
-        made = emit(node, aten.linear.default, part, *rows)
-        made = reshaped(node, made, [*shape_of(part)[:2], heads, width // heads])
-        parts.append(permuted(node, made, [0, 2, 1, 3]))
-    q, k, v = parts
-    _, attention = _map(node, q, k, _shown(node), False, None, device)
+    width = shape_of(argument(node, "qkv_weight"))[0] // 3
+    q, k, v = (_heads_of(node, part, i, width) for i, part in enumerate(given))
+    shown = _shown(node)
+    _, attention = _map(node, _scores(node, q, k, None), shown, False)
     made = permuted(node, emit(node, aten.matmul.default, attention, v), [0, 2, 1, 3])
     made = reshaped(node, made, [*shape_of(given[0])[:2], width])
     weights = (argument(node, n) for n in ("proj_weight", "proj_bias"))
@@ -131,6 +128,18 @@ def _many_heads(node: fx.Node, device: torch.device, x: fx.Node | None = None) -
     if argument(node, "average_attn_weights"):
         attention = emit(node, aten.mean.dim, attention, [1])
     return [result, attention]
+
+
+def _heads_of(node: fx.Node, x: fx.Node, which: int, width: int) -> fx.Node:
+    """The queries (0), keys (1) or values (2) of every head."""
+    heads = argument(node, "num_head") or argument(node, "num_heads")
+    rows = [
+        emit(node, aten.slice.Tensor, t, 0, which * width, (which + 1) * width, 1)
+        for t in (argument(node, "qkv_weight"), argument(node, "qkv_bias"))
+    ]
+    made = emit(node, aten.linear.default, x, *rows)
+    made = reshaped(node, made, [*shape_of(x)[:2], heads, width // heads])
+    return permuted(node, made, [0, 2, 1, 3])
 
 
 def _shown(node: fx.Node) -> fx.Node | None:
@@ -146,7 +155,7 @@ def _shown(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.logical_not.default, reshaped(node, mask, shape))
 
 
-def _layer(node: fx.Node, device: torch.device) -> fx.Node:
+def _layer(node: fx.Node) -> fx.Node:
     """``_transformer_encoder_layer_fwd``: attention and two linear layers, each with a norm."""
     x: fx.Node = argument(node, "src")
 
@@ -160,7 +169,7 @@ def _layer(node: fx.Node, device: torch.device) -> fx.Node:
         return emit(node, aten.linear.default, x, *weights)
 
     def attended(x: fx.Node) -> fx.Node:
-        return _many_heads(node, device, x)[0]
+        return _many_heads(node, x)[0]
 
     def fed(x: fx.Node) -> fx.Node:
         bent = aten.gelu.default if argument(node, "use_gelu") else aten.relu.default

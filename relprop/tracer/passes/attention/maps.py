@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
@@ -13,6 +14,8 @@ from relprop.tracer.editing import aten, emit, shape_of, val
 from relprop.tracer.passes.attention.axes import Letters, letters_of
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.parts import Part, rounded, slope_of
+
+MOST_RUNS = 64  # of a part, by which its map is read off
 
 
 def attention(part: Part) -> fx.Node | None:
@@ -27,9 +30,58 @@ def attention(part: Part) -> fx.Node | None:
             continue
         for q, k in ((a, b) for a in range(3) for b in range(3) if len({a, b, v}) == 3):
             for letters in letters_of(part, drawn, y, q, k, v):
-                if (found := _fit(part, letters, (q, k, v))) is not None:
-                    return _emit_attention(part, letters, (q, k, v), *found)
+                named = _Named(part, letters, (q, k, v))
+                if (found := _fit(named)) is not None:
+                    return _emit_attention(named, *found)
     return None
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A part whose sources are queries, keys and values, with a letter for every axis of these and
+    of the result; ``order``: which source is which."""
+
+    part: Part
+    letters: Letters
+    order: tuple[int, int, int]
+
+    @property
+    def batch(self) -> str:
+        """The letters of the axes that are treated apart."""
+        return "".join(c for c in self.letters[3] if c not in "ne")
+
+    def laid(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values with their batch axes in front."""
+        (q, k, v), (q_name, k_name, v_name, _) = (tensors[i] for i in self.order), self.letters
+        return (
+            _canon(q, q_name, self.batch, "nd"),
+            _canon(k, k_name, self.batch, "md"),
+            _canon(v, v_name, self.batch, "me"),
+        )
+
+    def map_of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The map itself: what comes out for values that are one in one place."""
+        given, name = list(tensors), self.letters[2]
+        v = given[self.order[2]] = torch.zeros_like(given[self.order[2]])
+        keys, width = v.shape[name.index("m")], v.shape[name.index("e")]
+        if -(-keys // width) > MOST_RUNS:
+            raise ValueError("too many keys for one trial")
+        columns = []
+        for first in range(0, keys, width):
+            some = range(first, min(first + width, keys))
+            v.zero_()
+            view = _canon(v, name, self.batch, "me")
+            for j, m in enumerate(some):
+                view[..., m, j] = 1
+            made = _canon(self.part(*given), self.letters[3], self.batch, "ne")
+            columns.append(made[..., : len(some)])
+        return torch.cat(columns, -1)
+
+    def usual(self, scale: float, bias: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """What an attention gives."""
+        q, k, v = self.laid(tensors)
+        found = F.softmax(scale * (q @ k.mT) + bias, -1) @ v
+        return found.permute([(self.batch + "ne").index(a) for a in self.letters[3]])
 
 
 def _canon(t: Tensor, letters: str, batch: str, last: str) -> Tensor:
@@ -40,93 +92,65 @@ def _canon(t: Tensor, letters: str, batch: str, last: str) -> Tensor:
     return t
 
 
-def _fit(
-    part: Part, letters: Letters, order: tuple[int, int, int]
-) -> tuple[float, Tensor | None] | None:
+def _fit(named: _Named) -> tuple[float, Tensor | None] | None:
     """The scale, and what is added to the scores."""
-    q_name, k_name, v_name, o_name = letters
-    batch = "".join(c for c in o_name if c not in "ne")
-
-    def canon(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (tensors[i] for i in order)
-        return (
-            _canon(q, q_name, batch, "nd"),
-            _canon(k, k_name, batch, "md"),
-            _canon(v, v_name, batch, "me"),
-        )
-
-    def weights(tensors: Sequence[Tensor]) -> Tensor:
-        """The map itself: what comes out for values that are one in one place."""
-        given = list(tensors)
-        v = given[order[2]] = torch.zeros_like(given[order[2]])
-        keys, width = v.shape[v_name.index("m")], v.shape[v_name.index("e")]
-        if -(-keys // width) > 64:
-            raise ValueError("too many keys for one trial")
-        columns = []
-        for first in range(0, keys, width):
-            v.zero_()
-            view = _canon(v, v_name, batch, "me")
-            some = range(first, min(first + width, keys))
-            for j, m in enumerate(some):
-                view[..., m, j] = 1
-            columns.append(_canon(part(*given), o_name, batch, "ne")[..., : len(some)])
-        return torch.cat(columns, -1)
-
-    drawn = part.draw(1)
-    still = tuple(torch.zeros_like(t) if i == order[0] else t for i, t in enumerate(drawn))
-    bias = weights(still).log()
+    drawn = named.part.draw(1)
+    still = tuple(torch.zeros_like(t) if i == named.order[0] else t for i, t in enumerate(drawn))
+    bias = named.map_of(still).log()
     if bias.isnan().any() or (bias == -torch.inf).all(-1).any():
         return None
-    q, k, _ = canon(drawn)
-    if q.shape[-1] != k.shape[-1]:
-        return None
-    scores = q @ k.mT
-    logs, hidden = weights(drawn).log() - bias, bias == -torch.inf
-    c = slope_of(scores.expand_as(logs), torch.where(hidden, 0.0, logs), hidden, -1)
+    c = _scale_in(named, drawn, bias)
     if c is None:
         return None
-    c = rounded(c, q.shape[-1] ** -0.5, 1 / q.shape[-1])
     top = bias.amax(-1, keepdim=True)
     bias = torch.where((bias - top).abs() < 1e-12, 0.0, bias - top)
 
-    def whole(*tensors: Tensor) -> Tensor:
-        q, k, v = canon(tensors)
-        found = F.softmax(c * (q @ k.mT) + bias, -1) @ v
-        wide = batch + "ne"
-        return found.permute([wide.index(a) for a in o_name])
+    def usual(*tensors: Tensor) -> Tensor:
+        return named.usual(c, bias, tensors)
 
-    if not part.agrees(whole, (1.0, 2.0), 1e-9, far=10.0):
+    if not named.part.agrees(usual, (1.0, 2.0), 1e-9, far=10.0):
         return None
     return c, bias if bool((bias != 0).any()) else None
 
 
-def _emit_attention(
-    part: Part, letters: Letters, order: tuple[int, int, int], c: float, bias: Tensor | None
-) -> fx.Node:
-    at, device = part.output, part.constants.device
-    batch = "".join(a for a in letters[3] if a not in "ne")
+def _scale_in(named: _Named, drawn: tuple[Tensor, ...], bias: Tensor) -> float | None:
+    """What the products of queries and keys are multiplied with in the map's logarithm."""
+    q, k, _ = named.laid(drawn)
+    if q.shape[-1] != k.shape[-1]:
+        return None
+    logs, hidden = named.map_of(drawn).log() - bias, bias == -torch.inf
+    scores = (q @ k.mT).expand_as(logs)
+    c = slope_of(scores, torch.where(hidden, 0.0, logs), hidden, -1)
+    return None if c is None else rounded(c, q.shape[-1] ** -0.5, 1 / q.shape[-1])
 
-    def canon(node: fx.Node, name: str, last: str) -> fx.Node:
-        dims = [name.index(a) for a in batch + last if a in name]
-        node = emit(at, aten.permute.default, node, dims)
-        for i, a in enumerate(batch):
-            node = node if a in name else emit(at, aten.unsqueeze.default, node, i)
-        return node
 
-    q, k, v = (part.sources[i] for i in order)
-    q, k = canon(q, letters[0], "nd"), canon(k, letters[1], "dm")
+def _emit_attention(named: _Named, c: float, bias: Tensor | None) -> fx.Node:
+    at, batch = named.part.output, named.batch
+    q, k, v = (named.part.sources[i] for i in named.order)
+    q_name, k_name, v_name, o_name = named.letters
+    q, k = _emit_laid(at, q, q_name, batch, "nd"), _emit_laid(at, k, k_name, batch, "dm")
     scores = emit(at, aten.matmul.default, q, k)
     scores = scores if c == 1 else emit(at, aten.mul.Tensor, scores, c)
     if bias is not None:
-        only_hides = bool(((bias == 0) | (bias == -torch.inf)).all())
-        held = (bias == -torch.inf) if only_hides else bias.to(val(scores).dtype)
-        given = emit(at, Held(held.to(device)))
-        scores = (
-            emit(at, aten.masked_fill.Scalar, scores, given, -torch.inf)
-            if only_hides
-            else emit(at, aten.add.Tensor, scores, given)
-        )
+        scores = _emit_bias(at, scores, bias, named.part.constants.device)
     weights = emit(at, aten.softmax.int, scores, -1)
-    found = emit(at, aten.matmul.default, weights, canon(v, letters[2], "me"))
-    wide = batch + "ne"
-    return emit(at, aten.permute.default, found, [wide.index(a) for a in letters[3]])
+    found = emit(at, aten.matmul.default, weights, _emit_laid(at, v, v_name, batch, "me"))
+    return emit(at, aten.permute.default, found, [(batch + "ne").index(a) for a in o_name])
+
+
+def _emit_laid(at: fx.Node, x: fx.Node, name: str, batch: str, last: str) -> fx.Node:
+    """What ``_canon`` makes of a tensor, in the graph."""
+    x = emit(at, aten.permute.default, x, [name.index(a) for a in batch + last if a in name])
+    for i, a in enumerate(batch):
+        x = x if a in name else emit(at, aten.unsqueeze.default, x, i)
+    return x
+
+
+def _emit_bias(at: fx.Node, scores: fx.Node, bias: Tensor, device: torch.device) -> fx.Node:
+    """Scores hidden where a bias is −∞, if it does nothing else; else with it added."""
+    hides = bias == -torch.inf
+    if bool(((bias == 0) | hides).all()):
+        held = emit(at, Held(hides.to(device)))
+        return emit(at, aten.masked_fill.Scalar, scores, held, -torch.inf)
+    held = emit(at, Held(bias.to(val(scores).dtype).to(device)))
+    return emit(at, aten.add.Tensor, scores, held)

@@ -8,6 +8,8 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,42 +130,61 @@ def _function_of_one(part: Part) -> fx.Node | None:
 
 def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     """softmax(c·x + m) or its logarithm along an axis, m one of 0 and −∞, c a number."""
-    at, source = part.output, part.source
     for axis in (i for i in range(x.dim()) if x.shape[i] > 1):
         for logarithm in (False, True):
             weights = y.exp() if logarithm else y
             total = weights.sum(axis)
             if bool((weights < 0).any()) or not same(total, torch.ones_like(total)):
                 continue
-            hidden = weights == 0
-            c = slope_of(x, weights.log(), hidden, axis)
+            c = slope_of(x, weights.log(), weights == 0, axis)
             if c is None:
                 continue
-            op = aten.log_softmax.int if logarithm else aten.softmax.int
-            if not logarithm and _guards(part):
-                nothing = part(torch.full_like(x, -torch.inf))
-                op = op if nothing.isnan().any() else aten._safe_softmax.default
-            masked = bool(hidden.any())
-
-            def canon(t: Tensor, c: float = c, hidden: Tensor = hidden, op: Any = op) -> Tensor:
-                made: Tensor = op((c * t).masked_fill(hidden, -torch.inf), axis)  # noqa: B023
-                return made
-
-            if not part.agrees(canon):
-                continue
-            scores = source if c == 1 else emit(at, aten.mul.Tensor, source, c)
-            if masked:
-                held = emit(at, Held(hidden.to(part.constants.device)))
-                scores = emit(at, aten.masked_fill.Scalar, scores, held, -torch.inf)
-            return emit(at, op, scores, axis)
+            softmax = _Softmax(_softmax_op(part, logarithm), axis, c, weights == 0)
+            if part.agrees(softmax):
+                return softmax.emitted(part)
     return None
+
+
+def _softmax_op(part: Part, logarithm: bool) -> Any:
+    """The operator: one that gives zeros for a row of which nothing is left, if the part does."""
+    if logarithm:
+        return aten.log_softmax.int
+    if _guards(part):
+        nothing = part(torch.full(shape_of(part.source), -torch.inf, dtype=torch.float64))
+        return aten.softmax.int if nothing.isnan().any() else aten._safe_softmax.default
+    return aten.softmax.int
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """A softmax, or its logarithm, of a multiple of a tensor, of which some places are hidden."""
+
+    op: Any
+    axis: int
+    scale: float
+    hidden: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = (self.scale * x).masked_fill(self.hidden, -torch.inf)
+        made: Tensor = self.op(scores, self.axis)
+        return made
+
+    def emitted(self, part: Part) -> fx.Node:
+        """It, in place of a part."""
+        at, scores = part.output, part.source
+        if self.scale != 1:
+            scores = emit(at, aten.mul.Tensor, scores, self.scale)
+        if bool(self.hidden.any()):
+            held = emit(at, Held(self.hidden.to(part.constants.device)))
+            scores = emit(at, aten.masked_fill.Scalar, scores, held, -torch.inf)
+        return emit(at, self.op, scores, self.axis)
 
 
 def _norm(part: Part) -> fx.Node | None:
     """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
-    at, (x,) = part.output, part.draw(0)
-    width, y = x.shape[-1], part(x)
-    if width < 2 or y.shape != x.shape or same(part(2 * x), 2 * y, 1e-6):
+    (x,) = part.draw(0)
+    y = part(x)
+    if x.shape[-1] < 2 or y.shape != x.shape or same(part(2 * x), 2 * y, 1e-6):
         return None
     for centred in (True, False):
         c = x - x.mean(-1, keepdim=True) if centred else x
@@ -172,16 +193,23 @@ def _norm(part: Part) -> fx.Node | None:
             continue
         eps = _epsilon(part, 1e-4 * x, centred)
         for near in (0.0, float(f"{eps:.1e}"), float(f"{eps:.3e}"), eps):
-
-            def usual(t: Tensor, eps: float = near, centred: bool = centred) -> Tensor:
-                c = t - t.mean(-1, keepdim=True) if centred else t
-                return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
-
+            usual = partial(_usual_norm, eps=near, centred=centred)
             if near >= 0 and part.agrees(usual, (1.0, 5.0, 1e-2, 1e-4), 1e-9):
-                if centred:
-                    return emit(at, aten.layer_norm.default, part.source, [width], None, None, near)
-                return emit(at, aten.rms_norm.default, part.source, [width], None, near)
+                return _emit_norm(part, near, centred)
     return None
+
+
+def _usual_norm(x: Tensor, eps: float, centred: bool) -> Tensor:
+    c = x - x.mean(-1, keepdim=True) if centred else x
+    return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def _emit_norm(part: Part, eps: float, centred: bool) -> fx.Node:
+    at, source = part.output, part.source
+    shape = shape_of(source)[-1:]
+    if centred:
+        return emit(at, aten.layer_norm.default, source, shape, None, None, eps)
+    return emit(at, aten.rms_norm.default, source, shape, None, eps)
 
 
 def _epsilon(part: Part, small: Tensor, centred: bool) -> float:

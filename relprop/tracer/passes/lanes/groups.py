@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -37,32 +38,37 @@ def join_groups(graph: fx.Graph) -> None:
 
 def _of_groups(node: fx.Node) -> fx.Node | None:
     way: list[fx.Node] = []
-    layer: Any = operand(node)
+    layer = operand(node)
     while kind(layer) in (Kind.RESHAPE, Kind.PERMUTE) and len(layer.users) == 1:
         way.insert(0, layer)
         layer = operand(layer)
     summed = [d for d in dims_of(node) if shape_of(operand(node))[d] > 1]
-    if not is_call(layer, grouped_linear) or len(layer.users) != 1 or len(summed) != 1:
+    if not _is_plain_layer(layer) or len(summed) != 1 or argument(node, "dtype"):
         return None
-    if (
-        rank(layer) != 3
-        or is_live(arguments(layer)[1])
-        or len(layer.args) > 2
-        or argument(node, "dtype")
-    ):
-        return None
-    groups, rows, width = shape_of(layer)
-    places = torch.arange(groups * rows * width).reshape(groups, rows, width)
-    for move in way:
-        places = applied(move, places)
-    places = places.movedim(summed[0], 0)
-    own = torch.arange(rows * width).reshape(places.shape[1:])
-    steps = torch.arange(groups).reshape(-1, *[1] * own.dim()) * rows * width
-    if len(places) != groups or not torch.equal(places, own + steps):
+    if not _in_front(way, shape_of(layer), summed[0]):
         return None
     x, weight = arguments(layer)
     made = as_linear(node, Product(x, "gnk", weight, "gmk", "nm"))
     return None if made is None else reshaped(node, made, shape_of(node))
+
+
+def _is_plain_layer(layer: fx.Node) -> bool:
+    """Whether a call is a linear map for each group, without biases, that nothing else reads."""
+    if not is_call(layer, grouped_linear) or len(layer.users) != 1 or rank(layer) != 3:
+        return False
+    return not is_live(operand(layer, 1)) and len(layer.args) == 2
+
+
+def _in_front(way: list[fx.Node], shape: list[int], axis: int) -> bool:
+    """Whether moves lay a tensor's first axis along an axis, and leave all else in its order."""
+    places = torch.arange(math.prod(shape)).reshape(shape)
+    for move in way:
+        places = applied(move, places)
+    places = places.movedim(axis, 0)
+    size = math.prod(shape[1:])
+    own = torch.arange(size).reshape(places.shape[1:]) if places[0].numel() == size else None
+    steps = torch.arange(len(places)).reshape(-1, *[1] * (places.dim() - 1)) * size
+    return own is not None and torch.equal(places, own + steps)
 
 
 def fold_rows(graph: fx.Graph) -> None:
@@ -76,21 +82,18 @@ def fold_rows(graph: fx.Graph) -> None:
             continue
         p = letters_of(node)
         assert p is not None
-        trimmed, sizes = p.trimmed(node), p.sizes()
-        n, m = p.out[-2], p.out[-1]
-        rows = [
-            c
-            for c in trimmed.x_axes
-            if c in p.out[:-2] and c not in trimmed.w_axes and sizes[c] > 1
-        ]
-        columns = [
-            c
-            for c in trimmed.w_axes
-            if c in p.out[:-2] and c not in trimmed.x_axes and sizes[c] > 1
-        ]
-        if (rows and sizes[n] == 1) or (columns and sizes[m] == 1):
+        if _has_single_rows(p, p.trimmed(node)):
             swap(node, reshaped(node, product_of(node, p), shape_of(node)))
     graph.eliminate_dead_code()
+
+
+def _has_single_rows(p: Product, trimmed: Product) -> bool:
+    """Whether one operand has a single row, and an axis that the other has not."""
+    sizes, (n, m) = p.sizes(), p.out[-2:]
+    ahead = [c for c in p.out[:-2] if sizes[c] > 1]
+    rows = any(c in trimmed.x_axes and c not in trimmed.w_axes for c in ahead)
+    columns = any(c in trimmed.w_axes and c not in trimmed.x_axes for c in ahead)
+    return (rows and sizes[n] == 1) or (columns and sizes[m] == 1)
 
 
 def _apart(node: fx.Node) -> fx.Node | None:

@@ -3,9 +3,7 @@ become one."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -28,10 +26,15 @@ from relprop.tracer.editing import (
     shape_of,
 )
 from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operands
+from relprop.tracer.passes.lanes.pieces import pieces
 from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.trials.recipes import Recipe, Slot, Step
 
 Known = dict[Lanes, "fx.Node | None"]  # lanes on a first axis of their own
+
+
+ByPlace = dict[int, "fx.Node | None"]  # by argument: lanes on a first axis; ``None``: all the same
+Operands = dict[int, fx.Node]  # by argument: those, or the one that is the same for all
 
 
 def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
@@ -72,8 +75,8 @@ class _Lift:
             raise Apart
         if not any(is_live(n) for n in nodes):
             return self._stacked(nodes)
-        if (pieces := self._pieces(nodes)) is not None:
-            return pieces
+        if (laid := pieces(self.at, nodes)) is not None:
+            return laid
         if not alike(nodes):
             raise Apart
         return self._call(nodes)
@@ -82,117 +85,50 @@ class _Lift:
         shape = [1, *shape_of(nodes[0])]
         return emit(self.at, aten.cat.default, [reshaped(self.at, n, shape) for n in nodes], 0)
 
-    def _pieces(self, nodes: Lanes) -> fx.Node | None:
-        """Pieces of one tensor, evenly spaced along an axis → that axis in front."""
-        if all(is_call(n, aten.select) for n in nodes):
-            x, dim = arguments(nodes[0])[:2]
-            places = [arguments(n)[2] for n in nodes]
-            if any(
-                arguments(n)[:2] != (x, dim) or not isinstance(arguments(n)[2], int) for n in nodes
-            ):
-                return None
-            x = self._run(x, dim, places)
-            return (
-                None
-                if x is None
-                else permuted(self.at, x, [dim, *(i for i in range(rank(x)) if i != dim)])
-            )
-        if all(is_call(n, aten.slice) and arguments(n)[4] == 1 for n in nodes):
-            return self._slices(nodes)
-        return None
-
-    def _run(self, x: fx.Node, dim: int, places: Sequence[int]) -> fx.Node | None:
-        """``x`` cut to some places of an axis, which follow one another, in order or turned."""
-        first = min(places)
-        if list(places) == list(range(first, first + self.count)):
-            whole = (first, self.count) == (0, shape_of(x)[dim])
-            return (
-                x
-                if whole
-                else emit(self.at, aten.slice.Tensor, x, dim, first, first + self.count, 1)
-            )
-        cuts = [emit(self.at, aten.slice.Tensor, x, dim, p, p + 1, 1) for p in places]
-        return emit(self.at, aten.cat.default, cuts, dim)
-
-    def _slices(self, nodes: Lanes) -> fx.Node | None:
-        """Boxes that fill a part of one tensor, in the order of a grid."""
-        boxes = [_box(n) for n in nodes]
-        x, dims = boxes[0][0], sorted(boxes[0][1])
-        if any(base is not x or sorted(cuts) != dims for base, cuts in boxes):
-            return None
-        lengths = shape_of(nodes[0])
-        starts = {d: sorted({cuts[d] for _, cuts in boxes}) for d in dims}
-        if any(s != list(range(s[0], s[-1] + 1, lengths[d])) for d, s in starts.items()):
-            return None
-        corners = [tuple(cuts[d] for d in dims) for _, cuts in boxes]
-        for order in itertools.permutations(dims):
-            grid = itertools.product(*(starts[d] for d in order))
-            if [tuple(dict(zip(order, c, strict=True))[d] for d in dims) for c in grid] == corners:
-                return self._grid(
-                    x, order, {d: (s[0], len(s), lengths[d]) for d, s in starts.items()}
-                )
-        return None
-
-    def _grid(self, x: fx.Node, order: Any, starts: dict[int, tuple[int, int, int]]) -> fx.Node:
-        """Boxes side by side along some axes, on a first axis."""
-        shape: list[int] = []
-        counts, rest = dict[int, int](), list[int]()
-        for d, whole in enumerate(shape_of(x)):
-            first, count, length = starts.get(d, (0, 1, whole))
-            if (first, count * length) != (0, whole):
-                x = emit(self.at, aten.slice.Tensor, x, d, first, first + count * length, 1)
-            if d in starts:
-                counts[d] = len(shape)
-                shape.append(count)
-            rest.append(len(shape))
-            shape.append(length)
-        apart = permuted(self.at, reshaped(self.at, x, shape), [*(counts[d] for d in order), *rest])
-        return reshaped(self.at, apart, [self.count, *shape_of(apart)[len(order) :]])
-
     def _call(self, nodes: Lanes) -> fx.Node | None:
-        first, what = nodes[0], kind(nodes[0])
+        first = nodes[0]
         if is_call(first, aten.cat):
             return self._cat(nodes)
         tensors = [i for i, a in enumerate(first.args) if isinstance(a, fx.Node)]
-        if any(
-            isinstance(a, (list, tuple)) and any(isinstance(e, fx.Node) for e in a)
-            for a in first.args
-        ):
+        if any(_holds_tensors(a) for a in first.args):
             raise Apart
         plain = [a for i, a in enumerate(first.args) if i not in tensors]
         for n in nodes:
             others = [a for i, a in enumerate(n.args) if i not in tensors]
-            if what is Kind.TEST and others != plain:  # whether a token's expert is the lane's own
-                return self._stacked(nodes)
+            if kind(first) is Kind.TEST and others != plain:
+                return self._stacked(nodes)  # whether a token's expert is the lane's own
             if others != plain or n.kwargs != first.kwargs or len(n.args) != len(first.args):
                 raise Apart
         lanes = {i: self.lane(operands(nodes, i)) for i in tensors}
         if all(lane is None for lane in lanes.values()):
             return None
-        given = {i: arguments(first)[i] if lane is None else lane for i, lane in lanes.items()}
-        return self._with_axis(first, what, lanes, given)
+        given = {i: operand(first, i) if lane is None else lane for i, lane in lanes.items()}
+        return self._with_axis(first, lanes, given)
 
-    def _with_axis(self, first: fx.Node, what: Kind, lanes: Any, given: Any) -> fx.Node:
+    def _with_axis(self, first: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
         """One call of the operator on operands of which some have the lanes' axis in front."""
+        what = kind(first)
         if what in ELEMENTWISE:
             return self._pointwise(first, lanes, given)
         if what is Kind.LINEAR:
             return self._linear(first, lanes, given)
         if what is Kind.MATMUL:
-            return emit(
-                self.at, first.target, *(self._aligned(first, lanes, given, i) for i in (0, 1))
-            )
-        x, rest = given[0], arguments(first)[1:]
+            sides = [self._aligned(first, lanes, given, i) for i in (0, 1)]
+            return emit(self.at, first.target, *sides)
+        x = given[0]
+        if what is Kind.NORM:
+            x = self._repeated(x) if lanes[0] is None else x
+            return self._norm(first, x, lanes, given)
         if lanes[0] is None:
-            if what is not Kind.NORM:
-                raise Apart
-            x = expanded(
-                self.at, reshaped(self.at, x, [1, *shape_of(x)]), [self.count, *shape_of(x)]
-            )
+            raise Apart
+        return self._of_one(first, x)
+
+    def _of_one(self, first: fx.Node, x: fx.Node) -> fx.Node:
+        """A call of one tensor, which has the lanes' axis in front: all other axes stand one
+        behind."""
+        what, rest = kind(first), arguments(first)[1:]
         if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX):
             return emit(self.at, first.target, x, rest[0] + 1)
-        if what is Kind.NORM:
-            return self._norm(first, x, lanes, given)
         if what is Kind.RESHAPE:
             return reshaped(self.at, x, [self.count, *shape_of(first)])
         if what is Kind.PERMUTE:
@@ -208,14 +144,14 @@ class _Lift:
             return emit(self.at, first.target, x, dims, *rest[1:], **first.kwargs)
         raise Apart
 
-    def _pointwise(self, first: fx.Node, lanes: Any, given: Any) -> fx.Node:
+    def _pointwise(self, first: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
         args = [
             self._aligned(first, lanes, given, i) if i in given else a
             for i, a in enumerate(first.args)
         ]
         return emit(self.at, first.target, *args, **first.kwargs)
 
-    def _aligned(self, first: fx.Node, lanes: Any, given: Any, i: int) -> fx.Node:
+    def _aligned(self, first: fx.Node, lanes: ByPlace, given: Operands, i: int) -> fx.Node:
         """An operand with its lanes in front of as many axes as the result has."""
         x: fx.Node = given[i]
         if lanes[i] is None:
@@ -224,37 +160,40 @@ class _Lift:
         shape = shape_of(x)
         return reshaped(self.at, x, [shape[0], *[1] * missing, *shape[1:]])
 
-    def _linear(self, first: fx.Node, lanes: Any, given: Any) -> fx.Node:
+    def _linear(self, first: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
         """Parallel linear maps of one tensor are one; of the lanes' own, one for each group."""
         if not is_call(first, aten.linear):
             raise Apart
-        weight, bias = given[1], given.get(2)
-        own = lanes[1] is not None or (2 in lanes and lanes[2] is not None)
-        if not own:
+        if lanes[1] is None and lanes.get(2) is None:
             return emit(self.at, first.target, given[0], *arguments(first)[1:])
-        if lanes[1] is None:
-            weight = self._repeated(weight)
+        weight = self._repeated(given[1]) if lanes[1] is None else given[1]
+        bias = given.get(2)
         if bias is not None and lanes.get(2) is None:
             bias = self._repeated(bias)
-        outputs, inputs = shape_of(weight)[1:]
+        outputs = shape_of(weight)[1]
         if lanes[0] is None:
-            weight = reshaped(self.at, weight, [self.count * outputs, inputs])
-            more = [] if bias is None else [reshaped(self.at, bias, [self.count * outputs])]
-            made = emit(self.at, aten.linear.default, given[0], weight, *more)
-            shape = shape_of(made)[:-1]
-            made = reshaped(self.at, made, [*shape, self.count, outputs])
-            return permuted(self.at, made, [len(shape), *range(len(shape)), len(shape) + 1])
-        rows = shape_of(given[0])[1:-1]
-        x = reshaped(self.at, given[0], [self.count, math.prod(rows), inputs])
-        more = [] if bias is None else [reshaped(self.at, bias, [self.count, 1, outputs])]
+            return self._of_the_same(given[0], weight, bias)
+        count, *rows, inputs = shape_of(given[0])
+        x = reshaped(self.at, given[0], [count, math.prod(rows), inputs])
+        more = [] if bias is None else [reshaped(self.at, bias, [count, 1, outputs])]
         made = emit(self.at, grouped_linear, x, weight, *more)
-        return reshaped(self.at, made, [self.count, *rows, outputs])
+        return reshaped(self.at, made, [count, *rows, outputs])
+
+    def _of_the_same(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+        """Several linear maps of one tensor as one, whose results are laid on a first axis."""
+        count, outputs, inputs = shape_of(weight)
+        weight = reshaped(self.at, weight, [count * outputs, inputs])
+        more = [] if bias is None else [reshaped(self.at, bias, [count * outputs])]
+        made = emit(self.at, aten.linear.default, x, weight, *more)
+        shape = shape_of(made)[:-1]
+        made = reshaped(self.at, made, [*shape, count, outputs])
+        return permuted(self.at, made, [len(shape), *range(len(shape)), len(shape) + 1])
 
     def _repeated(self, x: fx.Node) -> fx.Node:
         shape = shape_of(x)
         return expanded(self.at, reshaped(self.at, x, [1, *shape]), [self.count, *shape])
 
-    def _norm(self, first: fx.Node, x: fx.Node, lanes: Any, given: Any) -> fx.Node:
+    def _norm(self, first: fx.Node, x: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
         """Norms with parameters of their own: those stand in front of what they scale."""
         if not any(lanes[i] is not None for i in given if i > 0):
             return emit(self.at, first.target, x, *arguments(first)[1:])
@@ -293,10 +232,7 @@ class _Lift:
         return emit(self.at, aten.cat.default, full, arguments(first)[1] + 1)
 
 
-def _box(node: fx.Node) -> tuple[fx.Node, dict[int, int]]:
-    """The tensor that slices cut, and by axis where they begin."""
-    starts: dict[int, int] = {}
-    while is_call(node, aten.slice) and arguments(node)[4] == 1:
-        cut: Any = arguments(node)
-        node, starts[cut[1]] = cut[0], starts.get(cut[1], 0) + cut[2]
-    return node, starts
+def _holds_tensors(argument: Any) -> bool:
+    """Whether an argument is a list of tensors."""
+    listed = isinstance(argument, (list, tuple))
+    return listed and any(isinstance(e, fx.Node) for e in argument)

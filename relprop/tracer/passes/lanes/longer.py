@@ -74,38 +74,51 @@ class _Longer:
             return whole
         if not alike(nodes) or len({rank(n) for n in nodes}) > 1:
             raise Apart
+        return self._call(nodes, dim)
+
+    def _call(self, nodes: Lanes, dim: int) -> fx.Node:
+        """One call in place of the lanes' calls of one operator."""
         what, first = kind(nodes[0]), nodes[0]
         if what in ELEMENTWISE or isinstance(first.target, WrittenNorm):
             return self._pointwise(nodes, dim)
         if what is Kind.LINEAR and is_call(first, aten.linear) and dim != rank(first) - 1:
-            self._same(nodes, slice(1, None))
-            return emit(
-                self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
-            )
+            return self._alone(nodes, dim)
+        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) and dim != arguments(first)[1]:
+            return self._alone(nodes, dim)
+        if is_call(first, aten.layer_norm, aten.rms_norm):
+            if dim >= rank(first) - len(arguments(first)[1]):
+                raise Apart
+            return self._alone(nodes, dim)
+        if is_call(first, aten.cat) and arguments(first)[1] != dim:
+            return self._cat(nodes, dim)
+        if is_call(first, aten.sum, aten.mean):
+            return self._total(nodes, dim)
+        return self._move(nodes, dim)
+
+    def _move(self, nodes: Lanes, dim: int) -> fx.Node:
+        what = kind(nodes[0])
         if what is Kind.MATMUL:
             return self._product(nodes, dim)
-        if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) and dim != arguments(first)[1]:
-            self._same(nodes, slice(1, None))
-            return emit(
-                self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
-            )
-        if is_call(first, aten.layer_norm, aten.rms_norm):
-            return self._norm(nodes, dim)
         if what is Kind.PERMUTE:
-            self._same(nodes, slice(1, None))
-            inner = self.join(operands(nodes, 0), arguments(first)[1][dim])
-            return permuted(self.at, inner, arguments(first)[1])
+            return self._permute(nodes, dim)
         if what is Kind.RESHAPE:
             return self._reshape(nodes, dim)
         if what is Kind.EXPAND:
             return self._expand(nodes, dim)
         if what in (Kind.SELECT, Kind.SLICE):
             return self._cut(nodes, dim)
-        if is_call(first, aten.cat) and arguments(first)[1] != dim:
-            return self._cat(nodes, dim)
-        if is_call(first, aten.sum, aten.mean):
-            return self._total(nodes, dim)
         raise Apart
+
+    def _alone(self, nodes: Lanes, axis: int) -> fx.Node:
+        """A call whose first operand alone differs, and lies along ``axis``."""
+        self._same(nodes, slice(1, None))
+        first, x = nodes[0], self.join(operands(nodes, 0), axis)
+        return emit(self.at, first.target, x, *arguments(first)[1:])
+
+    def _permute(self, nodes: Lanes, dim: int) -> fx.Node:
+        self._same(nodes, slice(1, None))
+        order = arguments(nodes[0])[1]
+        return permuted(self.at, self.join(operands(nodes, 0), order[dim]), order)
 
     def _shuffled(self, nodes: Lanes, dim: int) -> fx.Node | None:
         """The tensor all of whose positions the lanes are, in some order."""
@@ -132,31 +145,34 @@ class _Longer:
         return all(g == given[0] for g in given)
 
     def _pointwise(self, nodes: Lanes, dim: int) -> fx.Node:
-        """Operands that lie along the axis are joined, those that are repeated along it must be
-        one."""
         first = nodes[0]
-        args = []
-        for i in range(len(first.args)):
-            given = [arguments(n)[i] for n in nodes]
-            if not isinstance(given[0], fx.Node):
-                if any(g != given[0] for g in given):
-                    raise Apart
-                args.append(given[0])
-                continue
-            missing = rank(first) - rank(given[0])
-            along = dim - missing
-            lies = along >= 0 and all(
-                shape_of(g)[along] == shape_of(n)[dim] for g, n in zip(given, nodes, strict=True)
-            )
-            if lies and (shape_of(first)[dim] > 1 or not self._one(given)):
-                args.append(self.join(tuple(given), along))
-            elif self._one(given):
-                args.append(given[0])
-            else:
-                raise Apart
+        args = [self._operand(nodes, i, dim) for i in range(len(first.args))]
         if any(n.kwargs != first.kwargs for n in nodes):
             raise Apart
         return emit(self.at, first.target, *args, **first.kwargs)
+
+    def _operand(self, nodes: Lanes, i: int, dim: int) -> Any:
+        """An argument of pointwise calls as one: what is no tensor must be the same for all."""
+        given = operands(nodes, i)
+        if not isinstance(given[0], fx.Node):
+            if any(g != given[0] for g in given):
+                raise Apart
+            return given[0]
+        if shape_of(nodes[0])[dim] == 1 and self._one(given):
+            return given[0]
+        return self._side(nodes, given, dim)
+
+    def _side(self, nodes: Lanes, given: Lanes, dim: int) -> fx.Node:
+        """Operands that lie along the axis are joined, those that are repeated along it must be
+        one."""
+        along = dim - (rank(nodes[0]) - rank(given[0]))
+        if along >= 0 and all(
+            shape_of(g)[along] == shape_of(n)[dim] for g, n in zip(given, nodes, strict=True)
+        ):
+            return self.join(given, along)
+        if self._one(given):
+            return given[0]
+        raise Apart
 
     def _product(self, nodes: Lanes, dim: int) -> fx.Node:
         first, last = nodes[0], rank(nodes[0]) - 1
@@ -166,28 +182,10 @@ class _Longer:
             return emit(self.at, first.target, self.join(left, left_axis), right[0])
         if dim == last and self._one(left):
             return emit(self.at, first.target, left[0], self.join(right, rank(right[0]) - 1))
-        if dim < last - 1:
-            sides = []
-            for side in (left, right):
-                along = dim - (rank(first) - rank(side[0]))
-                lies = along >= 0 and shape_of(side[0])[along] == shape_of(first)[dim]
-                if lies:
-                    sides.append(self.join(side, along))
-                elif self._one(side):
-                    sides.append(side[0])
-                else:
-                    raise Apart
-            return emit(self.at, first.target, *sides)
-        raise Apart
-
-    def _norm(self, nodes: Lanes, dim: int) -> fx.Node:
-        first = nodes[0]
-        self._same(nodes, slice(1, None))
-        if dim >= rank(first) - len(arguments(first)[1]):
+        if dim >= last - 1:
             raise Apart
-        return emit(
-            self.at, first.target, self.join(operands(nodes, 0), dim), *arguments(first)[1:]
-        )
+        sides = [self._side(nodes, side, dim) for side in (left, right)]
+        return emit(self.at, first.target, *sides)
 
     def _reshape(self, nodes: Lanes, dim: int) -> fx.Node:
         """A reshape that leaves the axis alone, as many elements before it as after."""
@@ -201,30 +199,16 @@ class _Longer:
         return reshaped(self.at, self.join(operands(nodes, 0), axis), shape)
 
     def _expand(self, nodes: Lanes, dim: int) -> fx.Node:
-        inner = operands(nodes, 0)
-        along = dim - (rank(nodes[0]) - rank(inner[0]))
         shape = shape_of(nodes[0])
         shape[dim] = sum(shape_of(n)[dim] for n in nodes)
-        lies = along >= 0 and all(
-            shape_of(x)[along] == shape_of(n)[dim] for x, n in zip(inner, nodes, strict=True)
-        )
-        if lies:
-            return expanded(self.at, self.join(inner, along), shape)
-        if self._one(inner):
-            return expanded(self.at, inner[0], shape)
-        raise Apart
+        return expanded(self.at, self._side(nodes, operands(nodes, 0), dim), shape)
 
     def _cut(self, nodes: Lanes, dim: int) -> fx.Node:
         """A cut along another axis."""
-        first = nodes[0]
-        self._same(nodes, slice(1, None))
-        cut = arguments(first)[1]
-        axis = dim + (kind(first) is Kind.SELECT and cut <= dim)
-        if kind(first) is Kind.SLICE and cut == dim:
+        cut = arguments(nodes[0])[1]
+        if kind(nodes[0]) is Kind.SLICE and cut == dim:
             raise Apart
-        return emit(
-            self.at, first.target, self.join(operands(nodes, 0), axis), *arguments(first)[1:]
-        )
+        return self._alone(nodes, dim + (kind(nodes[0]) is Kind.SELECT and cut <= dim))
 
     def _cat(self, nodes: Lanes, dim: int) -> fx.Node:
         counts = {len(joined(n)) for n in nodes}

@@ -11,45 +11,50 @@ from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
 from relprop.tracer.editing import arguments, aten, dims_of, operand, rank, shape_of
 from relprop.tracer.passes.lanes.alike import kept_axis
 
+#: An operand, an axis of it along which a call treats all positions alike, and the axis of the
+#: result that it becomes; below 0 if it is summed.
+Label = tuple[fx.Node, int, int]
 
-def labels_of(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
-    """An operand, an axis of it along which a call treats all positions alike, and the axis of the
-    result that it becomes; below 0 if it is summed."""
+
+def labels_of(node: fx.Node) -> Iterator[Label]:
+    """Along which axes of its operands a call treats all positions alike."""
     if not node.args:
         return
-    what, x = kind(node), operand(node)
+    what, wide = kind(node), rank(node)
     if what in ELEMENTWISE and not is_call(node, aten.prelu):
-        yield from _aligned(node, node.all_input_nodes, rank(node))
-    elif what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX):
-        yield from _aligned(node, [x], rank(node))
-    elif is_call(node, aten.linear):
-        yield from _aligned(node, [x], rank(node) - 1, rank(x))
-    elif is_call(node, aten.layer_norm, aten.rms_norm):
-        yield from _aligned(node, [x], rank(node) - len(argument(node, "normalized_shape")))
+        yield from _aligned(node, node.all_input_nodes, wide)
     elif is_call(node, aten.cat):
-        other = set(range(rank(node))) - {arguments(node)[1]}
-        yield from (t for t in _aligned(node, node.all_input_nodes, rank(node)) if t[2] in other)
+        dim = arguments(node)[1]
+        yield from (t for t in _aligned(node, node.all_input_nodes, wide) if t[2] != dim)
     elif is_call(node, aten.matmul):
         yield from _of_product(node)
-    elif what is Kind.PERMUTE:
-        yield from ((x, d, i) for i, d in enumerate(arguments(node)[1]))
-    elif what is Kind.EXPAND:
-        yield from _aligned(node, [x], rank(node))
-    elif what is Kind.RESHAPE:
-        kept = ((kept_axis(node, i), i) for i in range(rank(node)) if shape_of(node)[i] > 1)
-        yield from ((x, d, i) for d, i in kept if d is not None)
     elif what in (Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC) and not is_call(node, aten.norm):
         yield from _of_reduction(node)
+    else:
+        yield from _of_one(node, operand(node))
+
+
+def _of_one(node: fx.Node, x: fx.Node) -> Iterator[Label]:
+    """The labels of a call that treats alike the positions of its first operand alone."""
+    what, wide = kind(node), rank(node)
+    if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.EXPAND):
+        yield from _aligned(node, [x], wide)
+    elif is_call(node, aten.linear):
+        yield from _aligned(node, [x], wide - 1, rank(x))
+    elif is_call(node, aten.layer_norm, aten.rms_norm):
+        yield from _aligned(node, [x], wide - len(argument(node, "normalized_shape")))
+    elif what is Kind.PERMUTE:
+        yield from ((x, d, i) for i, d in enumerate(arguments(node)[1]))
+    elif what is Kind.RESHAPE:
+        kept = ((kept_axis(node, i), i) for i in range(wide) if shape_of(node)[i] > 1)
+        yield from ((x, d, i) for d, i in kept if d is not None)
     elif is_call(node, aten.select, aten.slice):
-        dim = argument(node, "dim")
-        gone = is_call(node, aten.select)
+        dim, gone = argument(node, "dim"), is_call(node, aten.select)
         others = (d for d in range(rank(x)) if d != dim)
         yield from ((x, d, d - (gone and d > dim)) for d in others)
 
 
-def _aligned(
-    node: fx.Node, operands: Sequence[Any], below: int, wide: int = 0
-) -> Iterator[tuple[fx.Node, int, int]]:
+def _aligned(node: fx.Node, operands: Sequence[Any], below: int, wide: int = 0) -> Iterator[Label]:
     """Axes as broadcasting aligns them, of the result's those ``below`` one."""
     for x in operands:
         ahead = (wide or rank(node)) - rank(x)
@@ -59,7 +64,7 @@ def _aligned(
                 yield x, axis, at
 
 
-def _of_product(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+def _of_product(node: fx.Node) -> Iterator[Label]:
     a, b = arguments(node)[:2]
     if a is b or min(rank(a), rank(b)) < 2:
         return
@@ -71,7 +76,7 @@ def _of_product(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     yield b, rank(b) - 2, -1
 
 
-def _of_reduction(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
+def _of_reduction(node: fx.Node) -> Iterator[Label]:
     x, gone, keeps = operand(node), dims_of(node), bool(argument(node, "keepdim"))
     for d in range(rank(x)):
         out = d if keeps else d - sum(g < d for g in gone)

@@ -33,6 +33,10 @@ from relprop.tracer.passes.products.factors import (
 )
 from relprop.tracer.passes.trials.regions import flow_of
 
+#: A tensor of which an operand is another layout, that layout's order of axes, and a factor in the
+#: shape that it has there.
+Front = tuple[fx.Node, tuple[int, ...], fx.Node]
+
 
 def scale_operands(graph: fx.Graph) -> None:
     """(u·v)·f(u)·g(v) → (u·f(u))·(v·g(v)), where f and g are one number for each vector."""
@@ -76,12 +80,9 @@ def _scaled(
     return multiplied(node, [(1, made), *left], number)
 
 
-def _in_front(
-    flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int
-) -> tuple[fx.Node, tuple[int, ...], fx.Node] | None:
-    """Of what tensor, of which one operand is another layout, a factor is one number for each row
-    (0) or column (1), and made of it alone; that layout's order of axes; and the factor in the
-    shape that it has there."""
+def _in_front(flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int) -> Front | None:
+    """Where a factor stands in front of one operand, of which it is one number for each row (0) or
+    column (1), and is made of that operand alone."""
     operand: Any = arguments(met)[side]
     which = torch.arange(val(f).numel()).reshape(shape_of(f))
     places = which.expand(shape_of(node)).reshape(shape_of(met))
@@ -97,15 +98,20 @@ def _in_front(
     own = _layout(source)[1]
     there = torch.empty(laid.numel(), dtype=torch.long)
     there[laid.flatten()] = one.expand(laid.shape).flatten()
-    there = there[own]
-    for axis in range(there.dim()):
-        first = there.narrow(axis, 0, 1)
-        there = first if bool((there == first).all()) else there
+    small = _once(there[own])
     orders = itertools.permutations(range(own.dim()))
     order = next((o for o in orders if torch.equal(own.permute(o).reshape(laid.shape), laid)), None)
-    if order is None or not torch.equal(there.flatten(), which.flatten()):
+    if order is None or not torch.equal(small.flatten(), which.flatten()):
         return None
-    return source, order, reshaped(node, f, list(there.shape))
+    return source, order, reshaped(node, f, list(small.shape))
+
+
+def _once(x: Tensor) -> Tensor:
+    """A tensor without repeats along its axes."""
+    for axis in range(x.dim()):
+        first = x.narrow(axis, 0, 1)
+        x = first if bool((x == first).all()) else x
+    return x
 
 
 def _layout(x: Any) -> tuple[fx.Node, Tensor]:

@@ -136,37 +136,32 @@ def _split(at: fx.Node, x: Any, product: Any, shape: list[int]) -> fx.Node | Non
 
 def _of_convolution(node: fx.Node) -> Product | None:
     """A convolution whose kernel is, along each axis, one position or all of them."""
-    x, w, axes = operand(node), arguments(node)[1], of(node).axes
-    stride, padding, groups = (argument(node, n) for n in ("stride", "padding", "groups"))
-    more = argument(node, "output_padding") if of(node).transposed else 0
+    (x, w), axes, turned = arguments(node)[:2], of(node).axes, of(node).transposed
+    padding, more = argument(node, "padding"), argument(node, "output_padding") if turned else 0
     if isinstance(padding, str) or any(_entries(padding)) or any(_entries(more)):
         return None
     if rank(x) != axes + 2:
         return None
-    kernel, space = shape_of(w)[2:], shape_of(x)[2:]
-    steps = _entries(stride) * (axes // len(_entries(stride)))
-    if of(node).transposed and any(k != 1 or s != 1 for k, s in zip(kernel, steps, strict=True)):
+    (batch, channels, *space), (made, given, *kernel) = shape_of(x), shape_of(w)
+    strides = _entries(argument(node, "stride"))
+    steps = strides * (axes // len(strides))
+    if turned and any(k != 1 or s != 1 for k, s in zip(kernel, steps, strict=True)):
         return None
-    batch, channels = shape_of(x)[:2]
-    rows = "YZ" if of(node).transposed else "ZY"
-    shape, x_axes = [batch, groups, channels // groups], "XGY"
-    w_axes, out = "G" + rows, "XGZ"
-    seen: list[int] = []
-    for i, (k, s, size) in enumerate(zip(kernel, steps, space, strict=True)):
-        place, inside = string.ascii_letters[i], string.ascii_letters[axes + i]
-        shape.append(size)
-        if k == s == 1:
-            x_axes += place
-            out += place
-        elif k == size:
-            x_axes += inside
-            w_axes += inside
-            seen.append(size)
-        else:
-            return None
-    x = reshaped(node, x, shape)
-    w = reshaped(node, w, [groups, shape_of(w)[0] // groups, shape_of(w)[1], *seen])
-    return Product(x, x_axes, w, w_axes, out)
+    seen = [
+        k if k == size and not k == s == 1 else 0
+        for k, s, size in zip(kernel, steps, space, strict=True)
+    ]
+    if any(
+        not all_of and (k, s) != (1, 1) for all_of, k, s in zip(seen, kernel, steps, strict=True)
+    ):
+        return None
+    groups, letters = argument(node, "groups"), string.ascii_letters
+    places = "".join(letters[i] for i in range(axes) if not seen[i])
+    inside = "".join(letters[axes + i] for i in range(axes) if seen[i])
+    along = "".join(letters[axes + i] if seen[i] else letters[i] for i in range(axes))
+    x = reshaped(node, x, [batch, groups, channels // groups, *space])
+    w = reshaped(node, w, [groups, made // groups, given, *filter(None, seen)])
+    return Product(x, "XGY" + along, w, "G" + ("YZ" if turned else "ZY") + inside, "XGZ" + places)
 
 
 def _entries(value: Any) -> list[int]:

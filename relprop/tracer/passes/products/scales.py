@@ -50,5 +50,5 @@ def _is_scale(flow: Flow, scale: fx.Node, layer: fx.Node) -> bool:
     while is_product(source) and sum(map(is_live, arguments(source)[:2])) == 1:
         source = next(a for a in arguments(source) if is_live(a))
     inside = flow.between(source, scale) if source in flow.index else []
-    fit = all(flow.common_dominator([source, n]) is source and fits(n, source) for n in inside)
+    fit = all(fits(n, source) and flow.common_dominator([source, n]) is source for n in inside)
     return bool(inside) and fit and shape_of(source) == shape_of(x)

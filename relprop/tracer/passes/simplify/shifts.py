@@ -40,22 +40,21 @@ def _unshifted(at: fx.Node, x: Any, dim: int) -> fx.Node | None:
             if _same_along(shift, dim) and shape_of(scores) == shape_of(x):
                 scores = _unshifted(at, scores, dim) or scores
                 return emit(at, aten.neg.default, scores) if turned else scores
-        places = [0, 1]
-    elif kind(x) in (Kind.PRODUCT, Kind.QUOTIENT):
-        first = range(2 if kind(x) is Kind.PRODUCT else 1)
-        places = [
-            i
-            for i in first
-            if all(_same_along(a, dim) for a in arguments(x) if a is not arguments(x)[i])
-        ]
-    elif is_call(x, aten.neg) or (
-        is_call(x, aten.masked_fill) and is_number(arguments(x)[2], -torch.inf)
-    ):
-        places = [0]
-    else:
-        return None
-    made = {i: new for i in places if (new := _unshifted(at, arguments(x)[i], dim)) is not None}
-    return emit(at, x.target, *(made.get(i, a) for i, a in enumerate(x.args))) if made else None
+    given = arguments(x)
+    made = {i: new for i in _parts(x, dim) if (new := _unshifted(at, given[i], dim)) is not None}
+    return emit(at, x.target, *(made.get(i, a) for i, a in enumerate(given))) if made else None
+
+
+def _parts(x: fx.Node, dim: int) -> list[int]:
+    """The operands of a call that hand on what is the same along an axis."""
+    given = arguments(x)
+    if kind(x) is Kind.SUM and len(given) == 2:
+        return [0, 1]
+    if kind(x) in (Kind.PRODUCT, Kind.QUOTIENT):
+        first = [0, 1] if kind(x) is Kind.PRODUCT else [0]
+        return [i for i in first if all(_same_along(a, dim) for a in given if a is not given[i])]
+    hides = is_call(x, aten.masked_fill) and is_number(given[2], -torch.inf)
+    return [0] if hides or is_call(x, aten.neg) else []
 
 
 def _pairs(x: fx.Node) -> list[tuple[Any, Any, bool]]:

@@ -30,38 +30,43 @@ CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN}
 def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
     """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
     stand in each window; ``None`` for anything else."""
-    new = arguments(node)[1]
-    if len(joined(node)) < 2:
-        return None
-    if any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in joined(node)):
+    parts, new = joined(node), arguments(node)[1]
+    if len(parts) < 2 or any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in parts):
         return None
     inner, sources = cuts(node, CUTS)
     if len(sources) != 1 or rank(source := sources.pop()) + 1 != rank(node):
         return None
-    shape, target = shape_of(source), shape_of(node)
+    shape = shape_of(source)
     given = torch.arange(val(source).numel()).reshape(shape)
     found = Part((source,), node, tuple(inner), constants)(given)
     for axis in range(rank(source)):
         places = _along(found, shape, axis, new)
         if places is None or len(places) < 2:
             continue
-        count, width = places.shape
-        step = int(places[1, 0] - places[0, 0])
-        regular = torch.arange(count)[:, None] * step + torch.arange(width)
-        if step > 0 and torch.equal(places, regular) and width > 1:
-            made = emit(node, aten.unfold.default, source, axis, width, step)
-            made = emit(node, aten.slice.Tensor, made, axis, 0, count, 1)
-            order = [*range(axis + 1), rank(node) - 1, *range(axis + 1, rank(node) - 1)]
-            made = permuted(node, made, order)
-            if step == width and count * width == shape[axis]:
-                made = reshaped(node, source, [*shape[:axis], count, width, *shape[axis + 1 :]])
-        else:
-            held = emit(node, Held(places.to(constants.device)))
-            made = emit(node, aten.index.Tensor, source, [*[None] * axis, held])
+        made = _windowed(node, source, axis, places, constants)
         order = [i for i in range(rank(node)) if i != axis]
         made = permuted(node, made, [*order[:new], axis, *order[new:]])
-        return made if shape_of(made) == target else None
+        return made if shape_of(made) == shape_of(node) else None
     return None
+
+
+def _windowed(
+    node: fx.Node, source: fx.Node, axis: int, places: Tensor, constants: Constants
+) -> fx.Node:
+    """The positions of an axis in windows (their number, their width), in the place of the axis."""
+    (count, width), shape = places.shape, shape_of(source)
+    step = int(places[1, 0] - places[0, 0])
+    regular = torch.arange(count)[:, None] * step + torch.arange(width)
+    if step <= 0 or width < 2 or not torch.equal(places, regular):
+        held = emit(node, Held(places.to(constants.device)))
+        return emit(node, aten.index.Tensor, source, [*[None] * axis, held])
+    made = emit(node, aten.unfold.default, source, axis, width, step)
+    made = emit(node, aten.slice.Tensor, made, axis, 0, count, 1)
+    order = [*range(axis + 1), rank(node) - 1, *range(axis + 1, rank(node) - 1)]
+    made = permuted(node, made, order)
+    if step == width and count * width == shape[axis]:
+        return reshaped(node, source, [*shape[:axis], count, width, *shape[axis + 1 :]])
+    return made
 
 
 def _along(found: Tensor, shape: list[int], axis: int, new: int) -> Tensor | None:

@@ -32,6 +32,8 @@ from relprop.tracer.editing import (
 from relprop.tracer.facts import Facts, facts_of, know, place
 from relprop.tracer.recorded import recorded_place, recorded_value
 
+Casts = dict[fx.Node, torch.dtype]
+
 CASTS = torch.ops.higher_order.wrap_with_autocast
 
 
@@ -79,109 +81,114 @@ def _inline(region: fx.Node, device: torch.device) -> None:
     first = REGIONS[region.target]
     body = facts_of(operand(region, first - 1)).body
     assert isinstance(body, fx.GraphModule)
-    env: dict[fx.Node, Any] = dict(
-        zip(
-            [n for n in body.graph.nodes if n.op == "placeholder"],
-            arguments(region)[first:],
-            strict=True,
-        )
-    )
+    entries = [n for n in body.graph.nodes if n.op == "placeholder"]
+    env: dict[fx.Node, Any] = dict(zip(entries, arguments(region)[first:], strict=True))
     for inner in body.graph.nodes:
         if inner.op == "output":
             for user in list(region.users):
                 user.replace_all_uses_with(env[arguments(inner)[0][arguments(user)[1]]])
                 region.graph.erase_node(user)
         elif inner.op != "placeholder":
-            with region.graph.inserting_before(region):
-                env[inner] = new = region.graph.node_copy(inner, lambda n: env[n])
-            own = recorded_place(inner)
-            at = own if own.modules else place(region)
-            held = getattr(body, str(inner.target)) if inner.op == "get_attr" else None
-            know(new, Facts(recorded_value(inner), at, body=held, casts_to=dtype))
+            env[inner] = _copied(region, inner, body, env, dtype)
             if inner.op != "get_attr":
-                _cast_operands(new, device, dtype)
+                _cast_operands(env[inner], device, dtype)
     region.graph.erase_node(region)
+
+
+def _copied(
+    region: fx.Node,
+    inner: fx.Node,
+    body: fx.GraphModule,
+    env: dict[fx.Node, Any],
+    dtype: torch.dtype | None,
+) -> fx.Node:
+    """A node of a region's own graph, before its call."""
+    with region.graph.inserting_before(region):
+        new = region.graph.node_copy(inner, env.__getitem__)
+    own = recorded_place(inner)
+    held = getattr(body, str(inner.target)) if inner.op == "get_attr" else None
+    at = own if own.modules else place(region)
+    know(new, Facts(recorded_value(inner), at, body=held, casts_to=dtype))
+    return new
 
 
 def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | None) -> None:
     """Write down the casts that autocast to ``dtype`` makes of the operands of ``node``."""
-    if (
-        dtype is None
-        or node.op != "call_function"
-        or is_call(node, *REGIONS)
-        or not any(is_tensor(n) for n in tensor_inputs(node))
-    ):
+    if dtype is None or node.op != "call_function" or is_call(node, *REGIONS):
         return
-    inside = _run(node, device, {}, dtype)
-    typed = (
-        {"dtype": val(node).dtype} if is_tensor(node) else {}
-    )  # some operations are told a type to compute in; their operands stay
-    for casts, more in (
-        (({}, {}), (inside.casts, {}), (inside.casts, typed)) if inside is not None else ()
-    ):
-        outside = _run(node, device, casts, None, more)
-        if (
-            outside is not None
-            and outside.done == inside.done
-            and {**casts, **outside.casts} == inside.casts
-        ):
-            break
-    else:
-        raise CaptureError(
-            message(
-                (
-                    "the model enters an autocast region to "
-                    f"{str(dtype).removeprefix('torch.')}, and what it casts inside "
-                    f"{node.target} cannot be written down"
-                ),
-                at=str(place(node)),
-                then=[
-                    (
-                        "explain the model without the inner autocast, for example in "
-                        "float32 throughout"
-                    )
-                ],
-            )
-        )
+    if not any(is_tensor(n) for n in tensor_inputs(node)):
+        return
+    casts, told = _explained(node, device, dtype)
     for given, wanted in casts.items():
         node.replace_input_with(given, emit(node, aten.to.dtype, given, wanted))
-    node.kwargs = {**node.kwargs, **more}
+    node.kwargs = {**node.kwargs, **told}
+
+
+def _explained(
+    node: fx.Node, device: torch.device, dtype: torch.dtype
+) -> tuple[Casts, dict[str, Any]]:
+    """The casts of operands, and the type that a call is told, with which it does outside of an
+    autocast region what it does inside."""
+    inside = _run(node, device, {}, dtype)
+    if inside is None:
+        raise _refused(node, dtype)
+    # some operations are told a type to compute in; their operands stay
+    typed = {"dtype": val(node).dtype} if is_tensor(node) else {}
+    ways: list[tuple[Casts, dict[str, Any]]] = [({}, {}), (inside.casts, {}), (inside.casts, typed)]
+    for casts, told in ways:
+        outside = _run(node, device, casts, None, told)
+        if outside is None or outside.done != inside.done:
+            continue
+        if {**casts, **outside.casts} == inside.casts:
+            return casts, told
+    raise _refused(node, dtype)
+
+
+def _refused(node: fx.Node, dtype: torch.dtype) -> CaptureError:
+    what = f"autocast region to {str(dtype).removeprefix('torch.')}"
+    return CaptureError(
+        message(
+            f"the model enters an {what}, and what it casts inside {node.target} cannot be "
+            "written down",
+            at=str(place(node)),
+            then=[
+                "explain the model without the inner autocast, for example in float32 throughout"
+            ],
+        )
+    )
 
 
 def _run(
     node: fx.Node,
     device: torch.device,
-    casts: dict[fx.Node, torch.dtype],
+    casts: Casts,
     dtype: torch.dtype | None,
-    more: dict[str, Any] | None = None,
+    told: dict[str, Any] | None = None,
 ) -> _Record | None:
     """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
     ``None`` if it refuses them."""
     with FakeTensorMode(), torch.no_grad():
-
-        def fake(x: fx.Node) -> Any:
-            return tree_map(
-                lambda t: (
-                    torch.empty_strided(
-                        t.shape, t.stride(), dtype=casts.get(x, t.dtype), device=device
-                    )
-                    if isinstance(t, Tensor)
-                    else t
-                ),
-                val(x),
-            )
-
-        values = {n: fake(n) for n in tensor_inputs(node)}
+        values = {n: _without_numbers(n, device, casts.get(n)) for n in tensor_inputs(node)}
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-        record = _Record(
-            {t.untyped_storage()._cdata: n for n, t in values.items() if isinstance(t, Tensor)}
-        )
+        tensors = {n: t for n, t in values.items() if isinstance(t, Tensor)}
+        record = _Record({t.untyped_storage()._cdata: n for n, t in tensors.items()})
         try:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None), record:
-                function_of(node)(*args, **{**kwargs, **(more or {})})
+                function_of(node)(*args, **{**kwargs, **(told or {})})
         except (RuntimeError, TypeError):
             return None
         return record
+
+
+def _without_numbers(x: fx.Node, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """The value of a node on ``device``, without its numbers, cast to ``dtype`` if given."""
+
+    def empty(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return torch.empty_strided(t.shape, t.stride(), dtype=dtype or t.dtype, device=device)
+
+    return tree_map(empty, val(x))
 
 
 class _Record(TorchDispatchMode):

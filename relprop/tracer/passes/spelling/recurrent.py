@@ -11,7 +11,7 @@ from torch import fx
 from relprop.operations import Kind, kind, packet
 from relprop.tracer.editing import arguments, aten, emit, swap_results, val
 
-Step = Callable[[fx.Node, fx.Node, list[fx.Node], Any, Any], list[fx.Node]]
+Step = Callable[[fx.Node, fx.Node, list[fx.Node], Any], list[fx.Node]]
 LAYERS = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu)
 
 
@@ -31,60 +31,62 @@ def unroll(node: fx.Node) -> fx.Node | None:
 
 def _unroll_layer(node: fx.Node) -> None:
     """Packed sequences and projections are left as they are."""
-    op = packet(node)
-    if getattr(node.target, "_overloadname", "") != "input" or any(
-        kind(u) is not Kind.OUTPUT for u in node.users
-    ):
+    if getattr(node.target, "_overloadname", "") != "input":
+        return
+    if any(kind(u) is not Kind.OUTPUT for u in node.users):
         return
     x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = arguments(node)
-    states = list(hidden) if op in LSTM else [hidden]
+    states = list(hidden) if packet(node) in LSTM else [hidden]
     directions, per = (2 if both_ways else 1), (4 if has_bias else 2)
     if len(weights) != layers * directions * per:
         return
     steps = emit(node, aten.transpose.int, x, 0, 1) if batch_first else x
-    length = val(steps).shape[0]
-    inputs = [emit(node, aten.select.int, steps, 0, t) for t in range(length)]
+    inputs = [emit(node, aten.select.int, steps, 0, t) for t in range(val(steps).shape[0])]
     last: list[list[fx.Node]] = [[] for _ in states]
-    for layer in range(layers):
+    runs = iter(range(layers * directions))
+    for _ in range(layers):
         found = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            own = weights[at * per : (at + 1) * per]
+        for way in (1, -1)[:directions]:
+            at = next(runs)
             start = [emit(node, aten.select.int, state, 0, at) for state in states]
-            outputs, ended = _run(node, op, inputs if direction == 0 else inputs[::-1], start, own)
-            found.append(outputs if direction == 0 else outputs[::-1])
+            own = weights[at * per : (at + 1) * per]
+            outputs, ended = _run(node, inputs[::way], start, own)
+            found.append(outputs[::way])
             for state, end in zip(last, ended, strict=True):
                 state.append(end)
-        inputs = (
-            found[0]
-            if directions == 1
-            else [emit(node, aten.cat.default, [a, b], -1) for a, b in zip(*found, strict=True)]
-        )
+        inputs = found[0] if directions == 1 else _beside(node, *found)
     result = emit(node, aten.stack.default, inputs, 1 if batch_first else 0)
-    results = [result, *(emit(node, aten.stack.default, state, 0) for state in last)]
-    swap_results(node, results)
+    ends = (emit(node, aten.stack.default, state, 0) for state in last)
+    swap_results(node, [result, *ends])
+
+
+def _beside(node: fx.Node, ahead: list[fx.Node], back: list[fx.Node]) -> list[fx.Node]:
+    """What both directions give, step by step."""
+    return [emit(node, aten.cat.default, [*pair], -1) for pair in zip(ahead, back, strict=True)]
 
 
 def _unroll_cell(node: fx.Node) -> fx.Node | None:
-    op, (x, hidden, *weights) = packet(node), arguments(node)
-    given = list(hidden) if op in LSTM else [hidden]
-    state = _step(op)(node, x, given, [w for w in weights if w is not None], op)
-    if op not in LSTM:
+    x, hidden, *weights = arguments(node)
+    is_lstm = packet(node) in LSTM
+    given = list(hidden) if is_lstm else [hidden]
+    state = _step(node)(node, x, given, [w for w in weights if w is not None])
+    if not is_lstm:
         return state[0]
     swap_results(node, state)
     return None
 
 
-def _step(op: Any) -> Step:
+def _step(node: fx.Node) -> Step:
+    op = packet(node)
     return _lstm if op in LSTM else _gru if op in GRU else _plain
 
 
 def _run(
-    node: fx.Node, op: Any, inputs: list[fx.Node], start: list[fx.Node], weights: Any
+    node: fx.Node, inputs: list[fx.Node], start: list[fx.Node], weights: Any
 ) -> tuple[list[fx.Node], list[fx.Node]]:
     state, outputs = start, []
     for x in inputs:
-        state = _step(op)(node, x, state, weights, op)
+        state = _step(node)(node, x, state, weights)
         outputs.append(state[0])
     return outputs, state
 
@@ -103,7 +105,7 @@ def _parts(node: fx.Node, gates: fx.Node, count: int) -> list[fx.Node]:
     ]
 
 
-def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
+def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
     i, f, g, o = _parts(node, emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights)), 4)
     i, f, o = (emit(node, aten.sigmoid.default, gate) for gate in (i, f, o))
     kept = emit(node, aten.mul.Tensor, f, state[1])
@@ -116,7 +118,7 @@ def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any
     return [emit(node, aten.mul.Tensor, o, emit(node, aten.tanh.default, c)), c]
 
 
-def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
+def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
     of_x, of_h = (_parts(node, gates, 3) for gates in _maps(node, x, state[0], weights))
     r, z = (
         emit(node, aten.sigmoid.default, emit(node, aten.add.Tensor, a, b))
@@ -131,6 +133,6 @@ def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any)
     return [emit(node, aten.add.Tensor, fresh, emit(node, aten.mul.Tensor, z, state[0]))]
 
 
-def _plain(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any, op: Any) -> list[fx.Node]:
+def _plain(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
     total = emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights))
-    return [emit(node, aten.tanh.default if op in TANH else aten.relu.default, total)]
+    return [emit(node, aten.tanh.default if packet(node) in TANH else aten.relu.default, total)]

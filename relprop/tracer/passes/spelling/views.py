@@ -108,27 +108,21 @@ def as_strided(node: fx.Node) -> fx.Node | None:
         x = permuted(node, x, sorted(range(len(strides)), key=lambda i: -strides[i]))
         if not val(x).is_contiguous():
             return None
-    size, stride = argument(node, "size"), argument(node, "stride")
-    where = emit(
-        node,
-        aten.full.default,
-        [1] * len(size),
-        argument(node, "storage_offset") or 0,
-        dtype=torch.long,
-    )
-    for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
-        steps = emit(
-            node,
-            aten.arange.start_step,
-            0,
-            length * step if step else length,
-            step or 1,
-            dtype=torch.long,
-        )
-        steps = steps if step else emit(node, aten.mul.Tensor, steps, 0)
-        shape = [length if i == axis else 1 for i in range(len(size))]
-        where = emit(node, aten.add.Tensor, where, reshaped(node, steps, shape))
+    where = _strided_places(node, argument(node, "size"), argument(node, "stride"))
     return emit(node, aten.index.Tensor, reshaped(node, x, [math.prod(shape_of(x))]), [where])
+
+
+def _strided_places(node: fx.Node, size: list[int], stride: list[int]) -> fx.Node:
+    """Which element strides show at each place."""
+    start, ones = argument(node, "storage_offset") or 0, [1] * len(size)
+    where = emit(node, aten.full.default, ones, start, dtype=torch.long)
+    for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
+        end = length * step if step else length
+        steps = emit(node, aten.arange.start_step, 0, end, step or 1, dtype=torch.long)
+        steps = steps if step else emit(node, aten.mul.Tensor, steps, 0)
+        shape = [*ones[:axis], length, *ones[axis + 1 :]]
+        where = emit(node, aten.add.Tensor, where, reshaped(node, steps, shape))
+    return where
 
 
 VIEWS: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
@@ -146,21 +140,19 @@ VIEWS: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
 }
 
 
+#: What shows the memory of its operand, whatever that is.
+ALWAYS_VIEWS = frozenset(
+    {Kind.SPLIT, Kind.PERMUTE, Kind.SELECT, Kind.SLICE, Kind.EXPAND, Kind.DETACH, Kind.VIEW}
+)
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether a call's result shows the memory of its first operand, as far as its layout tells."""
     source = operand(node) if node.args and isinstance(operand(node), fx.Node) else None
     what = kind(node)
     if source is None or val(source) is None:
         return False
-    if what in (
-        Kind.SPLIT,
-        Kind.PERMUTE,
-        Kind.SELECT,
-        Kind.SLICE,
-        Kind.EXPAND,
-        Kind.DETACH,
-        Kind.VIEW,
-    ):
+    if what in ALWAYS_VIEWS:
         return True
     if what is Kind.OUTPUT:
         return kind(source) is Kind.SPLIT

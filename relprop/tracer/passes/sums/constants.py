@@ -27,34 +27,34 @@ from relprop.tracer.editing import (
 def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
     """A linear map of a tensor beside a column of numbers → of the tensor, with a bias."""
     for node in list(graph.nodes):
-        x: Any = operand(node) if node.args else None
         if not is_call(node, aten.linear) or not is_live(node) or len(node.args) > 2:
             continue
-        weight: Any = arguments(node)[1]
-        if (
-            is_call(x, aten.constant_pad_nd)
-            and len(arguments(x)[1]) == 2
-            and arguments(x)[1][0] == 0
-        ):
-            live, number, width = (
-                operand(x),
-                arguments(x)[2] if len(x.args) > 2 else 0,
-                arguments(x)[1][1],
-            )
-        elif is_call(x, aten.cat) and arguments(x)[1] == rank(x) - 1 and len(joined(x)) == 2:
-            live, beside = joined(x)
-            number, width = constants.number(beside), shape_of(beside)[-1]
-        else:
+        found = _beside_a_number(operand(node), constants)
+        if found is None:
             continue
-        if number is None or not is_live(live) or width < 1:
-            continue
-        size = shape_of(live)[-1]
+        live, number, width = found
+        weight, size = operand(node, 1), shape_of(live)[-1]
         own = emit(node, aten.slice.Tensor, weight, 1, 0, size, 1)
         rest = emit(node, aten.slice.Tensor, weight, 1, size, size + width, 1)
         bias = emit(node, aten.sum.dim_IntList, rest, [1])
         bias = bias if number == 1 else emit(node, aten.mul.Tensor, bias, number)
         swap(node, emit(node, aten.linear.default, live, own, bias))
     graph.eliminate_dead_code()
+
+
+def _beside_a_number(x: fx.Node, constants: Constants) -> tuple[fx.Node, float, int] | None:
+    """The tensor beside which some columns hold one number; that number, and how many there are."""
+    if is_call(x, aten.constant_pad_nd):
+        live, around, *number = arguments(x)
+        if len(around) != 2 or around[0] != 0:
+            return None
+        given, width = (number[0] if number else 0), around[1]
+    elif is_call(x, aten.cat) and arguments(x)[1] == rank(x) - 1 and len(joined(x)) == 2:
+        live, beside = joined(x)
+        given, width = constants.number(beside), shape_of(beside)[-1]
+    else:
+        return None
+    return (live, given, width) if given is not None and is_live(live) and width > 0 else None
 
 
 def read_constants(graph: fx.Graph, constants: Constants) -> None:

@@ -89,35 +89,35 @@ def _accumulated(
     the indexed axes folded to one, and one index into it."""
     shape = shape_of(base)
     rest = [i for i in range(len(shape)) if i not in used]
-    sizes = [shape[i] for i in used]
-    picked = torch.broadcast_shapes(*(tuple(shape_of(indices[i])) for i in used))
-    where: Any = 0
-    for i in used:
-        one = emit(node, aten.remainder.Scalar, expanded(node, indices[i], picked), shape[i])
-        where = (
-            one
-            if where == 0
-            else emit(node, aten.add.Tensor, emit(node, aten.mul.Tensor, where, shape[i]), one)
-        )
+    beside = [shape[i] for i in rest]
+    picked = list(torch.broadcast_shapes(*(tuple(shape_of(indices[i])) for i in used)))
+    where = _folded_index(node, [indices[i] for i in used], [shape[i] for i in used], picked)
     together = used == list(range(used[0], used[-1] + 1))
-    first = used[0] if together else 0
-    before, after = rest[:first], rest[first:]
-    full = [shape[i] for i in before] + list(picked) + [shape[i] for i in after]
-    wide = expanded(node, values, full)
-    order = [
-        *range(len(before), len(before) + len(picked)),
-        *range(len(before)),
-        *range(len(before) + len(picked), len(full)),
-    ]
-    source = reshaped(
-        node, permuted(node, wide, order), [math.prod(picked), *(shape[i] for i in rest)]
-    )
-    start = [math.prod(sizes), *(shape[i] for i in rest)]
-    zeros = emit(node, aten.new_zeros.default, base, start)
+    ahead = used[0] if together else 0  # axes in front of those that are picked
+    wide = expanded(node, values, [*beside[:ahead], *picked, *beside[ahead:]])
+    own = list(range(ahead, ahead + len(picked)))
+    order = [*own, *(i for i in range(rank(wide)) if i not in own)]
+    source = reshaped(node, permuted(node, wide, order), [math.prod(picked), *beside])
+    sizes = [shape[i] for i in used]
+    zeros = emit(node, aten.new_zeros.default, base, [math.prod(sizes), *beside])
     summed = emit(node, aten.index_add.default, zeros, 0, reshaped(node, where, [-1]), source)
-    unfolded = reshaped(node, summed, [*sizes, *(shape[i] for i in rest)])
+    unfolded = reshaped(node, summed, [*sizes, *beside])
     axes = [*used, *rest]
     return permuted(node, unfolded, [axes.index(i) for i in range(len(shape))])
+
+
+def _folded_index(
+    node: fx.Node, indices: list[fx.Node], sizes: list[int], picked: list[int]
+) -> fx.Node:
+    """Indices of several axes as one of these axes folded to one."""
+    where: fx.Node | None = None
+    for index, size in zip(indices, sizes, strict=True):
+        one = emit(node, aten.remainder.Scalar, expanded(node, index, picked), size)
+        if where is not None:
+            one = emit(node, aten.add.Tensor, emit(node, aten.mul.Tensor, where, size), one)
+        where = one
+    assert where is not None
+    return where
 
 
 def _put_where(node: fx.Node, base: Any, mask: Any, values: Any) -> fx.Node | None:

@@ -109,31 +109,30 @@ class _Versions:
 
 def _make_functional(node: fx.Node) -> None:
     """The operator that gives a new tensor in place of the one that writes into its first."""
-    base = operand(node)
-    packet = out_of_place(node)
-    if packet is aten.copy:
-        source = _typed(node, arguments(node)[1], val(base).dtype)
-        node.target, node.args = aten.expand.default, (source, shape_of(base))
-    elif packet in (aten.fill, aten.zero):
-        value = 0 if packet is aten.zero else arguments(node)[1]
-        if is_tensor(value):
-            source = _typed(node, value, val(base).dtype)
-            node.target, node.args = aten.expand.default, (source, shape_of(base))
-        else:
-            node.target, node.args = aten.full_like.default, (base, value)
+    base, packet = operand(node), out_of_place(node)
+    if packet in (aten.copy, aten.fill, aten.zero):
+        _make_filled(node, base, 0 if packet is aten.zero else arguments(node)[1])
     else:
         functional = _overload(packet, node.target)
         if functional is None:
-            raise CaptureError(message(f"no functional form of {node.target}", at=str(place(node))))
+            raise _refused(node, f"no functional form of {node.target}")
         node.target = functional
     written = val(node)
     if is_tensor(base) and isinstance(written, Tensor) and written.dtype != val(base).dtype:
-        raise CaptureError(
-            message(
-                f"{node.target} writes {written.dtype} into {val(base).dtype}",
-                at=str(place(node)),
-            )
-        )
+        raise _refused(node, f"{node.target} writes {written.dtype} into {val(base).dtype}")
+
+
+def _make_filled(node: fx.Node, base: fx.Node, source: Any) -> None:
+    """A tensor, or a number, in the shape and the type of ``base``."""
+    if is_tensor(source):
+        source = _typed(node, source, val(base).dtype)
+        node.target, node.args = aten.expand.default, (source, shape_of(base))
+    else:
+        node.target, node.args = aten.full_like.default, (base, source)
+
+
+def _refused(node: fx.Node, why: str) -> CaptureError:
+    return CaptureError(message(why, at=str(place(node))))
 
 
 def _overload(functional: Any, inplace: Any) -> Any:
