@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, function_of, is_call, kind
 from relprop.tracer.facts import Facts, decide_liveness, facts_of, know, place
 
 aten = torch.ops.aten
@@ -26,21 +26,9 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
-def operand(node: fx.Node, place: int = 0) -> fx.Node:
-    """The tensor that a call is given at a place."""
-    found: fx.Node = arguments(node)[place]
-    return found
-
-
 def joined(node: fx.Node) -> list[fx.Node]:
     """The tensors that a ``cat`` lays one after another."""
     return list(arguments(node)[0])
-
-
-def function_of(node: fx.Node) -> Callable[..., Any]:
-    """What a call calls."""
-    found: Callable[..., Any] = node.target  # type: ignore[assignment]  # no string: it is a call
-    return found
 
 
 def applied(node: fx.Node, x: Tensor) -> Tensor:

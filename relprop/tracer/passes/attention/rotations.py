@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, is_call, kind
+from relprop.operations import MOVES, Kind, is_call, kind, operand
 from relprop.operations.vocabulary import Held, grouped_linear
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -19,7 +19,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     joined,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     is_live,
     is_tensor,
-    operand,
     reshaped,
     shape_of,
     swap,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
-    operand,
     permuted,
     rank,
     reshaped,

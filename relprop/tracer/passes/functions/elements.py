@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, operand
 from relprop.operations.vocabulary import Written
-from relprop.tracer.editing import emit, is_float, is_live, operand, shape_of, swap, val
+from relprop.tracer.editing import arguments, emit, is_float, is_live, shape_of, swap, val
 from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
@@ -81,7 +81,7 @@ def _links(node: Any) -> bool:
     """Whether a call is a function of one tensor and of numbers."""
     if not isinstance(node, fx.Node) or kind(node) not in _CHAIN or not is_float(node):
         return False
-    x = operand(node)
+    x = arguments(node)[0]
     single = len(node.all_input_nodes) == 1 and is_float(x) and is_live(x)
     return single and shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
 

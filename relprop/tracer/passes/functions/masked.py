@@ -7,19 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_live,
-    is_number,
-    is_tensor,
-    operand,
-    rank,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_live, is_number, is_tensor, rank, val
 from relprop.tracer.passes.trials.regions import Region
 
 #: What of zeros and ones makes zeros and ones.

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
-    operand,
     permuted,
     rank,
     shape_of,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import Kind, is_call
+from relprop.operations import Kind, is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, expanded, operand, rank, shape_of, val
+from relprop.tracer.editing import aten, emit, expanded, rank, shape_of, val
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, trials
 from relprop.tracer.passes.trials.regions import Region
 

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import fx
 
-from relprop.operations import is_call
+from relprop.operations import is_call, operand
 from relprop.operations.vocabulary import Written, WrittenNorm
-from relprop.tracer.editing import arguments, aten, emit, operand, shape_of
+from relprop.tracer.editing import arguments, aten, emit, shape_of
 
 Lanes = tuple[fx.Node, ...]
 

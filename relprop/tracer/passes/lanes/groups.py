@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     applied,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     dims_of,
     emit,
     is_live,
-    operand,
     rank,
     reshaped,
     shape_of,
@@ -89,7 +88,7 @@ def fold_rows(graph: fx.Graph) -> None:
 
 def _has_single_rows(p: Product, trimmed: Product) -> bool:
     """Whether one operand has a single row, and an axis that the other has not."""
-    sizes, (n, m) = p.sizes(), p.out[-2:]
+    sizes, n, m = p.sizes(), p.out[-2], p.out[-1]
     ahead = [c for c in p.out[:-2] if sizes[c] > 1]
     rows = any(c in trimmed.x_axes and c not in trimmed.w_axes for c in ahead)
     columns = any(c in trimmed.w_axes and c not in trimmed.x_axes for c in ahead)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
@@ -19,7 +19,6 @@ from relprop.tracer.editing import (
     is_live,
     is_tensor,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,
@@ -221,7 +220,7 @@ class _Lift:
             for n in nodes
         ):
             raise Apart
-        rows = [tuple(r) for r in zip(*(operand(n) for n in nodes), strict=True)]
+        rows = list(zip(*map(joined, nodes), strict=True))
         lanes = [self.lane(r) for r in rows]
         if all(lane is None for lane in lanes):
             return None

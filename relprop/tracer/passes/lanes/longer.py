@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.editing import (
     arguments,
@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     expanded,
     is_live,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,
@@ -214,7 +213,7 @@ class _Longer:
         counts = {len(joined(n)) for n in nodes}
         if len(counts) > 1:
             raise Apart
-        rows = zip(*(operand(n) for n in nodes), strict=True)
+        rows = zip(*map(joined, nodes), strict=True)
         return emit(
             self.at, aten.cat.default, [self.join(r, dim) for r in rows], arguments(nodes[0])[1]
         )

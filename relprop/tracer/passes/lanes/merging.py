@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import is_call, kind
-from relprop.tracer.editing import arguments, aten, emit, is_live, joined, operand, rank, swap
+from relprop.operations import is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, emit, is_live, joined, rank, swap
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
@@ -79,7 +79,7 @@ def _made_by(node: fx.Node) -> tuple[Any, ...]:
     """How what a layer reads is made, down to the first call that is worth merging: other lanes
     than a sum's other terms (an MLP, a shortcut) are made otherwise."""
     way: list[Any] = []
-    while node.args and isinstance(operand(node), fx.Node):
+    while node.args and isinstance(arguments(node)[0], fx.Node):
         node = operand(node)
         way.append((node.op, kind(node)))
         if kind(node) in WORTH:

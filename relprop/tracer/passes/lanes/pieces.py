@@ -9,17 +9,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from relprop.operations import is_call
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    operand,
-    permuted,
-    rank,
-    reshaped,
-    shape_of,
-)
+from relprop.operations import is_call, operand
+from relprop.tracer.editing import arguments, aten, emit, permuted, rank, reshaped, shape_of
 from relprop.tracer.passes.lanes.alike import Lanes
 
 Grid = dict[int, tuple[int, int, int]]  # by axis: where boxes begin, how many, and how long

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     is_live,
     is_tensor,
     joined,
-    operand,
     rank,
     reshaped,
     shape_of,
@@ -192,7 +191,7 @@ class _Tower:
 def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     """An operand, an axis of it along which a call treats all positions alike, and the axis of the
     result that it becomes; below 0 if it is summed."""
-    x: Any = operand(node) if node.args else None
+    x: Any = arguments(node)[0] if node.args else None
     if kind(node) is Kind.EMBEDDING:
         ids: Any = arguments(node)[1]
         yield from ((ids, i, i) for i in range(rank(ids)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -13,7 +13,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import arguments, aten, is_live, is_tensor, operand
+from relprop.operations import Kind, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, is_live, is_tensor
 from relprop.tracer.passes.lanes.alike import Lanes
 from relprop.tracer.passes.sums.terms import is_scaled, position
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind
-from relprop.tracer.editing import arguments, aten, dims_of, operand, rank, shape_of
+from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of
 from relprop.tracer.passes.lanes.alike import kept_axis
 
 #: An operand, an axis of it along which a call treats all positions alike, and the axis of the
@@ -31,7 +31,7 @@ def labels_of(node: fx.Node) -> Iterator[Label]:
     elif what in (Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC) and not is_call(node, aten.norm):
         yield from _of_reduction(node)
     else:
-        yield from _of_one(node, operand(node))
+        yield from _of_one(node, arguments(node)[0])
 
 
 def _of_one(node: fx.Node, x: fx.Node) -> Iterator[Label]:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, Kind, kind
+from relprop.operations import ELEMENTWISE, Kind, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -20,7 +20,6 @@ from relprop.tracer.editing import (
     emit,
     is_float,
     is_live,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -15,7 +15,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     is_tensor,
-    operand,
     swap,
     tensor_inputs,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.editing import (
     arguments,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     emit,
     is_live,
     joined,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
+from relprop.operations import ELEMENTWISE, MOVES, Kind, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -27,7 +27,6 @@ from relprop.tracer.editing import (
     is_live,
     is_tensor,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,
@@ -145,7 +144,7 @@ class _Lookup:
             return None
         if moved.op != "call_function":
             return self._once(self._table(moved))
-        x = operand(moved)
+        x = arguments(moved)[0]
         if what is Kind.PERMUTE:
             return permuted(self.node, self.rows(x), [*arguments(moved)[1], rank(x)])
         if what is Kind.GATHER and is_live(x) and is_live(arguments(moved)[2]):

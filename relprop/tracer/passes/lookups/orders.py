@@ -22,7 +22,7 @@ from relprop.tracer.editing import (
     emit,
     is_live,
     is_tensor,
-    operand,
+    joined,
     rank,
     shape_of,
     swap,
@@ -53,7 +53,7 @@ def sink_orders(graph: fx.Graph, constants: Constants) -> None:
 
 def _change(node: fx.Node, constants: Constants) -> tuple[fx.Node, Orders]:
     """What is put in another order, if a call of the user's does just that, and the order."""
-    x, found = (operand(node) if node.args else None), dict[int, list[int]]()
+    x, found = (arguments(node)[0] if node.args else None), dict[int, list[int]]()
     if is_call(node, aten.cat):
         x, places = positions_joined(node, arguments(node)[1])
         found = {} if x is node else {arguments(node)[1]: places}
@@ -138,19 +138,18 @@ class _Sinking:
 
     def _parts_exchanged(self) -> fx.Node | None:
         """Whole parts of what was joined, in another order → joined in that order."""
-        joined, orders = self._peeled(self.node)
-        dim = arguments(joined)[1] if is_call(joined, aten.cat) else None
+        whole, orders = self._peeled(self.node)
+        dim = arguments(whole)[1] if is_call(whole, aten.cat) else None
         if dim not in orders:
             return None
-        parts: Any = operand(joined)
+        parts = joined(whole)
         at = [(part, i) for part in range(len(parts)) for i in range(shape_of(parts[part])[dim])]
         placed = [at[i] for i in orders[dim]]
         sequence = [part for part, _ in groupby(part for part, _ in placed)]
         if len(sequence) != len(parts) or sequence == sorted(sequence):
             return None
-        place = {
-            at: i for i, at in enumerate(sorted(placed, key=lambda p: (sequence.index(p[0]), p[1])))
-        }
+        ordered = sorted(placed, key=lambda p: (sequence.index(p[0]), p[1]))
+        place = {at: i for i, at in enumerate(ordered)}
         orders[dim] = tuple(place[p] for p in placed)
         made = emit(self.node, aten.cat.default, [parts[i] for i in sequence], dim)
         return self._in_order(made, orders)

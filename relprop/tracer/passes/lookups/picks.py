@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -23,7 +23,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,

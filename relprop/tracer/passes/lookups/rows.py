@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, function_of, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     expanded,
-    function_of,
     is_live,
     is_tensor,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, is_float, operand, rank, shape_of, val
+from relprop.tracer.editing import aten, is_float, rank, shape_of, val
 from relprop.tracer.passes.trials.recipes import as_before, plain
 from relprop.tracer.passes.trials.regions import only_ones
 

@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import FILLS, MOVES, Kind, argument, kind, of
+from relprop.operations import FILLS, MOVES, Kind, argument, function_of, kind, of, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
-    function_of,
     is_live,
-    operand,
     operands_first,
     permuted,
     rank,

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     applied,
     arguments,
     aten,
     emit,
     is_live,
-    operand,
     permuted,
     reshaped,
     shape_of,
@@ -129,7 +128,7 @@ def _layout(x: Any) -> tuple[fx.Node, Tensor]:
 def _part_roots(graph: fx.Graph) -> None:
     """The root of a product of sums of squares → the product of their roots."""
     for node in list(graph.nodes):
-        below: Any = operand(node) if node.args else None
+        below: Any = arguments(node)[0] if node.args else None
         if not _is_root(node) or not is_product(below) or kind(below) is not Kind.PRODUCT:
             continue
         if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):

@@ -9,17 +9,7 @@ import torch
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_float,
-    is_live,
-    operand,
-    shape_of,
-    swap,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, shape_of, swap, val
 
 Factors = list[tuple[int, fx.Node]]
 
@@ -87,7 +77,7 @@ def factors_of(node: fx.Node) -> tuple[Factors, float]:
         else:
             first = -power if is_call(part, aten.reciprocal) else power
             other = -power if kind(part) is Kind.QUOTIENT else power
-            left += [*((other, p) for p in arguments(part)[1:2]), (first, operand(part))]
+            left += [*((other, p) for p in arguments(part)[1:2]), (first, arguments(part)[0])]
     return factors, scale
 
 

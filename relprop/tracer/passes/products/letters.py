@@ -13,14 +13,13 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, of
+from relprop.operations import Kind, argument, is_call, kind, of, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     dims_of,
     is_float,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -7,19 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, operand
 from relprop.operations.vocabulary import grouped_linear
-from relprop.tracer.editing import (
-    applied,
-    aten,
-    emit,
-    expanded,
-    operand,
-    permuted,
-    reshaped,
-    shape_of,
-    val,
-)
+from relprop.tracer.editing import applied, aten, emit, expanded, permuted, reshaped, shape_of, val
 from relprop.tracer.passes.products.letters import Product
 
 
@@ -133,6 +123,6 @@ def repeats(w: fx.Node) -> tuple[int, ...]:
 
 def _replayed(w: fx.Node) -> Any:
     moves = (Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE)
-    if kind(w) in moves and isinstance(operand(w), fx.Node):
+    if kind(w) in moves and isinstance(w.args[0], fx.Node):
         return applied(w, _replayed(operand(w)))
     return val(w)

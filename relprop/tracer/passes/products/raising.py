@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind, of
+from relprop.operations import MOVES, Kind, argument, is_call, kind, of, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -16,7 +16,6 @@ from relprop.tracer.editing import (
     is_live,
     is_of_masks,
     is_picked,
-    operand,
     permuted,
     reshaped,
     shape_of,

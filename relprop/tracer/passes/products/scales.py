@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import argument, is_call
-from relprop.tracer.editing import arguments, aten, emit, is_live, operand, shape_of, swap
+from relprop.operations import argument, is_call, operand
+from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.products.factors import factors_of, is_outermost, is_product, multiplied
 from relprop.tracer.passes.trials.regions import fits, flow_of

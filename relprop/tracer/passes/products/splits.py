@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, is_call, kind
+from relprop.operations import MOVES, is_call, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     emit,
     is_live,
     joined,
-    operand,
     permuted,
     rank,
     shape_of,
@@ -198,7 +197,7 @@ def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
         x, weight, *bias = arguments(node)
         if not is_call(x, aten.cat) or arguments(x)[1] != rank(x) - 1:
             continue
-        xs: Any = operand(x)
+        xs = joined(x)
         weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])
         if not any(isinstance(constants.value(w), Tensor) for w in weights):
             continue

@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     is_float,
     is_live,
-    operand,
     reshaped,
     shape_of,
     swap,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import arguments, aten, emit, joined, operand, rank, reshaped, shape_of
+from relprop.operations import Kind, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, emit, joined, rank, reshaped, shape_of
 
 
 def simpler_select(node: fx.Node) -> fx.Node | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,

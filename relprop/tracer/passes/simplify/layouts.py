@@ -8,13 +8,12 @@ import math
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, kind
+from relprop.operations import MOVES, Kind, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     expanded,
     is_live,
     joined,
-    operand,
     permuted,
     reshaped,
     shape_of,

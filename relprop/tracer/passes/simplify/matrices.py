@@ -5,20 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_live,
-    operand,
-    rank,
-    reshaped,
-    shape_of,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_live, rank, reshaped, shape_of, val
 
 
 def simpler_matrix(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, packet
+from relprop.operations import Kind, argument, is_call, kind, operand, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     is_live,
     is_number,
     is_tensor,
-    operand,
     shape_of,
     swap,
     val,
@@ -36,8 +35,8 @@ def drop_differences(graph: fx.Graph, constants: Constants) -> None:
     """A tensor that the model takes from itself → 0. Asked before all passes: after them what is
     the same of one sample alone, a batch and its mean, is one tensor, too."""
     for node in list(graph.nodes):
-        itself = is_call(node, aten.sub) and operand(node) is arguments(node)[1]
-        if itself and is_tensor(operand(node)) and argument(node, "alpha") in (None, 1):
+        itself = is_call(node, aten.sub) and node.args[0] is node.args[1]
+        if itself and is_tensor(node.args[0]) and argument(node, "alpha") in (None, 1):
             swap(node, constants.full(node, 0))
 
 
@@ -71,7 +70,7 @@ def _number(node: fx.Node, x: Any, other: Any, constants: Constants) -> float | 
 
 def simpler_sum(node: fx.Node) -> fx.Node | None:
     """x + 0; a difference of what is turned already."""
-    a, b = operand(node), arguments(node)[1] if len(node.args) > 1 else None
+    a, b = (*arguments(node), None)[:2]
     if is_number(b, 0) and _keeps(node, a):
         return a
     if is_call(node, aten.add) and is_number(a, 0) and is_tensor(b) and _keeps(node, b):
@@ -91,7 +90,7 @@ def _keeps(node: fx.Node, x: Any) -> bool:
 
 def factor_of(node: Any) -> tuple[fx.Node, float] | None:
     """x and c where a call is c·x for a number c."""
-    if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(operand(node)):
+    if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(arguments(node)[0]):
         return None
     x, c = operand(node), arguments(node)[1]
     if not isinstance(c, (int, float)) or val(node).dtype != val(x).dtype:
@@ -167,7 +166,7 @@ def taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
 
 def simpler_affine(node: fx.Node) -> fx.Node | None:
     """Of a sign that is turned twice."""
-    x = operand(node)
+    x = arguments(node)[0]
     if is_call(node, aten.neg) and is_call(x, aten.neg):
         return operand(x)
     return _scaled_linear(node, x, -1.0) if is_call(node, aten.neg) else None
@@ -175,7 +174,7 @@ def simpler_affine(node: fx.Node) -> fx.Node | None:
 
 def simpler_function(node: fx.Node) -> fx.Node | None:
     """The exponential of a logarithm, or of a multiple of one."""
-    x = operand(node)
+    x = arguments(node)[0]
     if is_call(node, aten.exp) and is_call(x, aten.log):
         return operand(x)
     if is_call(node, aten.exp) and (found := factor_of(x)) is not None:

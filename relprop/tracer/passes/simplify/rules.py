@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind
+from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, is_tensor, operand, rank, shape_of, swap
+from relprop.tracer.editing import aten, is_tensor, rank, shape_of, swap
 from relprop.tracer.passes.simplify.cuts import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -15,7 +15,6 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
-    operand,
     permuted,
     rank,
     reshaped,
@@ -57,7 +56,7 @@ def _of_sum(node: fx.Node) -> fx.Node | None:
 def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
     """What is done to each row makes no difference to how the rows lie: laid out, treated and laid
     back is treated."""
-    before = operand(x) if x.args else None
+    before = arguments(x)[0] if x.args else None
     of_each = kind(x) in (Kind.FUNCTION, Kind.AFFINE)
     if not of_each and not is_call(x, aten.layer_norm, aten.rms_norm, aten.linear):
         return None

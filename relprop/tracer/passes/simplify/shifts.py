@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_number,
-    is_tensor,
-    operand,
-    rank,
-    shape_of,
-)
+from relprop.operations import Kind, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, emit, is_number, is_tensor, rank, shape_of
 
 
 def unshifted_softmax(node: fx.Node) -> fx.Node | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, packet
+from relprop.operations import Kind, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -14,7 +14,6 @@ from relprop.tracer.editing import (
     emit,
     is_live,
     joined,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import argument, is_call
+from relprop.operations import argument, is_call, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     is_number,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -17,18 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.errors import CaptureError, message
-from relprop.operations import is_call
+from relprop.operations import function_of, is_call, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    function_of,
-    is_tensor,
-    operand,
-    tensor_inputs,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_tensor, tensor_inputs, val
 from relprop.tracer.facts import Facts, facts_of, know, place
 from relprop.tracer.recorded import recorded_place, recorded_value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, argument, kind, packet
+from relprop.operations import Kind, argument, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -14,7 +14,6 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     is_tensor,
-    operand,
     rank,
     reshaped,
     swap,
@@ -34,7 +33,7 @@ def as_operand(node: fx.Node) -> fx.Node | None:
 
 def as_cast(node: fx.Node) -> fx.Node | None:
     """To another type, or to none; ``type_as`` reads nothing of its second operand but its type."""
-    x, dtype = operand(node), val(node).dtype
+    x, dtype = arguments(node)[0], val(node).dtype
     if not is_tensor(x) or val(x).dtype == dtype:
         return x
     if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
@@ -61,7 +60,7 @@ def as_full(node: fx.Node, device: torch.device) -> fx.Node | None:
     number = {aten.zeros_like: 0, aten.new_zeros: 0, aten.ones_like: 1, aten.new_ones: 1}
     value = number.get(packet(node), argument(node, "fill_value"))
     made = val(node)
-    if value is None or not isinstance(operand(node), fx.Node) or not isinstance(made, Tensor):
+    if value is None or not isinstance(arguments(node)[0], fx.Node) or not isinstance(made, Tensor):
         return None
     if isinstance(value, fx.Node):
         return expanded(node, value, list(made.shape))

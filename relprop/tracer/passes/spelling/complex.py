@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind, packet
+from relprop.operations import MOVES, Kind, argument, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -19,7 +19,6 @@ from relprop.tracer.editing import (
     expanded,
     is_live,
     is_tensor,
-    operand,
     permuted,
     rank,
     reshaped,

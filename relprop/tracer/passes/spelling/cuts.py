@@ -9,14 +9,13 @@ from typing import Any
 from torch import fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     expanded,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,
@@ -108,14 +107,12 @@ def as_pieces(node: fx.Node) -> None:
     users = list(node.users)
     if any(kind(user) is not Kind.OUTPUT for user in users):
         return
-    x = operand(node)
-    if is_call(node, aten.broadcast_tensors):
-        for user in users:
+    for user in users:
+        if is_call(node, aten.broadcast_tensors):
             source = arguments(node)[0][arguments(user)[1]]
             swap(user, expanded(user, source, shape_of(user)))
-        return
-    for user in users:
-        swap(user, piece(user, user, x))
+        else:
+            swap(user, piece(user, user, operand(node)))
 
 
 def piece(at: fx.Node, one: fx.Node, x: fx.Node) -> fx.Node:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.tracer.editing import arguments, aten, emit, is_live, operand, permuted, rank
+from relprop.tracer.editing import arguments, aten, emit, is_live, permuted, rank
 from relprop.tracer.passes.products.letters import Product
 from relprop.tracer.passes.products.operators import product_of, summed_out
 
@@ -17,7 +17,7 @@ from relprop.tracer.passes.products.operators import product_of, summed_out
 def contracted(node: fx.Node) -> fx.Node | None:
     """``einsum`` of any number of operands → sums, permutations and matrix products, two operands
     at a time."""
-    equation, operands = operand(node), list(arguments(node)[1])
+    equation, operands = arguments(node)[:2]
     if not isinstance(equation, str):
         return None
     terms, out = _spelled_out(equation.replace(" ", ""), [rank(o) for o in operands])

@@ -6,13 +6,12 @@ import operator
 
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, packet
+from relprop.operations import Kind, argument, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     is_tensor,
-    operand,
     rank,
     reshaped,
     shape_of,

@@ -13,17 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    operand,
-    permuted,
-    rank,
-    reshaped,
-    shape_of,
-    val,
-)
+from relprop.operations import operand
+from relprop.tracer.editing import arguments, aten, emit, permuted, rank, reshaped, shape_of, val
 
 
 def between_complex(node: fx.Node, device: torch.device) -> fx.Node:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import argument, is_call
-from relprop.tracer.editing import arguments, aten, emit, operand, rank, reshaped, shape_of
+from relprop.operations import argument, is_call, operand
+from relprop.tracer.editing import arguments, aten, emit, rank, reshaped, shape_of
 
 
 def as_matmul(node: fx.Node) -> fx.Node | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind
+from relprop.operations import MOVES, Kind, argument, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_tensor,
-    operand,
     rank,
     shape_of,
     swap,
@@ -45,7 +44,7 @@ def mean_of_numbers(node: fx.Node) -> fx.Node | None:
 
 
 def _differs_from_itself(node: fx.Node) -> bool:
-    return is_call(node, aten.ne) and operand(node) is arguments(node)[1]
+    return is_call(node, aten.ne) and node.args[0] is node.args[1]
 
 
 def _without(node: fx.Node, x: fx.Node, mask: fx.Node) -> fx.Node:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from relprop.operations import argument
+from relprop.operations import argument, operand
 from relprop.operations.vocabulary import Held
-from relprop.tracer.editing import arguments, aten, emit, operand, rank, shape_of
+from relprop.tracer.editing import arguments, aten, emit, rank, shape_of
 
 
 def as_padding(node: fx.Node, device: torch.device) -> fx.Node | None:

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import fx
 
-from relprop.operations import argument, is_call
-from relprop.tracer.editing import aten, emit, expanded, operand, rank, reshaped, shape_of, val
+from relprop.operations import argument, is_call, operand
+from relprop.tracer.editing import aten, emit, expanded, rank, reshaped, shape_of, val
 
 
 def as_index(node: fx.Node) -> fx.Node | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import argument, is_call
-from relprop.tracer.editing import arguments, aten, emit, operand, rank, swap
+from relprop.operations import argument, is_call, operand
+from relprop.tracer.editing import arguments, aten, emit, rank, swap
 
 
 def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     applied,
     arguments,
@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     expanded,
     is_tensor,
     joined,
-    operand,
     permuted,
     rank,
     reshaped,
@@ -148,9 +147,8 @@ ALWAYS_VIEWS = frozenset(
 
 def is_view(node: fx.Node) -> bool:
     """Whether a call's result shows the memory of its first operand, as far as its layout tells."""
-    source = operand(node) if node.args and isinstance(operand(node), fx.Node) else None
-    what = kind(node)
-    if source is None or val(source) is None:
+    source, what = (arguments(node)[0] if node.args else None), kind(node)
+    if not isinstance(source, fx.Node) or val(source) is None:
         return False
     if what in ALWAYS_VIEWS:
         return True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     expanded,
     is_live,
     is_picked,
-    operand,
     permuted,
     rank,
     reshaped,

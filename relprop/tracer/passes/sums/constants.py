@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import is_call
+from relprop.operations import is_call, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -17,7 +17,6 @@ from relprop.tracer.editing import (
     expanded,
     is_live,
     joined,
-    operand,
     rank,
     shape_of,
     swap,

@@ -16,11 +16,11 @@ from torch import fx
 from relprop.operations import FILLS, MOVES, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     aten,
     emit,
     is_float,
     is_live,
-    operand,
     reshaped,
     shape_of,
     swap,
@@ -79,7 +79,7 @@ def _is_linear(node: fx.Node, constants: Constants) -> bool:
         return False
     if kind(node) in _PRODUCTS and len(live) > 1:
         return False
-    if kind(node) is Kind.QUOTIENT and live != [operand(node)]:
+    if kind(node) is Kind.QUOTIENT and live != [arguments(node)[0]]:
         return False
     return all(is_live(i) or constants.value(i) is not None for i in tensors)
 

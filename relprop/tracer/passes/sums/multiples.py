@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_float,
-    is_live,
-    operand,
-    shape_of,
-    swap,
-    val,
-)
+from relprop.operations import Kind, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, shape_of, swap, val
 from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, terms_of
 
 

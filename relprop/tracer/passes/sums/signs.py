@@ -6,17 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import is_call
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_float,
-    is_live,
-    is_tensor,
-    operand,
-    swap,
-)
+from relprop.operations import is_call, operand
+from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, is_tensor, swap
 from relprop.tracer.passes.simplify.numbers import multiple, taken_back
 from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import sum_of
-from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, operand, swap, val
+from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, swap, val
 
 Terms = list[tuple[int, fx.Node]]
 
@@ -88,7 +88,7 @@ def join_terms(
 def is_scaled(node: fx.Node) -> bool:
     """Whether a call multiplies a tensor with a number."""
     scales = kind(node) in (Kind.PRODUCT, Kind.QUOTIENT) and len(node.args) == 2
-    return scales and isinstance(arguments(node)[1], (int, float)) and is_float(operand(node))
+    return scales and isinstance(arguments(node)[1], (int, float)) and is_float(arguments(node)[0])
 
 
 def scale_of(way: list[fx.Node]) -> float:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from relprop.operations import function_of
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, function_of, is_float, shape_of, swap, val
+from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
 from relprop.tracer.passes.trials.comparison import equal_functions, same
 
 MOST_NODES = 400  # in one trial

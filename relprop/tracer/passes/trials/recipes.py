@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.operations import Kind, argument, kind
-from relprop.tracer.editing import aten, dims_of, is_float, operand, rank, shape_of, val
+from relprop.operations import Kind, argument, kind, operand
+from relprop.tracer.editing import aten, dims_of, is_float, rank, shape_of, val
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     aten,
     dims_of,
     is_float,
     is_live,
-    operand,
     rank,
     shape_of,
     tensor_inputs,

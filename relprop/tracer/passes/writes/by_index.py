@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
     expanded,
     is_number,
-    operand,
     permuted,
     rank,
     reshaped,

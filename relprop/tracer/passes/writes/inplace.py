@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, is_inplace, kind, out_of_place
+from relprop.operations import Kind, is_inplace, kind, operand, out_of_place
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import arguments, aten, emit, is_tensor, operand, shape_of, val
+from relprop.tracer.editing import arguments, aten, emit, is_tensor, shape_of, val
 from relprop.tracer.facts import facts_of, know, place
 from relprop.tracer.passes.spelling.cuts import piece
 from relprop.tracer.passes.spelling.views import is_view
@@ -42,7 +42,8 @@ class _Versions:
         """Walk the graph once, in order."""
         for node in list(self.graph.nodes):
             writes = node.op == "call_function" and is_inplace(node)
-            first = operand(node) if node.args and isinstance(operand(node), fx.Node) else None
+            given = arguments(node)[0] if node.args else None
+            first = given if isinstance(given, fx.Node) else None
             shows = first is not None and (writes or is_view(node))
             known = partial(self._known, at=node)
             node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), known)

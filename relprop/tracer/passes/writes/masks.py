@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
-from relprop.tracer.editing import arguments, aten, operand, rank, shape_of
+from relprop.operations import Kind, is_call, kind, operand
+from relprop.tracer.editing import arguments, aten, rank, shape_of
 
 
 def case_of(mask: Any) -> tuple[fx.Node, int] | None:

@@ -8,20 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import is_call
+from relprop.operations import is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_number,
-    operand,
-    rank,
-    reshaped,
-    shape_of,
-    swap,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_number, rank, reshaped, shape_of, swap
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
 from relprop.tracer.passes.writes.masks import case_of, mask_of
 
