@@ -8,7 +8,6 @@ place. If softmax(c·q·kᵀ + m)·v gives the same, with the same derivatives, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -123,7 +122,9 @@ def _from(sources: Sequence[fx.Node], region: Sequence[fx.Node], output: fx.Node
     return [n for n in region if n in needed and n not in set(sources)]
 
 
-def _lowered(source: fx.Node, region: Sequence[fx.Node], output: fx.Node, others: Any) -> fx.Node:
+def _lowered(
+    source: fx.Node, region: Sequence[fx.Node], output: fx.Node, others: list[fx.Node]
+) -> fx.Node:
     """The last node that every way from ``source`` passes and that nothing else enters."""
     ways, mixed = _ways([source], region), _ways(others, region)
     back: dict[fx.Node, int] = {output: 1}

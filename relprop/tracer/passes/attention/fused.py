@@ -4,13 +4,12 @@ with the projections around them, or a whole layer."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import argument, is_call
+from relprop.operations import Operator, argument, is_call
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -101,7 +100,7 @@ def _map(
 ) -> tuple[fx.Node, fx.Node]:
     """The scores, masked, and their softmax. Rows that a mask, but a causal one, hides throughout
     give zeros, as the fused operator does."""
-    softmax: Any = aten.softmax.int
+    softmax: Operator = aten.softmax.int
     if is_tensor(mask) and val(mask).dtype == torch.bool:
         hidden = emit(node, aten.logical_not.default, mask)
         scores = emit(node, aten.masked_fill.Scalar, scores, hidden, float("-inf"))
@@ -183,7 +182,7 @@ def _layer(node: fx.Node) -> fx.Node:
     return x
 
 
-def _repeated(node: fx.Node, x: Any, groups: int) -> fx.Node:
+def _repeated(node: fx.Node, x: fx.Node, groups: int) -> fx.Node:
     shape = shape_of(x)
     wide = reshaped(node, x, [*shape[:-2], 1, *shape[-2:]])
     wide = expanded(node, wide, [*shape[:-2], groups, *shape[-2:]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -116,10 +115,11 @@ def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
         return None
 
 
-_Scaled = tuple[int, Any, Any]  # sign, what is scaled, what it is scaled with
+_Part = tuple[fx.Node, "_Scaled"]
+_Scaled = tuple[int, fx.Node, fx.Node]  # sign, what is scaled, what it is scaled with
 
 
-def _turned_part(part: Any) -> tuple[fx.Node, list[_Scaled]] | None:
+def _turned_part(part: fx.Node) -> tuple[fx.Node, list[_Scaled]] | None:
     """A part that is a sum of two scaled tensors: the part itself, and the two."""
     inner = part
     while kind(inner) is Kind.RESHAPE and len(inner.users) == 1:
@@ -142,9 +142,7 @@ def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
     return None
 
 
-def _whole(
-    node: fx.Node, straight: list[tuple[fx.Node, _Scaled]], constants: Constants
-) -> fx.Node | None:
+def _whole(node: fx.Node, straight: list[_Part], constants: Constants) -> fx.Node | None:
     """The tensor all of whose numbers the straight terms are, as these are joined."""
     if any(sign < 0 or val(x).numel() != val(p).numel() for p, (sign, x, _) in straight):
         return None
@@ -195,12 +193,12 @@ def _places(source: fx.Node, x: fx.Node, constants: Constants) -> Tensor:
     return Part((source,), x, tuple(moves), constants)(places) if moves else places
 
 
-def _factor_like(at: fx.Node, factor: fx.Node, x: Any, part: fx.Node) -> fx.Node:
+def _factor_like(at: fx.Node, factor: fx.Node, x: fx.Node, part: fx.Node) -> fx.Node:
     wide = expanded(at, factor, shape_of(x))
     return reshaped(at, wide, shape_of(part))
 
 
-def _rotation(node: fx.Node, whole: fx.Node, straight: Any, other: Any) -> fx.Node:
+def _rotation(node: fx.Node, whole: fx.Node, straight: list[_Part], other: list[_Part]) -> fx.Node:
     dim = arguments(node)[1]
     first = emit(
         node, aten.cat.default, [_factor_like(node, c, x, p) for p, (_, x, c) in straight], dim

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
@@ -25,7 +23,7 @@ def weigh_masks(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if not is_call(node, aten.mul) or not all(is_tensor(x) for x in arguments(node)):
             continue
-        for whole, share in (node.args, arguments(node)[::-1]):
+        for whole, share in (arguments(node), arguments(node)[::-1]):
             new = _weighed(node, whole, share)
             if new is not None:
                 swap(node, new)
@@ -33,7 +31,7 @@ def weigh_masks(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _weighed(node: fx.Node, whole: Any, share: Any) -> fx.Node | None:
+def _weighed(node: fx.Node, whole: fx.Node, share: fx.Node) -> fx.Node | None:
     rows = shape_of(node)[:-1]
     if not is_live(share) or shape_of(share) != [*rows, 1] or shape_of(whole) != shape_of(node):
         return None

@@ -66,7 +66,7 @@ def _unturned(node: fx.Node, norm: Any, parameter: Any) -> tuple[Any, Any, list[
     return source, permuted(node, wide, [order.index(i) for i in range(len(order))]), order
 
 
-def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
+def _belongs(node: fx.Node, norm: object, parameter: object) -> bool:
     if not isinstance(norm, fx.Node) or kind(norm) is not Kind.NORM or len(norm.users) != 1:
         return False
     if is_live(parameter) or val(node).dtype != val(norm).dtype:
@@ -80,7 +80,9 @@ def _belongs(node: fx.Node, norm: Any, parameter: Any) -> bool:
     return is_call(norm, aten.layer_norm, aten.rms_norm) or isinstance(norm.target, WrittenNorm)
 
 
-def _as_tensor(node: fx.Node, norm: fx.Node, parameter: Any, constants: Constants) -> fx.Node:
+def _as_tensor(
+    node: fx.Node, norm: fx.Node, parameter: fx.Node | float, constants: Constants
+) -> fx.Node:
     """What is multiplied with or added, as a tensor."""
     if not isinstance(parameter, fx.Node):
         options = {"dtype": val(norm).dtype, "device": constants.device}
@@ -113,8 +115,8 @@ def _with_affine(node: fx.Node, norm: fx.Node, parameter: fx.Node) -> fx.Node | 
 
 
 def _changed(
-    node: fx.Node, weight: Any, bias: Any, parameter: Any, scales: bool
-) -> tuple[Any, Any]:
+    node: fx.Node, weight: fx.Node | None, bias: fx.Node | None, parameter: fx.Node, scales: bool
+) -> tuple[fx.Node | None, fx.Node | None]:
     if not scales:
         return weight, parameter if bias is None else emit(node, aten.add.Tensor, bias, parameter)
     scaled = parameter if weight is None else emit(node, aten.mul.Tensor, weight, parameter)
@@ -127,12 +129,8 @@ def axes_of(parameter: fx.Node, x: fx.Node) -> list[int]:
     return [i + missing for i, s in enumerate(shape_of(parameter)) if s > 1]
 
 
-def laid(
-    at: fx.Node, parameter: fx.Node | None, x: fx.Node, axes: tuple[int, ...]
-) -> fx.Node | None:
+def laid(at: fx.Node, parameter: fx.Node, x: fx.Node, axes: tuple[int, ...]) -> fx.Node:
     """A parameter of the shape that is normalised."""
-    if parameter is None:
-        return None
     missing = rank(x) - rank(parameter)
     full = [1] * missing + shape_of(parameter)
     wide = reshaped(at, parameter, [full[i] for i in axes])

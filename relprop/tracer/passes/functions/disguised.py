@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import FILLS, MOVES, Kind, kind
+from relprop.operations import FILLS, MOVES, Kind, Operator, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -145,7 +144,7 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     return None
 
 
-def _softmax_op(part: Part, logarithm: bool) -> Any:
+def _softmax_op(part: Part, logarithm: bool) -> Operator:
     """The operator: one that gives zeros for a row of which nothing is left, if the part does."""
     if logarithm:
         return aten.log_softmax.int
@@ -159,7 +158,7 @@ def _softmax_op(part: Part, logarithm: bool) -> Any:
 class _Softmax:
     """A softmax, or its logarithm, of a multiple of a tensor, of which some places are hidden."""
 
-    op: Any
+    op: Operator
     axis: int
     scale: float
     hidden: Tensor
@@ -230,7 +229,7 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
     for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
 
-        def pool(t: Tensor, op: Any = op) -> Tensor:
+        def pool(t: Tensor, op: Operator = op) -> Tensor:
             return torch.as_tensor(op(t, list(axes))).reshape(shape)
 
         if same(pool(x), y) and part.agrees(pool):

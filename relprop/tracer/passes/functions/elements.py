@@ -3,7 +3,8 @@ clamps, choices by sign. One that torch has is that; another is one operation al
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeGuard
 
 from torch import fx
 
@@ -36,11 +37,11 @@ def raise_functions(graph: fx.Graph) -> bool:
     return _raise_chains(graph) or bool(taken)
 
 
-def _stops_gradient(nodes: Any) -> bool:
+def _stops_gradient(nodes: Sequence[fx.Node]) -> bool:
     return any(kind(n) is Kind.DETACH for n in nodes)
 
 
-def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Any) -> fx.Node:
+def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Sequence[fx.Node]) -> fx.Node:
     """The function as torch has it, as a multiple of x if it is one, or as one that is written
     out."""
     if not parameters:
@@ -77,7 +78,7 @@ def _raise_chains(graph: fx.Graph) -> bool:
     return shorter
 
 
-def _links(node: Any) -> bool:
+def _links(node: object) -> TypeGuard[fx.Node]:
     """Whether a call is a function of one tensor and of numbers."""
     if not isinstance(node, fx.Node) or kind(node) not in _CHAIN or not is_float(node):
         return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
@@ -48,7 +46,7 @@ def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:
     return emit(at, aten.masked_fill.Scalar, scores, hidden, -torch.inf)
 
 
-def _exponents(at: fx.Node, e: Any, axis: int, constants: Constants) -> fx.Node | None:
+def _exponents(at: fx.Node, e: fx.Node, axis: int, constants: Constants) -> fx.Node | None:
     """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax, of
     products and quotients of such; −∞ where a mask leaves numbers out."""
     own = kind(e) is Kind.SOFTMAX and arguments(e)[1] - rank(e) == axis - rank(at)
@@ -64,7 +62,7 @@ def _exponents(at: fx.Node, e: Any, axis: int, constants: Constants) -> fx.Node 
     return None if None in both else emit(at, op, *both)
 
 
-def _kept(at: fx.Node, e: Any, constants: Constants) -> tuple[Any, fx.Node] | None:
+def _kept(at: fx.Node, e: fx.Node, constants: Constants) -> tuple[fx.Node, fx.Node] | None:
     """The tensor of which a call keeps some numbers, all others being 0, and which are those."""
     if is_call(e, aten.where) and is_number(arguments(e)[2], 0):
         return arguments(e)[1], emit(at, aten.logical_not.default, operand(e))
@@ -76,7 +74,7 @@ def _kept(at: fx.Node, e: Any, constants: Constants) -> tuple[Any, fx.Node] | No
     return None
 
 
-def is_mask(x: Any, constants: Constants) -> bool:
+def is_mask(x: object, constants: Constants) -> bool:
     """Whether a tensor holds zeros and ones and nothing else: truth values, moved, multiplied, or
     taken from 1."""
     left = [x]

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import STOPS, Kind, kind
+from relprop.operations import STOPS, Kind, Operator, kind
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.editing import arguments, aten, emit, permuted, rank, shape_of
 from relprop.tracer.passes.functions.affine import axes_of, laid
-from relprop.tracer.passes.trials.comparison import equal_functions, same, trials
+from relprop.tracer.passes.trials.comparison import Trial, equal_functions, same, trials
 from relprop.tracer.passes.trials.recipes import Recipe
 from relprop.tracer.passes.trials.regions import Region
 
@@ -81,7 +80,7 @@ def _is_masked(region: Region) -> bool:
     return any(n in region.nodes and n not in sloped for n in region.output.all_input_nodes)
 
 
-def _is_added(region: Region, given: list[Any], i: int) -> bool:
+def _is_added(region: Region, given: list[Trial], i: int) -> bool:
     for t in given:
         change = torch.linspace(1.0, 2.0, t.parameters[i].numel(), dtype=torch.float64)
         change = change.reshape(t.parameters[i].shape)
@@ -92,7 +91,7 @@ def _is_added(region: Region, given: list[Any], i: int) -> bool:
     return True
 
 
-def _is_factor(region: Region, given: list[Any], i: int, biases: tuple[int, ...]) -> bool:
+def _is_factor(region: Region, given: list[Trial], i: int, biases: tuple[int, ...]) -> bool:
     for t in given:
         plain = [torch.zeros_like(p) if j in biases else p for j, p in enumerate(t.parameters)]
         factor = torch.linspace(1.5, 2.5, plain[i].numel(), dtype=torch.float64).reshape(
@@ -105,7 +104,10 @@ def _is_factor(region: Region, given: list[Any], i: int, biases: tuple[int, ...]
 
 
 def _centring(
-    core: Callable[..., Tensor], axes: tuple[int, ...], xs: list[Tensor], rest: list[Any]
+    core: Callable[..., Tensor],
+    axes: tuple[int, ...],
+    xs: list[Tensor],
+    rest: list[tuple[Tensor, ...]],
 ) -> bool | None:
     """Whether the core is parallel, row by row, to the values less their mean (``True``), or to the
     values (``False``)."""
@@ -156,7 +158,7 @@ def emit_norm(region: Region, norm: FoundNorm) -> fx.Node:
     kept = [i for i in range(rank(x)) if i not in axes]
     order = [*kept, *axes]
     shape = [shape_of(x)[i] for i in axes]
-    weight, bias = (laid(at, n, x, axes) for n in (weight, bias))
+    weight, bias = (n and laid(at, n, x, axes) for n in (weight, bias))
     turned = permuted(at, x, order)
     if norm.centred:
         made = emit(at, aten.layer_norm.default, turned, shape, weight, bias, norm.eps)
@@ -165,7 +167,7 @@ def emit_norm(region: Region, norm: FoundNorm) -> fx.Node:
     return permuted(at, made, [order.index(i) for i in range(len(order))])
 
 
-def _joined(at: fx.Node, op: Any, nodes: list[fx.Node]) -> fx.Node | None:
+def _joined(at: fx.Node, op: Operator, nodes: list[fx.Node]) -> fx.Node | None:
     made = nodes[0] if nodes else None
     for node in nodes[1:]:
         made = emit(at, op, made, node)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
@@ -31,7 +29,7 @@ def drop_shifts(graph: fx.Graph) -> None:
     for node in flow.nodes:
         if not is_call(node, aten.layer_norm, aten.rms_norm) or len(arguments(node)[1]) != 1:
             continue
-        source: Any = operand(node)
+        source = operand(node)
         turned = kind(source) is Kind.PERMUTE
         order = list(arguments(source)[1]) if turned else list(range(rank(node)))
         tried = _shifted(flow, operand(source) if turned else source, order)

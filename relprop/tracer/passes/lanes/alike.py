@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from torch import fx
 
@@ -63,7 +63,7 @@ def alike(nodes: Lanes) -> bool:
     return True
 
 
-def family(node: fx.Node) -> Any:
+def family(node: fx.Node) -> str | None:
     """For functions written out, what they compute."""
     if isinstance(node.target, Written):
         return repr(node.target.function)

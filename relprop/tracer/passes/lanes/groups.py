@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import fx
@@ -99,7 +98,7 @@ def _apart(node: fx.Node) -> fx.Node | None:
     """A product of single rows whose places were merged with its batch: its other operand was
     repeated for each of them (``vmap`` over queries)."""
     x, laid = arguments(node)[:2]
-    copies: Any = operand(laid) if kind(laid) is Kind.RESHAPE else None
+    copies = operand(laid) if kind(laid) is Kind.RESHAPE else None
     if copies is None or kind(copies) is not Kind.EXPAND or shape_of(x)[-2] != 1:
         return None
     batch, one = shape_of(copies)[:-2], operand(copies)

@@ -4,7 +4,6 @@ become one."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import fx
 
@@ -231,7 +230,8 @@ class _Lift:
         return emit(self.at, aten.cat.default, full, arguments(first)[1] + 1)
 
 
-def _holds_tensors(argument: Any) -> bool:
+def _holds_tensors(argument: object) -> bool:
     """Whether an argument is a list of tensors."""
-    listed = isinstance(argument, (list, tuple))
-    return listed and any(isinstance(e, fx.Node) for e in argument)
+    if not isinstance(argument, (list, tuple)):
+        return False
+    return any(isinstance(e, fx.Node) for e in argument)

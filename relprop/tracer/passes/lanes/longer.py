@@ -39,15 +39,10 @@ def longer(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
     """The lanes as one computation along a longer axis."""
     longer = _Longer(at)
     whole = longer.join(parts, dim)
-    cuts = longer.cuts
-    if cuts is None:
+    if longer.cuts is None:
         return whole
-    return emit(
-        at,
-        aten.cat.default,
-        [emit(at, aten.slice.Tensor, whole, dim, *cut) for cut in cuts],
-        dim,
-    )
+    cuts = [emit(at, aten.slice.Tensor, whole, dim, *cut) for cut in longer.cuts]
+    return emit(at, aten.cat.default, cuts, dim)
 
 
 class _Longer:
@@ -57,7 +52,7 @@ class _Longer:
     def __init__(self, at: fx.Node) -> None:
         self.at, self.numbers = at, Numbers()
         self._made = InTurn[tuple[Lanes, int], fx.Node](self._join, {})
-        self.cuts: tuple[Any, ...] | None = None
+        self.cuts: tuple[tuple[int, ...], ...] | None = None
 
     def join(self, nodes: Lanes, dim: int) -> fx.Node:
         """The lanes' tensors one after another along ``dim``, computed as one."""
@@ -137,10 +132,11 @@ class _Longer:
         if any(n.kwargs != nodes[0].kwargs for n in nodes) or not all(map(self._one, rows)):
             raise Apart
 
-    def _one(self, given: Sequence[Any]) -> bool:
+    def _one(self, given: Sequence[object]) -> bool:
         """Whether an argument is the same for all lanes."""
-        if all(isinstance(g, fx.Node) for g in given):
-            return self.numbers.same(given)
+        tensors = [g for g in given if isinstance(g, fx.Node)]
+        if len(tensors) == len(given):
+            return self.numbers.same(tensors)
         return all(g == given[0] for g in given)
 
     def _pointwise(self, nodes: Lanes, dim: int) -> fx.Node:

@@ -8,9 +8,9 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 from torch import fx
 
@@ -69,16 +69,16 @@ def merge_projections(graph: fx.Graph) -> None:
     """Σ W_i x_i of lanes x_i that are merged (heads, each with its own part of the output
     projection) → W x of the lanes side by side."""
 
-    def made_by(n: fx.Node) -> tuple[Any, ...] | None:
+    def made_by(n: fx.Node) -> tuple[Hashable, ...] | None:
         return _made_by(n) if is_call(n, aten.linear) and len(n.users) == 1 else None
 
     join_terms(graph, made_by, _projected)
 
 
-def _made_by(node: fx.Node) -> tuple[Any, ...]:
+def _made_by(node: fx.Node) -> tuple[Hashable, ...]:
     """How what a layer reads is made, down to the first call that is worth merging: other lanes
     than a sum's other terms (an MLP, a shortcut) are made otherwise."""
-    way: list[Any] = []
+    way: list[Hashable] = []
     while node.args and isinstance(arguments(node)[0], fx.Node):
         node = operand(node)
         way.append((node.op, kind(node)))

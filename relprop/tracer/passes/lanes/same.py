@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 from torch import fx
 
@@ -16,7 +16,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._of: dict[fx.Node, int] = {}
-        self._by_key: dict[Any, int] = {}
+        self._by_key: dict[Hashable, int] = {}
 
     def __call__(self, node: fx.Node) -> int:
         """The number of a node."""
@@ -32,14 +32,14 @@ class Numbers:
                 self._of[top] = self._by_key.setdefault(self._key(top), len(self._by_key))
         return self._of[node]
 
-    def _key(self, node: fx.Node) -> Any:
+    def _key(self, node: fx.Node) -> Hashable:
         if node.op == "get_attr":
             return node.op, node.target
         if node.op != "call_function" or kind(node) is Kind.RANDOM:
             return node.op, node.name
         return node.target, self._plain(node.args), self._plain(node.kwargs)
 
-    def _plain(self, part: Any) -> Any:
+    def _plain(self, part: object) -> Hashable:
         if isinstance(part, fx.Node):
             return "node", self._of[part]
         if isinstance(part, (list, tuple)):
@@ -48,14 +48,14 @@ class Numbers:
             return tuple((k, self._plain(v)) for k, v in sorted(part.items()))
         return type(part).__name__, str(part)
 
-    def same(self, nodes: Any) -> bool:
+    def same(self, nodes: Iterable[fx.Node]) -> bool:
         """Whether all of some nodes compute the same."""
         return len({self(n) for n in nodes}) == 1
 
 
 def join_same(graph: fx.Graph) -> None:
     """What one module call computes several times from the same tensors is computed once."""
-    numbers, found = Numbers(), dict[Any, fx.Node]()
+    numbers, found = Numbers(), dict[Hashable, fx.Node]()
     for node in list(graph.nodes):
         if node.op != "call_function" or kind(node) is Kind.RANDOM or is_inplace(node):
             continue

@@ -124,7 +124,7 @@ class _Tower:
 
     def _reshaped(self, node: fx.Node) -> _Along | None:
         """Where samples lie in another shape."""
-        x: Any = operand(node)
+        x = operand(node)
         which = self._which(x, self.along[x]).expand(shape_of(x)).reshape(shape_of(node))
         for axis, size in enumerate(shape_of(node)):
             for stretch in range(1, size // self.count + 1):
@@ -193,7 +193,7 @@ def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     result that it becomes; below 0 if it is summed."""
     x: Any = arguments(node)[0] if node.args else None
     if kind(node) is Kind.EMBEDDING:
-        ids: Any = arguments(node)[1]
+        ids = operand(node, 1)
         yield from ((ids, i, i) for i in range(rank(ids)))
     elif kind(node) in PER_SAMPLE and rank(x) == rank(node):
         yield x, 0, 0

@@ -3,8 +3,6 @@ none reads another."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
@@ -38,7 +36,7 @@ def is_worth(parts: Lanes) -> bool:
 def _multiply_in_turn(parts: Lanes) -> bool:
     """Whether the lanes are products of one tensor's positions along an axis with another's, one
     after another."""
-    products: list[Any] = list(parts)
+    products = list(parts)
     while all(kind(p) is Kind.RESHAPE for p in products):
         products = [operand(p) for p in products]
     if not all(is_weighted(p) for p in products):
@@ -51,7 +49,7 @@ def _multiply_in_turn(parts: Lanes) -> bool:
     return True
 
 
-def _place_of(factor: Any) -> tuple[fx.Node, int, int] | None:
+def _place_of(factor: fx.Node) -> tuple[fx.Node, int, int] | None:
     """Of which tensor a factor is a position, in whatever shape and times whatever number."""
     while kind(factor) in (Kind.RESHAPE, Kind.PERMUTE) or is_scaled(factor):
         factor = operand(factor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -54,7 +53,9 @@ def _of_one(node: fx.Node, x: fx.Node) -> Iterator[Label]:
         yield from ((x, d, d - (gone and d > dim)) for d in others)
 
 
-def _aligned(node: fx.Node, operands: Sequence[Any], below: int, wide: int = 0) -> Iterator[Label]:
+def _aligned(
+    node: fx.Node, operands: Sequence[fx.Node], below: int, wide: int = 0
+) -> Iterator[Label]:
     """Axes as broadcasting aligns them, of the result's those ``below`` one."""
     for x in operands:
         ahead = (wide or rank(node)) - rank(x)

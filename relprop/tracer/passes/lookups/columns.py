@@ -4,7 +4,6 @@ each column's rows stand behind those of the columns before."""
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import fx
@@ -31,7 +30,7 @@ def joined_columns(node: fx.Node, device: torch.device) -> fx.Node | None:
     if not is_call(node, aten.cat) or arguments(node)[1] == rank(node) - 1:
         return None
     parts, dim = joined(node), arguments(node)[1]
-    made: list[Any] = []
+    made: list[fx.Node] = []
     for column, run in groupby(parts, _column):
         lookups = list(run)
         tables = [operand(_lookup(p)) for p in lookups] if column else []

@@ -8,10 +8,9 @@ of the id that the sorting puts there."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -41,7 +40,7 @@ from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.trials.parts import Part
 
-Key = tuple[Any, ...]
+Key = tuple[Hashable, ...]
 
 
 FIRST = 1 << 40  # the number that stands for the first position: no id is as large

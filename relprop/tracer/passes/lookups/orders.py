@@ -156,8 +156,7 @@ class _Sinking:
 
     def _picked(self) -> fx.Node | None:
         """One position, or evenly spaced ones, of an axis in another order."""
-        args: Any = arguments(self.node)
-        x, dim, *at = args
+        x, dim, *at = arguments(self.node)
         order = self.orders[x].get(dim)
         if order is None or not all(isinstance(i, int) for i in at):
             return None
@@ -177,8 +176,7 @@ class _Sinking:
 
     def _joined(self) -> fx.Node | None:
         """An order of a part is one of the whole."""
-        args: Any = arguments(self.node)
-        parts, dim = args
+        parts, dim = joined(self.node), arguments(self.node)[1]
         if not any(dim in self.orders[p] for p in parts):
             return None
         if any(dim in self.features[p] for p in parts):
@@ -189,7 +187,7 @@ class _Sinking:
             whole += [len(whole) + i for i in self.orders[p].get(dim, range(size))]
         for p in set(parts):
             self.orders[p].pop(dim, None)
-        return self._emitted(args, {dim: tuple(whole)})
+        return self._emitted((parts, dim), {dim: tuple(whole)})
 
     def _emitted(self, args: Any, sunk: Orders) -> fx.Node:
         given = {x: self._in_order(self.bases[x], self.orders[x]) for x in self.bases}

@@ -100,11 +100,11 @@ def _as_given(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.embedding.default, table, numbers)
 
 
-def _is_table(x: Any) -> bool:
+def _is_table(x: object) -> bool:
     return is_tensor(x) and not is_live(x) and rank(x) == 2 and val(x).is_floating_point()
 
 
-def _are_ids(x: Any) -> bool:
+def _are_ids(x: object) -> bool:
     return (
         is_tensor(x)
         and is_live(x)
@@ -127,7 +127,7 @@ def _of_index(node: fx.Node) -> fx.Node | None:
 
 def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:
     """Sums and means of as many rows for every bag → of rows that are looked up."""
-    bag: Any = operand(node)
+    bag = operand(node)
     if arguments(node)[1] != 0 or not is_call(bag, *BAGS) or not _is_table(operand(bag)):
         return None
     mode, scale = argument(bag, "mode"), argument(bag, "per_sample_weights")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, kind, operand
+from relprop.operations import Kind, Operator, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, is_float, rank, shape_of, val
 from relprop.tracer.passes.trials.recipes import as_before, plain
@@ -49,7 +49,7 @@ class Extent:
         return ids.flatten().clamp(self.first, self.end - 1) - self.first
 
 
-def _call(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(op: Operator, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **{k: v for k, v in kwargs.items() if k != "device"})
 
 
@@ -98,7 +98,7 @@ def _again(node: fx.Node, args: Any, kwargs: Any, call: Callable[..., Any]) -> A
     return call(aten.reshape.default, args[0], as_before(tuple(old), tuple(shape), new))
 
 
-def largest(numbers: Any) -> int:
+def largest(numbers: object) -> int:
     """The size of a number, or of the largest of several; of what is none, 0."""
     if not isinstance(numbers, (int, float, Tensor)):
         return 0

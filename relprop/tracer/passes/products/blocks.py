@@ -3,8 +3,6 @@ read: a product of the lanes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
@@ -61,9 +59,7 @@ def _blocks(places: Tensor, shape: list[int]) -> tuple[Tensor, Tensor] | None:
     read = torch.zeros(shape).flatten().index_fill(0, places.flatten(), 1).reshape(-1, *shape[-2:])
     kinds, which = read[0].unique(dim=0, return_inverse=True)
     count, (rows, columns) = len(kinds), shape[-2:]
-    sizes: Any = (which.bincount() * count == rows).all() and (
-        kinds.sum(1) * count == columns
-    ).all()
+    sizes = (which.bincount() * count == rows).all() and (kinds.sum(1) * count == columns).all()
     if count < 2 or not bool(sizes & (kinds.sum(0) == 1).all() & (read == read[0]).all()):
         return None
     first = sorted(range(count), key=lambda i: int((which == i).int().argmax()))

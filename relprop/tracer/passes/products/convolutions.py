@@ -70,7 +70,7 @@ def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
 
 def _laid_out(node: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
     """What enters a convolution, as it was before each of the moves that lay it out for it."""
-    x: Any = operand(node)
+    x = operand(node)
     way: tuple[fx.Node, ...] = ()
     while val(x).numel() <= MOST_NUMBERS:
         yield x, way

@@ -63,7 +63,7 @@ def _scaled(
     """The product with its scales in front; ``None`` where none belongs to an operand alone."""
     if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in arguments(met)[:2]):
         return None
-    operands: list[Any] = list(arguments(met)[:2])
+    operands: list[fx.Node] = list(arguments(met)[:2])
     left = []
     for power, f in factors:
         found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
@@ -82,13 +82,13 @@ def _scaled(
 def _in_front(flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int) -> Front | None:
     """Where a factor stands in front of one operand, of which it is one number for each row (0) or
     column (1), and is made of that operand alone."""
-    operand: Any = arguments(met)[side]
+    of = operand(met, side)
     which = torch.arange(val(f).numel()).reshape(shape_of(f))
     places = which.expand(shape_of(node)).reshape(shape_of(met))
     one = places.narrow(-1 - side, 0, 1)
-    if not bool((places == one).all()) or one.shape[:-2] != torch.Size(shape_of(operand)[:-2]):
+    if not bool((places == one).all()) or one.shape[:-2] != torch.Size(shape_of(of)[:-2]):
         return None
-    root, laid = _layout(operand)
+    root, laid = _layout(of)
     source = flow.dominator(f) if f in flow.index else None
     while source is not None and _layout(source)[0] is not root:
         source = flow.dominator(source)
@@ -113,7 +113,7 @@ def _once(x: Tensor) -> Tensor:
     return x
 
 
-def _layout(x: Any) -> tuple[fx.Node, Tensor]:
+def _layout(x: fx.Node) -> tuple[fx.Node, Tensor]:
     """The tensor whose numbers another lays out, and which of them stands where."""
     moves: list[fx.Node] = []
     while kind(x) in (Kind.RESHAPE, Kind.PERMUTE):
@@ -141,7 +141,7 @@ def _is_root(node: fx.Node) -> bool:
     return root or is_call(node, aten.sqrt, aten.rsqrt)
 
 
-def _is_of_squares(x: Any) -> bool:
+def _is_of_squares(x: fx.Node) -> bool:
     """Whether a tensor is a sum or a mean of squares, which is never below 0."""
     while kind(x) is Kind.RESHAPE:
         x = operand(x)
@@ -156,7 +156,7 @@ def _is_of_squares(x: Any) -> bool:
     return shape_of(x)[-2:] == [1, 1] and _laid_out(a) is _laid_out(b) is not None
 
 
-def _laid_out(x: Any) -> Any:
+def _laid_out(x: fx.Node) -> fx.Node:
     """What a row or a column is made of by its shape alone."""
     while kind(x) is Kind.RESHAPE:
         x = operand(x)

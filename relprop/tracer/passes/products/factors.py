@@ -3,7 +3,7 @@ one tensor stand together, so that a gate u·f(x)/g(x) is u times one function o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -30,7 +30,7 @@ def join_factors(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def is_product(node: Any) -> bool:
+def is_product(node: object) -> TypeGuard[fx.Node]:
     """Whether a call is a product or a quotient in the type of its operands."""
     if not isinstance(node, fx.Node) or not is_float(node):
         return False

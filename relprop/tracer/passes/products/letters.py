@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -82,7 +82,7 @@ def _of_matmul(node: fx.Node) -> Product:
     return Product(x, x_axes, w, w_axes, batch + n + m)
 
 
-def _of_product(factors: Any, width: int, summed: list[int]) -> Product | None:
+def _of_product(factors: Sequence[object], width: int, summed: list[int]) -> Product | None:
     """An elementwise product of two tensors, of ``width`` axes, summed over some of them."""
     a, b = factors
     letters = string.ascii_letters[:width]
@@ -116,7 +116,7 @@ def _of_total(node: fx.Node) -> Product | None:
     return p if gone and gone <= x & w else None
 
 
-def _split(at: fx.Node, x: Any, product: Any, shape: list[int]) -> fx.Node | None:
+def _split(at: fx.Node, x: object, product: fx.Node, shape: list[int]) -> fx.Node | None:
     """A factor as it lies in its product's other shape, which only splits axes of the product."""
     if not is_tensor(x):
         return None
@@ -163,5 +163,5 @@ def _of_convolution(node: fx.Node) -> Product | None:
     return Product(x, "XGY" + along, w, "G" + ("YZ" if turned else "ZY") + inside, "XGZ" + places)
 
 
-def _entries(value: Any) -> list[int]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def _entries(value: int | Sequence[int]) -> list[int]:
+    return [value] if isinstance(value, int) else list(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import fx
 
@@ -51,7 +50,7 @@ def raise_totals(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def is_mask(x: Any) -> bool:
+def is_mask(x: fx.Node | None) -> bool:
     """Whether a tensor is one of truth values or whole numbers, cast and moved."""
     while is_float(x) and (kind(x) in MOVES or kind(x) in (Kind.CAST, Kind.AFFINE)):
         x = next((n for n in x.all_input_nodes if is_live(n)), None)

@@ -3,8 +3,6 @@ applied."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
@@ -43,10 +41,10 @@ def _is_plain_linear(node: fx.Node) -> bool:
 def _is_scale(flow: Flow, scale: fx.Node, layer: fx.Node) -> bool:
     """Whether ``scale`` is one number for all features, by statistics of the tensor that, but for
     constant factors, is the input of ``layer``."""
-    x: Any = operand(layer)
+    x = operand(layer)
     if scale not in flow.index or shape_of(scale) != [*shape_of(x)[:-1], 1]:
         return False
-    source: Any = x
+    source = x
     while is_product(source) and sum(map(is_live, arguments(source)[:2])) == 1:
         source = next(a for a in arguments(source) if is_live(a))
     inside = flow.between(source, scale) if source in flow.index else []

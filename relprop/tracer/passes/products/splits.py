@@ -4,7 +4,6 @@ beside each other. However the features were divided, they are one map."""
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -236,7 +235,7 @@ def join_outputs(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _read(part: fx.Node) -> Any:
+def _read(part: fx.Node) -> tuple[fx.Node, torch.dtype] | None:
     """What a linear map that nobody else reads is a map of."""
     return (operand(part), val(part).dtype) if _is_map(part) else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import fx
 
@@ -62,11 +61,11 @@ def _scaled(node: fx.Node, layer: fx.Node, factor: fx.Node) -> fx.Node | None:
     return emit(node, aten.linear.default, operand(layer), *given)
 
 
-def _is_of_whole_numbers(layer: Any) -> bool:
+def _is_of_whole_numbers(layer: fx.Node) -> bool:
     """Whether a node is a linear map whose matrix is an integer one, cast."""
     if not is_call(layer, aten.linear) or is_live(arguments(layer)[1]):
         return False
-    weight: Any = arguments(layer)[1]
+    weight = operand(layer, 1)
     while is_float(weight) and weight.op == "call_function" and len(weight.all_input_nodes) == 1:
         weight = weight.all_input_nodes[0]
     return not is_float(weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import fx
 
@@ -79,7 +78,7 @@ def _slice_of_merged(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) 
     """A run of an axis that several were merged into, where it is a run of the first of them."""
     if kind(x) is not Kind.RESHAPE:
         return None
-    y: Any = operand(x)
+    y = operand(x)
     long, before = shape_of(y), math.prod(shape_of(x)[:dim])
     first = next((i for i in range(len(long)) if math.prod(long[:i]) == before), None)
     while first is not None and first < len(long) - 1 and long[first] == 1:

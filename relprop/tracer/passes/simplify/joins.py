@@ -147,7 +147,7 @@ def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:
     return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
 
 
-def _run_across(node: fx.Node, x: Any, dim: int, start: int, end: int) -> fx.Node:
+def _run_across(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node:
     """A run of positions of what is broadcast to ``node``."""
     x = reshaped(node, x, [1] * (rank(node) - rank(x)) + shape_of(x))
     x = x if shape_of(x)[dim] == 1 else run_of(node, (x, start, end), dim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -61,7 +59,7 @@ def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:
     return emit(node, _BOUNDS.get(packet(node), node.target), b, number)
 
 
-def _number(node: fx.Node, x: Any, other: Any, constants: Constants) -> float | int | None:
+def _number(node: fx.Node, x: fx.Node, other: fx.Node, constants: Constants) -> float | int | None:
     """The number that ``x`` is, if ``other`` alone makes the shape and the type of the result."""
     if x is other or is_live(x) or not _keeps(node, other):
         return None
@@ -71,7 +69,7 @@ def _number(node: fx.Node, x: Any, other: Any, constants: Constants) -> float | 
 def simpler_sum(node: fx.Node) -> fx.Node | None:
     """x + 0; a difference of what is turned already."""
     a, b = (*arguments(node), None)[:2]
-    if is_number(b, 0) and _keeps(node, a):
+    if is_tensor(a) and is_number(b, 0) and _keeps(node, a):
         return a
     if is_call(node, aten.add) and is_number(a, 0) and is_tensor(b) and _keeps(node, b):
         return b
@@ -83,12 +81,12 @@ def simpler_sum(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _keeps(node: fx.Node, x: Any) -> bool:
+def _keeps(node: fx.Node, x: fx.Node) -> bool:
     """Whether ``x`` could stand for ``node``: its shape and its type."""
     return shape_of(x) == shape_of(node) and val(x).dtype == val(node).dtype
 
 
-def factor_of(node: Any) -> tuple[fx.Node, float] | None:
+def factor_of(node: object) -> tuple[fx.Node, float] | None:
     """x and c where a call is c·x for a number c."""
     if not isinstance(node, fx.Node) or len(node.args) < 2 or not is_tensor(arguments(node)[0]):
         return None
@@ -122,10 +120,11 @@ def _is_one(c: float) -> bool:
     return abs(c - 1) < 4 * torch.finfo(torch.float64).eps
 
 
-def multiple(node: Any) -> tuple[fx.Node, float] | None:
+def multiple(node: object) -> tuple[fx.Node, float] | None:
     """x and c where a call is c·x for a number c, or −x."""
-    turned = is_call(node, aten.neg) and is_float(node)
-    return (operand(node), -1.0) if turned else factor_of(node)
+    if is_call(node, aten.neg) and is_float(node):
+        return operand(node), -1.0
+    return factor_of(node)
 
 
 def linear_of_scaled(node: fx.Node) -> fx.Node | None:
@@ -137,7 +136,7 @@ def linear_of_scaled(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.linear.default, found[0], weight, *arguments(node)[2:])
 
 
-def _scaled_linear(node: fx.Node, layer: Any, number: float) -> fx.Node | None:
+def _scaled_linear(node: fx.Node, layer: fx.Node, number: float) -> fx.Node | None:
     """A number times a linear map whose matrix and bias are divided by it → the map without."""
     if not is_call(layer, aten.linear) or len(layer.users) != 1:
         return None
@@ -149,7 +148,7 @@ def _scaled_linear(node: fx.Node, layer: Any, number: float) -> fx.Node | None:
     return emit(node, aten.linear.default, operand(layer), *given)
 
 
-def taken_back(at: fx.Node, weight: Any, number: float) -> fx.Node | None:
+def taken_back(at: fx.Node, weight: fx.Node, number: float) -> fx.Node | None:
     """``number`` times a weight that was divided by it, in whatever layout."""
     way: list[fx.Node] = []
     while kind(weight) in (Kind.RESHAPE, Kind.PERMUTE):

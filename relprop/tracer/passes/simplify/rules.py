@@ -4,7 +4,6 @@ joined again. So that a buffer written row by row is the rows one after another,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -100,7 +99,7 @@ def _broadcast(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _fits(node: fx.Node, wide: fx.Node, source: Any, others: list[fx.Node]) -> bool:
+def _fits(node: fx.Node, wide: fx.Node, source: fx.Node, others: list[fx.Node]) -> bool:
     """Whether the result is of the same shape with the operand's source in its place."""
     kept = 2 if is_call(node, aten.matmul) else 0
     if kept and shape_of(wide)[-kept:] != shape_of(source)[-kept:]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -38,14 +36,14 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
 
 def _of_sum(node: fx.Node) -> fx.Node | None:
     """Tensors that were laid out otherwise, added and laid back → added as they lay."""
-    total: Any = operand(node)
+    total = operand(node)
     if kind(total) is not Kind.SUM or len(total.users) != 1 or total.kwargs:
         return None
     if not all(is_float(a) and shape_of(a) == shape_of(total) for a in arguments(total)):
         return None
     back = any(
         kind(a) is kind(node) and shape_of(operand(a)) == shape_of(node) and is_live(a)
-        for a in total.args
+        for a in arguments(total)
     )
     if not back:
         return None
@@ -64,7 +62,7 @@ def _of_rows(node: fx.Node, x: fx.Node, shape: list[int]) -> fx.Node | None:
         return None
     if not isinstance(before, fx.Node) or kind(before) is not Kind.RESHAPE:
         return None
-    y: Any = operand(before)
+    y = operand(before)
     if shape_of(y)[-1:] != shape_of(before)[-1:] or shape_of(y)[:-1] != shape[:-1]:
         return None
     along = argument(x, "normalized_shape")

@@ -13,13 +13,12 @@ from relprop.tracer.editing import arguments, aten, emit, is_number, is_tensor, 
 
 def unshifted_softmax(node: fx.Node) -> fx.Node | None:
     """What is the same along the axis makes no difference to a softmax, whatever is hidden."""
-    x: Any = operand(node)
-    dim: Any = arguments(node)[1]
+    x, dim = operand(node), arguments(node)[1]
     scores = _unshifted(node, x, dim - rank(x)) if shape_of(x)[dim] > 1 else None
     return None if scores is None else emit(node, node.target, scores, dim)
 
 
-def _unshifted(at: fx.Node, x: Any, dim: int) -> fx.Node | None:
+def _unshifted(at: fx.Node, x: object, dim: int) -> fx.Node | None:
     """A tensor without what is the same along an axis (counted from the last) and was added to it,
     or to a part of it, or taken away; ``None`` where there is no such thing."""
     if not is_tensor(x) or rank(x) < -dim:
@@ -54,6 +53,6 @@ def _pairs(x: fx.Node) -> list[tuple[Any, Any, bool]]:
     return [(a, b, False), (b, a, is_call(x, aten.sub))] if is_tensor(b) else [(a, b, False)]
 
 
-def _same_along(x: Any, dim: int) -> bool:
+def _same_along(x: object, dim: int) -> bool:
     """Whether a number, or a tensor, is the same all along an axis, for its shape alone."""
     return not is_tensor(x) or rank(x) < -dim or shape_of(x)[dim] == 1

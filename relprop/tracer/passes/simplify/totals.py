@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand, packet
@@ -59,7 +57,7 @@ def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
     return emit(node, aten.add.Tensor, *sums)
 
 
-def _alike(parts: Any) -> bool:
+def _alike(parts: list[fx.Node]) -> bool:
     """Whether tensors come from calls of one operator, in whatever shape."""
     sources = []
     for part in parts:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.errors import CaptureError, message
-from relprop.operations import function_of, is_call, operand
+from relprop.operations import Operator, function_of, is_call, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, tensor_inputs, val
 from relprop.tracer.facts import Facts, facts_of, know, place
@@ -29,7 +29,7 @@ CASTS = torch.ops.higher_order.wrap_with_autocast
 
 
 #: Where a region's operands begin among the arguments of its call; its body is the one before.
-REGIONS: dict[Any, int] = {torch.ops.higher_order.wrap_with_set_grad_enabled: 2, CASTS: 5}
+REGIONS: dict[Operator, int] = {torch.ops.higher_order.wrap_with_set_grad_enabled: 2, CASTS: 5}
 
 
 def inline_regions(graph: fx.Graph, constants: Constants) -> None:
@@ -190,7 +190,7 @@ class _Record(TorchDispatchMode):
         super().__init__()
         self.operands = operands
         self.casts: dict[fx.Node, torch.dtype] = {}
-        self.done: list[tuple[Any, tuple[torch.dtype, ...]]] = []
+        self.done: list[tuple[Operator, tuple[torch.dtype, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -33,7 +33,8 @@ def as_operand(node: fx.Node) -> fx.Node | None:
 
 def as_cast(node: fx.Node) -> fx.Node | None:
     """To another type, or to none; ``type_as`` reads nothing of its second operand but its type."""
-    x, dtype = arguments(node)[0], val(node).dtype
+    x: fx.Node = arguments(node)[0]  # or a number, which is not cast
+    dtype = val(node).dtype
     if not is_tensor(x) or val(x).dtype == dtype:
         return x
     if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:

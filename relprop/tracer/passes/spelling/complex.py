@@ -6,12 +6,11 @@ J(a, b) = (−b, a): a rotation as it is written in real numbers."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, argument, is_call, kind, operand, packet
+from relprop.operations import MOVES, Kind, Operator, argument, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -115,7 +114,7 @@ def _moved(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     halves = []
     for which in (0, 1):
 
-        def half(n: fx.Node, which: int = which) -> Any:
+        def half(n: fx.Node, which: int = which) -> fx.Node:
             return part_of(node, pairs[n], which) if n in pairs else n
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), half)
@@ -135,7 +134,7 @@ def _moved_pair(node: fx.Node, pair: fx.Node) -> fx.Node:
     return pair if what is Kind.IDENTITY else emit(node, node.target, pair, *arguments(node)[1:])
 
 
-def _cast(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
+def _cast(node: fx.Node, x: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """To another type: of a real tensor all imaginary parts are 0, and a real type drops them."""
     if not _is_complex(node):
         return emit(node, aten.to.dtype, part_of(node, pairs[x], 0), val(node).dtype)
@@ -206,7 +205,7 @@ def _negative(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     return emit(node, aten.neg.default, pairs[operand(node)])
 
 
-CONVERSIONS: dict[Any, Callable[[fx.Node, dict[fx.Node, fx.Node]], fx.Node]] = {
+CONVERSIONS: dict[Operator, Callable[[fx.Node, dict[fx.Node, fx.Node]], fx.Node]] = {
     aten.view_as_complex: _as_complex,
     aten.view_as_real: _as_real,
     aten.complex: _of_parts,

@@ -38,7 +38,7 @@ def as_select(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.select.int, x, dim, index)
 
 
-def emit_scalar(node: fx.Node, index: fx.Node, x: Any, dim: int) -> fx.Node:
+def emit_scalar(node: fx.Node, index: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     """An index computed by the model as a tensor of one, counted from 0."""
     one = emit(node, aten.reshape.default, _as_tensor(node, index), [1])
     return emit(node, aten.remainder.Scalar, one, shape_of(x)[dim])

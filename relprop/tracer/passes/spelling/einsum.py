@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import string
-from typing import Any
 
 from torch import fx
 
 from relprop.tracer.editing import arguments, aten, emit, is_live, permuted, rank
 from relprop.tracer.passes.products.letters import Product
 from relprop.tracer.passes.products.operators import product_of, summed_out
+
+Lettered = tuple[fx.Node, str]  # a tensor, and a letter for each of its axes
 
 
 def contracted(node: fx.Node) -> fx.Node | None:
@@ -34,12 +35,12 @@ def trilinear(node: fx.Node) -> fx.Node:
     letters = string.ascii_letters[: rank(first) + len(put_in[0])]
     axes = ["".join(c for i, c in enumerate(letters) if i not in new) for new in put_in]
     out = "".join(c for i, c in enumerate(letters) if i not in gone)
-    pairs: Any = [(weight, axes[1]), (first, axes[0]), (last, axes[2])]
+    pairs: list[Lettered] = [(weight, axes[1]), (first, axes[0]), (last, axes[2])]
     pairs.sort(key=lambda pair: not is_live(pair[0]))
     return _multiplied(node, [x for x, _ in pairs], [letters for _, letters in pairs], out)
 
 
-def _multiplied(node: fx.Node, operands: Any, terms: Any, out: str) -> fx.Node:
+def _multiplied(node: fx.Node, operands: list[fx.Node], terms: list[str], out: str) -> fx.Node:
     """The product of tensors, two at a time."""
     pairs = [_diagonal(node, o, t) for o, t in zip(operands, terms, strict=True)]
     while len(pairs) > 1:
@@ -54,7 +55,7 @@ def _multiplied(node: fx.Node, operands: Any, terms: Any, out: str) -> fx.Node:
     return permuted(node, x, [axes.index(c) for c in out])
 
 
-def _two_first(axes: list[str], out: str, pairs: list[Any]) -> list[Any]:
+def _two_first(axes: list[str], out: str, pairs: list[Lettered]) -> list[Lettered]:
     """Operands, those two in front whose product comes first: the first two of which it sums
     something, or one only scales the other; the first two where every product grows."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from relprop.operations import operand
+from relprop.operations import Operator, operand
 from relprop.tracer.editing import arguments, aten, emit, permuted, rank, reshaped, shape_of, val
 
 
@@ -105,11 +105,11 @@ class _Transform:
     def _joined(self, parts: list[fx.Node], dim: int) -> fx.Node:
         return parts[0] if len(parts) == 1 else self._emit(aten.cat.default, parts, dim)
 
-    def _emit(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def _emit(self, op: Operator, *args: Any, **kwargs: Any) -> fx.Node:
         return emit(self.at, op, *args, **kwargs)
 
 
-TRANSFORMS: dict[Any, Callable[[fx.Node, torch.device], fx.Node]] = {
+TRANSFORMS: dict[Operator, Callable[[fx.Node, torch.device], fx.Node]] = {
     aten._fft_c2c: between_complex,
     aten._fft_r2c: of_real,
     aten._fft_c2r: to_real,

@@ -4,7 +4,6 @@ and what is asked for NaN is asked of the mask."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import fx
 
@@ -87,7 +86,7 @@ _GIVES_NUMBERS = frozenset({Kind.LINEAR, Kind.CONVOLUTION, Kind.MATMUL, Kind.NOR
 _KEEPS_NUMBERS = MOVES | {Kind.SUM, Kind.PRODUCT, Kind.AFFINE, Kind.SOFTMAX}
 
 
-def _all_numbers(x: Any) -> bool:
+def _all_numbers(x: fx.Node) -> bool:
     """Whether a tensor holds numbers alone if its inputs are finite: none of what it is made of, up
     to layers, divides, takes logarithms, or hides scores."""
     left = [x]

@@ -4,14 +4,13 @@ products that the rules know."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import fx
 
 from relprop.operations import Kind, kind, packet
 from relprop.tracer.editing import arguments, aten, emit, swap_results, val
 
-Step = Callable[[fx.Node, fx.Node, list[fx.Node], Any], list[fx.Node]]
+Step = Callable[[fx.Node, fx.Node, list[fx.Node], list[fx.Node]], list[fx.Node]]
 LAYERS = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu)
 
 
@@ -82,7 +81,7 @@ def _step(node: fx.Node) -> Step:
 
 
 def _run(
-    node: fx.Node, inputs: list[fx.Node], start: list[fx.Node], weights: Any
+    node: fx.Node, inputs: list[fx.Node], start: list[fx.Node], weights: list[fx.Node]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
     state, outputs = start, []
     for x in inputs:
@@ -91,7 +90,7 @@ def _run(
     return outputs, state
 
 
-def _maps(node: fx.Node, x: fx.Node, h: fx.Node, weights: Any) -> tuple[fx.Node, fx.Node]:
+def _maps(node: fx.Node, x: fx.Node, h: fx.Node, weights: list[fx.Node]) -> tuple[fx.Node, fx.Node]:
     of_input, of_state, *biases = weights
     return emit(node, aten.linear.default, x, of_input, *biases[:1]), emit(
         node, aten.linear.default, h, of_state, *biases[1:]
@@ -105,7 +104,7 @@ def _parts(node: fx.Node, gates: fx.Node, count: int) -> list[fx.Node]:
     ]
 
 
-def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
+def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: list[fx.Node]) -> list[fx.Node]:
     i, f, g, o = _parts(node, emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights)), 4)
     i, f, o = (emit(node, aten.sigmoid.default, gate) for gate in (i, f, o))
     kept = emit(node, aten.mul.Tensor, f, state[1])
@@ -118,7 +117,7 @@ def _lstm(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list
     return [emit(node, aten.mul.Tensor, o, emit(node, aten.tanh.default, c)), c]
 
 
-def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
+def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: list[fx.Node]) -> list[fx.Node]:
     of_x, of_h = (_parts(node, gates, 3) for gates in _maps(node, x, state[0], weights))
     r, z = (
         emit(node, aten.sigmoid.default, emit(node, aten.add.Tensor, a, b))
@@ -133,6 +132,8 @@ def _gru(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[
     return [emit(node, aten.add.Tensor, fresh, emit(node, aten.mul.Tensor, z, state[0]))]
 
 
-def _plain(node: fx.Node, x: fx.Node, state: list[fx.Node], weights: Any) -> list[fx.Node]:
+def _plain(
+    node: fx.Node, x: fx.Node, state: list[fx.Node], weights: list[fx.Node]
+) -> list[fx.Node]:
     total = emit(node, aten.add.Tensor, *_maps(node, x, state[0], weights))
     return [emit(node, aten.tanh.default if packet(node) in TANH else aten.relu.default, total)]

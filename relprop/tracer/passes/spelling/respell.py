@@ -4,12 +4,11 @@ that the rules know. What no line of the table knows is taken apart by PyTorch's
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, packet
+from relprop.operations import Kind, Operator, is_call, kind, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import Rewrite, aten, swap
 from relprop.tracer.passes.attention.fused import split_attention
@@ -109,7 +108,7 @@ BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
 }
 
 
-SPELLINGS: dict[Any, Rewrite] = {
+SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,

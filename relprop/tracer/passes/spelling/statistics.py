@@ -3,15 +3,13 @@ own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
 from relprop.tracer.editing import arguments, aten, emit, rank, swap
 
 
-def _spread(node: fx.Node, x: Any, like: fx.Node) -> fx.Node:
+def _spread(node: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
     """The variance or the deviation that a call, which may also give the mean, gives. A deviation
     stays one: torch's has a slope of 0 where all values are equal, the root of a variance has
     none."""

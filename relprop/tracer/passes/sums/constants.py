@@ -3,8 +3,6 @@ say."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
@@ -95,7 +93,7 @@ def _by_numbers(node: fx.Node, weight: Tensor) -> fx.Node | None:
     return None
 
 
-def _picked_between(node: fx.Node, x: Any, weight: Tensor) -> fx.Node | None:
+def _picked_between(node: fx.Node, x: fx.Node, weight: Tensor) -> fx.Node | None:
     """Features that are picked, maybe with zeros before and behind them."""
     some = weight.sum(1).nonzero().flatten().tolist()
     if not some or some != list(range(some[0], some[-1] + 1)):
@@ -105,7 +103,7 @@ def _picked_between(node: fx.Node, x: Any, weight: Tensor) -> fx.Node | None:
     return emit(node, aten.constant_pad_nd.default, picked, around) if any(around) else picked
 
 
-def _sum_of_blocks(node: fx.Node, x: Any, size: int, scales: list[float]) -> fx.Node:
+def _sum_of_blocks(node: fx.Node, x: fx.Node, size: int, scales: list[float]) -> fx.Node:
     total: fx.Node | None = None
     for i, scale in enumerate(scales):
         part = emit(node, aten.slice.Tensor, x, rank(x) - 1, i * size, (i + 1) * size, 1)

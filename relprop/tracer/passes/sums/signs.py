@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import is_call, operand
@@ -64,7 +62,7 @@ def _of_turned(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.linear.default, x, emit(node, aten.neg.default, weight), *bias)
 
 
-def _turned(at: fx.Node, layer: Any) -> fx.Node | None:
+def _turned(at: fx.Node, layer: fx.Node) -> fx.Node | None:
     """−(Wx + b) of a linear map that nothing else reads → (−W)x − b."""
     if not is_call(layer, aten.linear) or len(layer.users) != 1 or is_live(arguments(layer)[1]):
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeGuard
 
 from torch import fx
 
@@ -32,7 +32,7 @@ def terms_of(node: fx.Node) -> Terms:
     return found
 
 
-def is_sum(node: Any) -> bool:
+def is_sum(node: object) -> TypeGuard[fx.Node]:
     """Whether a node adds or subtracts two tensors or more of its own type."""
     if not isinstance(node, fx.Node) or kind(node) is not Kind.SUM or not is_float(node):
         return False
@@ -64,7 +64,7 @@ def added(at: fx.Node, terms: Terms) -> fx.Node:
 
 def join_terms(
     graph: fx.Graph,
-    key: Callable[[fx.Node], Any],
+    key: Callable[[fx.Node], Hashable],
     join: Callable[[fx.Node, list[fx.Node]], fx.Node | None],
 ) -> None:
     """In every sum, two terms or more that are added and have one ``key`` (``None``: none) → what
@@ -72,7 +72,7 @@ def join_terms(
     for node in list(graph.nodes):
         if node._erased or not is_top(node):
             continue
-        terms, groups = terms_of(node), defaultdict[Any, list[fx.Node]](list)
+        terms, groups = terms_of(node), defaultdict[Hashable, list[fx.Node]](list)
         for sign, n in terms:
             if sign > 0 and (found := key(n)) is not None:
                 groups[found].append(n)
@@ -95,11 +95,10 @@ def scale_of(way: list[fx.Node]) -> float:
     """The product of the numbers on a way."""
     scale = 1.0
     for n in way:
-        number: Any = arguments(n)[1] if len(n.args) > 1 else None
         if kind(n) is Kind.PRODUCT:
-            scale *= number
+            scale *= arguments(n)[1]
         elif kind(n) is Kind.QUOTIENT:
-            scale /= number
+            scale /= arguments(n)[1]
     return scale
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from relprop.tracer.editing import val
 from relprop.tracer.passes.trials.regions import Region
 
+Function = Callable[..., Tensor]
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 
 
@@ -41,7 +41,7 @@ def trials(region: Region) -> list[Trial]:
     return found
 
 
-def same(a: Any, b: Any, tolerance: float = 1e-11) -> bool:
+def same(a: object, b: object, tolerance: float = 1e-11) -> bool:
     """Whether two results agree, relative to the largest."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return False
@@ -53,7 +53,10 @@ def same(a: Any, b: Any, tolerance: float = 1e-11) -> bool:
 
 
 def equal_functions(
-    one: Any, other: Any, given: Sequence[Tensor | tuple[Tensor, ...]], tolerance: float = 1e-11
+    one: Function,
+    other: Function,
+    given: Sequence[Tensor | tuple[Tensor, ...]],
+    tolerance: float = 1e-11,
 ) -> bool:
     """Whether two functions have the same values, and the same derivatives, at some tensors (a
     tuple: at several arguments)."""
@@ -72,7 +75,7 @@ def equal_functions(
     return True
 
 
-def _slopes(function: Callable[..., Tensor], at: tuple[Tensor, ...]) -> tuple[Tensor, Pull]:
+def _slopes(function: Function, at: tuple[Tensor, ...]) -> tuple[Tensor, Pull]:
     """The value of a function, and what takes weights of it back to the function's arguments."""
     found: tuple[Tensor, Pull] = torch.func.vjp(function, *at)  # type: ignore[assignment]
     return found

@@ -110,7 +110,9 @@ def _in_double(part: Any) -> Any:
 Recogniser = Callable[[Part], "fx.Node | None"]
 
 
-def raise_parts(nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[Any]]) -> None:
+def raise_parts(
+    nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[tuple[Part, Recogniser]]]
+) -> None:
     """For every output, from the last: what the first recogniser that succeeds puts there."""
     done: set[fx.Node] = set()
     for output in reversed(nodes):

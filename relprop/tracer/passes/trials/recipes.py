@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.operations import Kind, argument, kind, operand
+from relprop.operations import Kind, Operator, argument, kind, operand
 from relprop.tracer.editing import aten, dims_of, is_float, rank, shape_of, val
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
@@ -26,7 +26,7 @@ class Step:
     """One operation of a recipe. ``shapes``: of a reshape that puts in or leaves out axes of length
     1, before and after."""
 
-    op: Any
+    op: Operator
     args: Any
     kwargs: Any
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None

@@ -119,7 +119,7 @@ def _folded_index(
     return where
 
 
-def _put_where(node: fx.Node, base: Any, mask: Any, values: Any) -> fx.Node | None:
+def _put_where(node: fx.Node, base: fx.Node, mask: fx.Node, values: fx.Node) -> fx.Node | None:
     """``x[mask] = v`` with one value for all chosen places → ``where``."""
     behind = rank(base) - rank(mask)
     ahead = max(rank(values) - behind, 0)
@@ -160,7 +160,7 @@ def written(node: fx.Node) -> fx.Node | None:
     if not evenly:
         wanted = (whole, part, dim, *bounds)
         return None if node.args == wanted else emit(node, node.target, *wanted)
-    return put_slice(node, whole, part, dim, *bounds)
+    return put_slice(node, whole, part, dim, range(*bounds))
 
 
 def copied(node: fx.Node) -> fx.Node:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, is_inplace, kind, operand, out_of_place
+from relprop.operations import Kind, Operator, is_inplace, kind, operand, out_of_place
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, shape_of, val
 from relprop.tracer.facts import facts_of, know, place
@@ -123,7 +123,7 @@ def _make_functional(node: fx.Node) -> None:
         raise _refused(node, f"{node.target} writes {written.dtype} into {val(base).dtype}")
 
 
-def _make_filled(node: fx.Node, base: fx.Node, source: Any) -> None:
+def _make_filled(node: fx.Node, base: fx.Node, source: fx.Node | complex) -> None:
     """A tensor, or a number, in the shape and the type of ``base``."""
     if is_tensor(source):
         source = _typed(node, source, val(base).dtype)
@@ -136,17 +136,17 @@ def _refused(node: fx.Node, why: str) -> CaptureError:
     return CaptureError(message(why, at=str(place(node))))
 
 
-def _overload(functional: Any, inplace: Any) -> Any:
+def _overload(functional: Operator, inplace: Operator) -> Operator:
     """The overload of an operator that takes what another takes; ``None`` if there is none."""
 
-    def types(op: Any) -> list[str]:
+    def types(op: Operator) -> list[str]:
         return [str(a.type) for a in op._schema.arguments]
 
     overloads = [getattr(functional, name) for name in getattr(functional, "overloads", list)()]
     return next((o for o in overloads if types(o) == types(inplace)), None)
 
 
-def _typed(node: fx.Node, source: Any, dtype: torch.dtype) -> Any:
-    if is_tensor(source) and val(source).dtype != dtype:
-        return emit(node, aten.to.dtype, source, dtype)
-    return source
+def _typed(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> fx.Node:
+    if val(source).dtype == dtype:
+        return source
+    return emit(node, aten.to.dtype, source, dtype)

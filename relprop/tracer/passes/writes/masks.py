@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import arguments, aten, rank, shape_of
 
 
-def case_of(mask: Any) -> tuple[fx.Node, int] | None:
+def case_of(mask: object) -> tuple[fx.Node, int] | None:
     """The tensor and the number to which a mask compares it."""
     if is_call(mask, aten.eq) and isinstance(arguments(mask)[1], int):
         return operand(mask), arguments(mask)[1]
@@ -23,14 +21,14 @@ def case_of(mask: Any) -> tuple[fx.Node, int] | None:
     return (x, number) if is_call(x, aten.one_hot) and axis == rank(x) - 1 else None
 
 
-def mask_of(indices: list[Any]) -> fx.Node | None:
+def mask_of(indices: list[fx.Node | None]) -> fx.Node | None:
     """The mask of neighbouring axes that is true at the places that indices say, each once."""
     found = [_column_of(i) for i in indices if i is not None]
     mask = found[0][0] if found and found[0] is not None else None
     return mask if mask is not None and found == [(mask, i) for i in range(rank(mask))] else None
 
 
-def _column_of(places: Any) -> tuple[fx.Node, int] | None:
+def _column_of(places: fx.Node) -> tuple[fx.Node, int] | None:
     """The mask at whose true places an index counts, and along which of its axes."""
     axis, length = 0, None
     while True:

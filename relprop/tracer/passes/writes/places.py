@@ -87,27 +87,23 @@ def _put_slice(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.
     if argument(view, "length") is not None:  # narrow
         start = argument(view, "start") % (shape[dim] + 1)
         return put(at, whole, part, dim, start, start + argument(view, "length"))
-    bounds = (argument(view, n) for n in ("start", "end", "step"))
-    return put_slice(at, whole, part, dim, *slice(*bounds).indices(shape[dim]))
+    bounds = slice(*(argument(view, n) for n in ("start", "end", "step")))
+    return put_slice(at, whole, part, dim, range(*bounds.indices(shape[dim])))
 
 
-def put_slice(
-    at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: int, step: int
-) -> fx.Node:
-    """``whole`` with ``part`` in every ``step``-th position. Where the positions come round evenly
-    (all even ones), they are one position of an axis of ``step``."""
-    shape = shape_of(whole)
-    length = shape[dim]
+def put_slice(at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, places: range) -> fx.Node:
+    """``whole`` with ``part`` in evenly spaced ``places`` of an axis. Where they come round evenly
+    (all even ones), they are one position of an axis as long as their step."""
+    shape, start, step = shape_of(whole), places.start, places.step
     if step == 1:
-        return put(at, whole, part, dim, start, max(start, end))
-    if length % step == 0 and start < step and shape_of(part)[dim] == length // step:
-        rows = [*shape[:dim], length // step, step, *shape[dim + 1 :]]
-        one = [*shape[:dim], length // step, 1, *shape[dim + 1 :]]
-        folded = put(
-            at, reshaped(at, whole, rows), reshaped(at, part, one), dim + 1, start, start + 1
-        )
-        return reshaped(at, folded, shape)
-    return emit(at, aten.slice_scatter.default, whole, part, dim, start, end, step)
+        return put(at, whole, part, dim, start, max(start, places.stop))
+    count, rest = divmod(shape[dim], step)
+    if rest == 0 and start < step and shape_of(part)[dim] == count:
+        rows = reshaped(at, whole, [*shape[:dim], count, step, *shape[dim + 1 :]])
+        one = reshaped(at, part, [*shape[:dim], count, 1, *shape[dim + 1 :]])
+        return reshaped(at, put(at, rows, one, dim + 1, start, start + 1), shape)
+    bounds = (start, places.stop, step)
+    return emit(at, aten.slice_scatter.default, whole, part, dim, *bounds)
 
 
 def _put_by_index(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:

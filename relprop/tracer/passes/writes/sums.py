@@ -3,8 +3,6 @@ another, or the values in order."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -54,7 +52,7 @@ def _written_apart(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
     return made
 
 
-def _write_of(at: fx.Node, n: fx.Node) -> tuple[list[Any], Any]:
+def _write_of(at: fx.Node, n: fx.Node) -> tuple[list[fx.Node | None], fx.Node]:
     """The indices of a write or a sum by index, and the values."""
     if is_call(n, aten.index_put):
         return list(arguments(n)[1]), arguments(n)[2]
