@@ -8,12 +8,13 @@ other function, a function before none. Equal ranks decide nothing: both factors
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, fx
 
 from relprop.operations import FILLS, MOVES, Kind, argument, is_call, kind
+from relprop.rules.notes import Constants
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
@@ -26,7 +27,7 @@ SEEN_THROUGH = (
 _GRID = torch.linspace(-60.0, 60.0, 4001, dtype=torch.float64)
 
 
-def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Mapping[str, int]]:
+def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Constants]:
     """For products of two activations, the position of the operand that is a constant, by kind.
 
     ``constant``: a factor that is one over a deviation. ``attention``: the map at an attention
@@ -34,7 +35,7 @@ def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Mapping[str
     elementwise product. A product that has none of them is in no entry.
     """
     maps = {site.contraction: site.attention for site in sites}
-    notes: dict[fx.Node, Mapping[str, int]] = {}
+    notes: dict[fx.Node, Constants] = {}
     for node in flow.nodes:
         if kind(node) not in (Kind.PRODUCT, Kind.MATMUL):
             continue
@@ -45,22 +46,22 @@ def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Mapping[str
         if kind(node) is Kind.MATMUL:
             weights = [i for i, n in enumerate(last) if kind(n) is Kind.SOFTMAX]
             alone = weights[0] if len(weights) == 1 else None
-            kinds = {"attention": operands.index(maps[node]) if node in maps else alone}
+            at = operands.index(maps[node]) if node in maps else alone
+            found = Constants(attention=at)
         else:
-            kinds = _kinds_of_factors(last, flow)
-        found = {name: at for name, at in kinds.items() if at is not None}
-        if found:
+            found = _constants_of_factors(last, flow)
+        if found != Constants():
             notes[node] = found
     return notes
 
 
-def _kinds_of_factors(last: list[fx.Node], flow: Flow) -> dict[str, int | None]:
+def _constants_of_factors(last: list[fx.Node], flow: Flow) -> Constants:
     divisors = [i for i, n in enumerate(last) if _is_inverse(n, flow)]
     ranks = [_rank(n) for n in last]
-    return {
-        "constant": divisors[0] if len(divisors) == 1 else None,
-        "gate": None if ranks[0] == ranks[1] else ranks.index(max(ranks)),
-    }
+    return Constants(
+        constant=divisors[0] if len(divisors) == 1 else None,
+        gate=None if ranks[0] == ranks[1] else ranks.index(max(ranks)),
+    )
 
 
 def _is_inverse(node: fx.Node, flow: Flow) -> bool:

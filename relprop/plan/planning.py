@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,6 +16,7 @@ from relprop.plan.gates import gate_notes
 from relprop.plan.regions import find_regions, region_step
 from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.call import Call
+from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs, val
@@ -88,7 +88,7 @@ def make_plan(
     wanted: frozenset[fx.Node],
     *,
     on_unknown: str = "generic",
-    notes: Mapping[fx.Node, Mapping[str, Any]] | None = None,
+    notes: Mapping[fx.Node, Note] | None = None,
     regions: bool = True,
 ) -> Plan:
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
@@ -187,7 +187,7 @@ def _op_step(
     needed: set[fx.Node],
     on_unknown: str,
     findings: list[Finding],
-    notes: Mapping[fx.Node, Mapping[str, Any]],
+    notes: Mapping[fx.Node, Note],
 ) -> Step:
     operands, rebuild = template(node, program.dtype)
     roles = tuple(
@@ -213,7 +213,7 @@ def _op_step(
         node.target,
         node.target,
         argument_names(node, operands),
-        notes=notes.get(node, {}),
+        note=notes.get(node),
         output=node.args[1] if kind(node) is Kind.OUTPUT else 0,
     )  # type: ignore[arg-type]
 

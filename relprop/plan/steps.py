@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
 
 from relprop.rules.call import Call, Operand
+from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.tracer.facts import booked_as, place
 
@@ -37,7 +38,7 @@ class Step:
     op: Any
     arguments: tuple[str, ...]
     inner: frozenset[fx.Node] = frozenset()
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    note: Note | None = None
     output: int = 0
 
     @cached_property
@@ -76,7 +77,7 @@ class Step:
             self.function,
             place(self.node).call,
             extra,
-            self.notes,
+            self.note,
         )
 
 

@@ -4,7 +4,7 @@ windows, pooling, what operands carry."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -12,6 +12,14 @@ from torch.nn import functional as F
 
 from relprop.operations import Kind, argument, kind, of
 from relprop.rollup.merges import Merges, is_merge
+from relprop.rules.notes import (
+    ConvolutionNote,
+    FieldNote,
+    LinearNote,
+    ProductNote,
+    ReductionNote,
+    SiteNote,
+)
 from relprop.tracer.atoms import is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
@@ -24,55 +32,48 @@ REDUCED = frozenset({Kind.TOTAL, Kind.STATISTIC})
 ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.GATHER})
 
 
-def rollup_notes(
-    program: Program, flow: Flow, sites: tuple[Site, ...]
-) -> dict[fx.Node, dict[str, Any]]:
+def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[fx.Node, FieldNote]:
     """What each node's roll-up rule needs to know."""
-    merges = [n for n in flow.nodes if is_merge(n, flow)]
     notes = {node: _note(program, flow, node) for node in flow.nodes}
-    for node in flow.nodes:
-        pools = kind(node) is Kind.TOTAL and notes[node]["pooled"] > 1
+    for node, note in list(notes.items()):
+        pools = isinstance(note, ReductionNote) and kind(node) is Kind.TOTAL and note.pooled > 1
         if pools and (masked := _masked(node, flow)) is not None:
-            notes[masked[0]]["weighed"] = masked[1]
-    for site in sites:
-        if site.contraction in notes:
-            notes[site.contraction]["transposed"] = site.transposed
-    contractions = {site.contraction for site in sites}
+            product, axes = masked
+            notes[product] = replace(notes[product], weighed=axes)
+    contractions = {site.contraction: site for site in sites}
     outer = Merges(flow, sites, program.axes)
-    products = [
-        n
-        for n in flow.nodes
-        if kind(n) is Kind.MATMUL and len(flow.inputs[n]) > 1 and n not in contractions
-    ]
-    for node in (*merges, *products):
-        notes[node]["carries"] = outer.carries(node)
+    for node, note in list(notes.items()):
+        if node in contractions:
+            axes, transposed = note.token_axes, contractions[node].transposed
+            notes[node] = SiteNote(axes, transposed=transposed)
+        elif is_merge(node, flow) or (kind(node) is Kind.MATMUL and len(flow.inputs[node]) > 1):
+            notes[node] = replace(note, carries=outer.carries(node))
     return notes
 
 
-def _note(program: Program, flow: Flow, node: fx.Node) -> dict[str, Any]:
+def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:
     """What can be told of a node from its operand's axes and its own."""
-    what, axes = kind(node), program.axes.get(node, ())
-    note: dict[str, Any] = {"token_axes": tuple(is_token(axis) for axis in axes)}
+    what = kind(node)
+    axes = tuple(is_token(axis) for axis in program.axes.get(node, ()))
     source = next((i for i in flow.inputs[node]), None)
     source_axes = program.axes.get(source, ()) if source is not None else ()
     if what is Kind.LINEAR and source_axes:
-        note["folded"] = token_count(source_axes[-1])
-        note["mixes"] = is_token(source_axes[-1])
+        last = source_axes[-1]
+        return LinearNote(axes, folded=token_count(last), mixes=is_token(last))
     if what in REDUCED and source is not None:
-        note["reduced"] = _reduced(node, val(source).dim())
-        counts = (token_count(source_axes[i]) for i in note["reduced"])
-        note["pooled"] = math.prod(counts) if source_axes else 1
+        reduced = _reduced(node, val(source).dim())
+        counts = (token_count(source_axes[i]) for i in reduced)
+        return ReductionNote(axes, reduced=reduced, pooled=math.prod(counts) if source_axes else 1)
     if what is Kind.CONVOLUTION:
-        note.update(_convolution(node))
-        together = source_axes and note["depthwise"] == 1
-        note["folded"] = token_count(source_axes[1]) if together else 1
-    if what in ROUTED and len(flow.inputs[node]) == 1 and source_axes:
-        note["routed"] = _routed(node, source_axes)
+        return replace(_convolution(node, source_axes), token_axes=axes)
     if what is Kind.MATMUL:
-        note.update(_product(node, program))
-    if _repeats_tokens(node, source_axes):
-        note["adds"] = True
-    return note
+        return replace(_product(node, program), token_axes=axes)
+    routed = what in ROUTED and len(flow.inputs[node]) == 1 and bool(source_axes)
+    return FieldNote(
+        axes,
+        adds=_repeats_tokens(node, source_axes),
+        routed=_routed(node, source_axes) if routed else (),
+    )
 
 
 def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
@@ -125,7 +126,7 @@ CONVOLUTIONS = {
 }
 
 
-def _convolution(node: fx.Node) -> Mapping[str, Any]:
+def _convolution(node: fx.Node, source_axes: Any) -> ConvolutionNote:
     """How a convolution's windows lie, and whether it is depthwise (its channels then stay
     apart)."""
     what, weight, channels = of(node), val(node.args[1]), val(node.args[0]).shape[1]
@@ -133,14 +134,15 @@ def _convolution(node: fx.Node) -> Mapping[str, Any]:
     options = {n: v for n in names if (v := argument(node, n)) is not None}
     groups = argument(node, "groups") or 1
     depthwise = groups == channels == val(node).shape[1] and weight.shape[1] == 1
-    return {
-        "convolution": CONVOLUTIONS[what.axes, what.transposed],
-        "options": options,
-        "depthwise": channels if depthwise else 1,
-    }
+    return ConvolutionNote(
+        convolution=CONVOLUTIONS[what.axes, what.transposed],
+        options=options,
+        depthwise=channels if depthwise else 1,
+        folded=token_count(source_axes[1]) if source_axes and not depthwise else 1,
+    )
 
 
-def _product(node: fx.Node, program: Program) -> Mapping[str, Any]:
+def _product(node: fx.Node, program: Program) -> ProductNote:
     """What a matrix product sums over, which of its rows and columns are tokens, and which operand
     only says how tokens are mixed."""
     left, right = node.args[:2]
@@ -155,12 +157,12 @@ def _product(node: fx.Node, program: Program) -> Mapping[str, Any]:
         for i, (axes, tokens) in enumerate(((a, rows), (b, columns)))
         if axes is None or (over_tokens and tokens)
     ]
-    return {
-        "over_tokens": over_tokens,
-        "token_rows": rows,
-        "token_columns": columns,
-        "mixer": mixers[0] if over_tokens and len(mixers) == 1 else None,
-    }
+    return ProductNote(
+        over_tokens=over_tokens,
+        token_rows=rows,
+        token_columns=columns,
+        mixer=mixers[0] if over_tokens and len(mixers) == 1 else None,
+    )
 
 
 def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:

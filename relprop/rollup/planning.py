@@ -12,6 +12,7 @@ from relprop.plan import Plan, Step, flowing, make_plan
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.streams import Stream, streams
 from relprop.rules.mixing import mixed, weighed
+from relprop.rules.notes import FieldNote, LinearNote, ProductNote
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
 from relprop.tracer.editing import val
@@ -56,16 +57,17 @@ def _with_values(plan: Plan) -> Plan:
     say how it mixes."""
     steps, keep = [], set(plan.keep)
     for step in plan.steps:
-        if "weighed" in step.notes:
+        note = step.note
+        if isinstance(note, FieldNote) and note.weighed is not None:
             keep |= {
                 o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"
             }
             step = replace(step, rule=weighed)
-        if step.notes.get("mixes"):
+        if isinstance(note, LinearNote) and note.mixes:
             keep.add(step.operands[1])
             step = replace(step, rule=mixed)
-        if step.notes.get("over_tokens") and "transposed" not in step.notes:
-            keep |= {o for i, o in enumerate(step.operands) if step.notes["mixer"] in (None, i)}
+        if isinstance(note, ProductNote):
+            keep |= {o for i, o in enumerate(step.operands) if note.reads(i)}
         steps.append(step)
     return replace(plan, steps=tuple(steps), keep=frozenset(keep))
 
@@ -94,7 +96,8 @@ def _reached(plan: Plan, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -
     for step in plan.steps:
         if step.node not in reached:
             continue
-        weights = step.notes.get("carries", (1.0,) * len(step.operands))
+        note = step.note if isinstance(step.note, FieldNote) else FieldNote()
+        weights = note.weights(len(step.operands))
         takes = tuple(
             n and bool(w) and values.get(step.node, o) is o
             for o, n, w in zip(step.operands, step.needed, weights, strict=True)

@@ -22,6 +22,7 @@ from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.closed import Matmul
 from relprop.rules.families import STABILISER, ZERO, Add, Sample, carry, lost_by_division
+from relprop.rules.notes import Constants
 from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import Key
 
@@ -166,7 +167,9 @@ class BothMatrices:
 def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
     """Which of two operands counts as a constant, by the plan's notes (``relprop.plan.gates``), or
     ``None``."""
-    return next((call.notes[kind] for kind in kinds if kind in call.notes), None)
+    noted = call.noted(Constants)
+    found = (getattr(noted, kind) for kind in kinds)
+    return next((at for at in found if at is not None), None)
 
 
 @rule(family="balance", reads="", name="quotient: the divisor is a constant")

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from relprop.rules.notes import Note
+
+N = TypeVar("N", bound=Note)
 Role = Literal["activation", "parameter", "constant"]
 
 
@@ -59,7 +62,7 @@ class Call:
     ``op`` is an ATen or custom operator, or the module class when a whole module call is one
     operation. ``operands`` are its tensors in order of appearance; ``template`` rebuilds the
     arguments from them. ``extra`` is a tensor that a method attached to this call (the roll-up
-    attaches Eq. 13's matrix to an attention site), ``notes`` what the plan worked out about it.
+    attaches Eq. 13's matrix to an attention site), ``note`` what the plan worked out about it.
     """
 
     op: Any
@@ -69,7 +72,11 @@ class Call:
     function: Callable[..., Any]
     path: str = ""
     extra: Tensor | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    note: Note | None = None
+
+    def noted(self, kind: type[N]) -> N:
+        """What the plan noted for rules of this kind; the defaults where it noted nothing."""
+        return self.note if isinstance(self.note, kind) else kind()
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ A *field* has the shape of a value, with channels first: every channel but the l
 last is the count of what carries it; the number at a place is sum/count. *move* ops move both; over
 feature and head axes the number is Σsum/Σcount (so the mean over heads E_h falls out of the value
 projection); over token axes fields sum; where uses of one value meet, numbers add. ``call.extra``
-is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.notes`` says which axes are
+is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.note`` says which axes are
 tokens and what each operand carries.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relprop.rules.call import Call
-from relprop.rules.families import move
+from relprop.rules.notes import FieldNote, LinearNote, ReductionNote, SiteNote
 from relprop.rules.rule import Rule, rule
 
 Field = Tensor
@@ -89,14 +89,14 @@ def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
 def merge(field: Field, call: Call) -> Fields:
     """add, product, elementwise, norms: each operand that is an activation carries its weight of
     the field."""
-    weights = call.notes.get("carries", (1.0,) * len(call.operands))
+    note = call.noted(FieldNote)
     if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
         field = torch.cat([field[:-1] * call.extra, field[-1:]])
     return tuple(
-        unbroadcast(weighted(field, w), operand_shape(call, i), call.notes.get("token_axes", ()))
+        unbroadcast(weighted(field, w), operand_shape(call, i), note.token_axes)
         if call.operands[i].flows and w
         else None
-        for i, w in enumerate(weights)
+        for i, w in enumerate(note.weights(len(call.operands)))
     )
 
 
@@ -105,26 +105,23 @@ def weighted(field: Field, weight: float) -> Field:
     return field if weight == 1 else torch.cat([field[:-1] * weight, field[-1:]])
 
 
-@rule(family="rollup", reads="", name="field: move")
-def moved(field: Field, call: Call) -> Fields:
-    """Moves take sums and counts to where the values came from, channel by channel."""
-    inverse = call.notes.get("inverse", move)
-    weights = call.notes.get("carries", (1.0,) * len(call.operands))
-    if call.notes.get("adds"):  # one token of the input is several of the output: their numbers add
+def moved(field: Field, call: Call, inverse: Rule) -> Fields:
+    """Moves take sums and counts to where the values came from, channel by channel; ``inverse``
+    takes one channel there."""
+    note = call.noted(FieldNote)
+    if note.adds:  # one token of the input is several of the output: their numbers add
         numbers, present = number(field, ())
         field = torch.cat([numbers * present, present])
-    shares = iter(
-        _by_channel(
-            lambda channel: [s for s in inverse.function(channel, call) if s is not None], field
-        )
-    )
-    shares = map(_once, shares) if call.notes.get("adds") else shares
-    placed = [
-        next(shares) if call.inputs[i].is_floating_point() else None
-        for i in range(len(call.operands))
-    ]
+
+    def back(channel: Tensor) -> list[Tensor]:
+        return [s for s in inverse.function(channel, call) if s is not None]
+
+    fields = _by_channel(back, field)
+    shares = iter([_once(f) for f in fields] if note.adds else fields)
+    placed = [next(shares) if x.is_floating_point() else None for x in call.inputs]
     return tuple(
-        None if s is None or not w else weighted(s, w) for s, w in zip(placed, weights, strict=True)
+        None if s is None or not w else weighted(s, w)
+        for s, w in zip(placed, note.weights(len(placed)), strict=True)
     )
 
 
@@ -143,7 +140,7 @@ def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> lis
 def expanded(field: Field, call: Call) -> Fields:
     """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
     return (
-        unbroadcast(field, operand_shape(call, 0), call.notes.get("token_axes", ())),
+        unbroadcast(field, operand_shape(call, 0), call.noted(FieldNote).token_axes),
         *(None for _ in call.operands[1:]),
     )
 
@@ -153,7 +150,7 @@ def projected(field: Field, call: Call) -> Fields:
     """linear: the number of a position is the mean over the features that carry one; k tokens
     folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
-    folded = call.notes.get("folded", 1)
+    folded = call.noted(LinearNote).folded
     return (
         spread(numbers / folded, present, operand_shape(call, 0)),
         *(None for _ in call.operands[1:]),
@@ -164,11 +161,11 @@ def projected(field: Field, call: Call) -> Fields:
 def pooled(field: Field, call: Call) -> Fields:
     """mean, sum: each of n pooled tokens gets 1/n; pooled features get it whole."""
     shape = operand_shape(call, 0)
-    reduced = call.notes["reduced"]
-    keep = [1 if i in reduced else s for i, s in enumerate(shape)]
+    note = call.noted(ReductionNote)
+    keep = [1 if i in note.reduced else s for i, s in enumerate(shape)]
     field = field.reshape(field.shape[0], *keep)
     numbers, present = number(field, ())
-    return (spread(numbers / call.notes.get("pooled", 1), present, shape),)
+    return (spread(numbers / note.pooled, present, shape),)
 
 
 @rule(family="rollup", reads="", name="field: attention site")
@@ -186,7 +183,7 @@ def attended(field: Field, call: Call) -> Fields:
     def through(numbers: Tensor, matrix: Tensor) -> Tensor:
         if matrix.dim() == numbers.dim() and len(matrix) > 1:
             numbers = numbers.sum(0, keepdim=True)
-        return numbers @ matrix.mT if call.notes["transposed"] else matrix.mT @ numbers
+        return numbers @ matrix.mT if call.noted(SiteNote).transposed else matrix.mT @ numbers
 
     return _to_values(field, call, through)
 
@@ -198,7 +195,11 @@ def attended_once(first: int) -> Rule:
     def function(field: Field, call: Call) -> Fields:
         def through(numbers: Tensor, matrices: Tensor) -> Tensor:
             identity = numbers[-1:]
-            made = identity @ matrices.mT if call.notes["transposed"] else matrices.mT @ identity
+            made = (
+                identity @ matrices.mT
+                if call.noted(SiteNote).transposed
+                else matrices.mT @ identity
+            )
             none = torch.zeros_like(made[:1])
             return torch.cat(
                 [
@@ -216,7 +217,7 @@ def attended_once(first: int) -> Rule:
 def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:
     """The field of V: ``through`` (of each query's number and the matrix), per head, spread over
     V's features."""
-    right = call.notes["transposed"]
+    right = call.noted(SiteNote).transposed
     v_at = 0 if right else 1
     shape = operand_shape(call, v_at)
     feature, query = (-2, -1) if right else (-1, -2)

@@ -20,6 +20,7 @@ from relprop.rules.fields import (
     unbroadcast,
     weighted,
 )
+from relprop.rules.notes import ConvolutionNote, FieldNote, ProductNote
 from relprop.rules.rule import rule
 
 
@@ -27,17 +28,17 @@ from relprop.rules.rule import rule
 def weighed(field: Field, call: Call) -> Fields:
     """A product with a mask, or a fill by one, that is then summed over tokens: each token gets its
     share of the weights, a masked one nothing."""
-    at = call.activations[0]
+    at, note = call.activations[0], call.noted(FieldNote)
     ones, zeros = (
         call.apply(*(f(x) if i == at else x for i, x in enumerate(call.inputs)))
         for f in (torch.ones_like, torch.zeros_like)
     )
     weights = (ones - zeros).abs().to(field.dtype)
-    mean = weights.mean(call.notes["weighed"], keepdim=True)
+    mean = weights.mean(note.weighed, keepdim=True)
     share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
     field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
     return tuple(
-        unbroadcast(field, operand_shape(call, i), call.notes["token_axes"]) if i == at else None
+        unbroadcast(field, operand_shape(call, i), note.token_axes) if i == at else None
         for i in range(len(call.operands))
     )
 
@@ -80,23 +81,21 @@ def convolved(field: Field, call: Call) -> Fields:
     """A convolution (1 to 3 axes, also transposed): the positions under a window in even shares;
     channels by their mean unless it is depthwise, k tokens folded into them 1/k each."""
     shape = operand_shape(call, 0)
-    channels = call.notes["depthwise"]
+    note = call.noted(ConvolutionNote)
+    channels, operation = note.depthwise, note.convolution
+    assert operation is not None
     numbers, present = number(field, () if channels > 1 else (1,))
     kernel = torch.ones(
         channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
     )
-    options = {**call.notes["options"], "groups": channels}
-    operation = call.notes["convolution"]
+    options = {**note.options, "groups": channels}
     covered, pull = torch.func.vjp(
         lambda x: operation(x, kernel, None, **options),
         torch.ones(shape[0], channels, *shape[2:], dtype=field.dtype, device=field.device),
     )  # type: ignore[misc]
     share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
     back = torch.stack(
-        [
-            pull(channel * share)[0]
-            for channel in (*(numbers / call.notes["folded"] * present), present[0])
-        ]
+        [pull(channel * share)[0] for channel in (*(numbers / note.folded * present), present[0])]
     )
     there = (back[-1:] > 0).to(field.dtype)
     return (torch.cat([back[:-1], there]).expand(-1, *shape), *(None for _ in call.operands[1:]))
@@ -119,26 +118,22 @@ def contracted(field: Field, call: Call) -> Fields:
     """A matrix product that is no attention site: over features each operand's row or column
     carries its weight of the field; over tokens, a mixing matrix (constant or not) hands token k
     its |m_qk|/Σ_k|m_qk|, and two operands |a_ik·b_kj|/Σ_k|a_ik·b_kj|."""
-    notes, (a, b) = (
-        call.notes,
-        (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs)),
-    )
-    weights = notes.get("carries") or tuple(float(o.flows) for o in call.operands)
+    note = call.noted(ProductNote)
+    a, b = (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs))
+    weights = note.carries or tuple(float(o.flows) for o in call.operands)
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     field = field.reshape(field.shape[0], *shape)
-    if notes["mixer"] is not None:
-        shares = _mixed(field, a, b, notes["mixer"])
-    elif notes["over_tokens"]:
+    if note.mixer is not None:
+        shares = _mixed(field, a, b, note.mixer)
+    elif note.over_tokens:
         shares = _summed(field, a.abs().to(field.dtype), b.abs().to(field.dtype))
     else:
-        rows, columns = notes["token_rows"], notes["token_columns"]
         shares = [
-            _line(field, -1, columns).expand(-1, *shape[:-1], a.shape[-1]),
-            _line(field, -2, rows).expand(-1, *shape[:-2], b.shape[-2], shape[-1]),
+            _line(field, -1, note.token_columns).expand(-1, *shape[:-1], a.shape[-1]),
+            _line(field, -2, note.token_rows).expand(-1, *shape[:-2], b.shape[-2], shape[-1]),
         ]
-    token_axes = notes["token_axes"]
     return tuple(
-        unbroadcast(weighted(s, w), operand_shape(call, i), (*token_axes[:-2], False, False))
+        unbroadcast(weighted(s, w), operand_shape(call, i), (*note.token_axes[:-2], False, False))
         if s is not None and w and call.operands[i].flows
         else None
         for i, (s, w) in enumerate(zip(shares, weights, strict=True))

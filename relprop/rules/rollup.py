@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from relprop.operations import FILLS, MOVES, STOPS, Kind
@@ -23,6 +21,7 @@ from relprop.rules.fields import (
     projected,
 )
 from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
+from relprop.rules.notes import FieldNote, SiteNote
 from relprop.rules.presets import CARRIED, PRODUCTS, stop, table
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Key, RuleSet
@@ -30,18 +29,21 @@ from relprop.rules.ruleset import Key, RuleSet
 aten = torch.ops.aten
 
 
+MOVED = "field: move"
+
+
 def _inverse(rule_of_move: Rule) -> Rule:
     def function(field: Field, call: Call) -> Fields:
-        return moved.function(field, replace(call, notes={**call.notes, "inverse": rule_of_move}))
+        return moved(field, call, rule_of_move)
 
-    return Rule(function, moved.name, "rollup", rule_of_move.reads)
+    return Rule(function, MOVED, "rollup", rule_of_move.reads)
 
 
 def _routed(field: Field, call: Call) -> Fields:
     """Maxima, and what is picked per feature: to where it was found; over tokens, the features of
     those that lost are there, too, with nothing."""
-    found = _inverse(move).function(field, call)
-    axes = tuple(i + 1 for i in call.notes.get("routed", ()))
+    found = moved(field, call, move)
+    axes = tuple(i + 1 for i in call.noted(FieldNote).routed)
     if not axes:
         return found  # type: ignore[return-value]
     return tuple(
@@ -58,7 +60,8 @@ def _shuffled(field: Field, call: Call) -> Fields:
     """pixel_shuffle: one token becomes k² that were folded into its features; their numbers add, as
     over any tokens."""
     numbers, present = number(field, ())
-    found = _inverse(move).function(torch.cat([numbers * present, present]), call)[0]  # type: ignore[index]
+    found = moved(torch.cat([numbers * present, present]), call, move)[0]
+    assert found is not None
     folded = found.shape[-3] // field.shape[-3]
     parts = found.unflatten(-3, (-1, folded))
     there = parts[-1:].amax(-3, keepdim=True).expand(parts[-1:].shape)
@@ -66,7 +69,7 @@ def _shuffled(field: Field, call: Call) -> Fields:
 
 
 def _product(field: Field, call: Call) -> Fields:
-    return (attended if "transposed" in call.notes else contracted).function(field, call)  # type: ignore[return-value]
+    return (attended if isinstance(call.note, SiteNote) else contracted).function(field, call)  # type: ignore[return-value]
 
 
 either_matmul = Rule(_product, "field: attention site or product", "rollup", frozenset())
@@ -93,11 +96,11 @@ ROLLUP = RuleSet(
             (STOPS, stop),
             ((*CARRIED, *PRODUCTS, Kind.SUM), merge),
             ((Kind.EXPAND,), expanded),
-            ((Kind.GATHER,), Rule(_routed, moved.name, "rollup", frozenset())),
-            ((aten.pixel_shuffle,), Rule(_shuffled, moved.name, "rollup", frozenset())),
+            ((Kind.GATHER,), Rule(_routed, MOVED, "rollup", frozenset())),
+            ((aten.pixel_shuffle,), Rule(_shuffled, MOVED, "rollup", frozenset())),
             *(((key,), _inverse(inverse)) for key, inverse in INVERSES),
             ((*MOVES, *FILLS), _inverse(move)),
-            (ROUTED, Rule(_routed, moved.name, "rollup", frozenset({"inputs"}))),
+            (ROUTED, Rule(_routed, MOVED, "rollup", frozenset({"inputs"}))),
             ((Kind.LINEAR,), projected),
             (REDUCED, pooled),
             ((Kind.CONVOLUTION,), convolved),

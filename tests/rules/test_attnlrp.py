@@ -23,6 +23,7 @@ from relprop.methods import METHODS
 from relprop.plan.gates import gate_notes
 from relprop.rules import ATTNLRP, ATTNLRP_IDENTITY, CP_LRP, PRESETS
 from relprop.rules.attnlrp import EPSILON, attnlrp_lines
+from relprop.rules.notes import Constants
 from relprop.rules.presets import variant
 from tests.common.calls import amounts, make_call
 from tests.common.local_gradients import contributions
@@ -126,7 +127,7 @@ def test_attention_maps_are_constants_in_cp_lrp():
     a, v, relevance = drawn(2, 3, 4).softmax(-1), drawn(2, 4, 5, seed=1), drawn(2, 3, 5, seed=2)
     for left, right, at in ((a, v, 0), (v.mT, a.mT, 1)):
         r = relevance if at == 0 else relevance.mT
-        call = replace(make_call(aten.matmul.default, left, right), notes={"attention": at})
+        call = replace(make_call(aten.matmul.default, left, right), note=Constants(attention=at))
         shares = split(CP_LRP, r, call).shares
         assert shares[at] is None
         expected = v * (a.mT @ (relevance / stabilised(a @ v)))
@@ -145,7 +146,7 @@ def test_gates_are_halved_or_constant():
     assert all(
         closeness(share, kept / 2) <= EXACT for share in split(CP_LRP, relevance, call).shares
     )
-    gated = replace(call, notes={"gate": 0})
+    gated = replace(call, note=Constants(gate=0))
     assert all(
         closeness(share, kept / 2) <= EXACT for share in split(ATTNLRP, relevance, gated).shares
     )
@@ -154,7 +155,7 @@ def test_gates_are_halved_or_constant():
         and closeness(split(CP_LRP, relevance, gated).shares[1], kept) <= EXACT
     )
     for rules in (ATTNLRP, CP_LRP):
-        shares = split(rules, relevance, replace(call, notes={"constant": 1})).shares
+        shares = split(rules, relevance, replace(call, note=Constants(constant=1))).shares
         assert shares[1] is None and closeness(shares[0], kept) <= EXACT
     shares = split(ATTNLRP, relevance, make_call(aten.div.Tensor, u, v)).shares
     assert shares[1] is None and closeness(shares[0], relevance) <= EXACT
