@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Prepared
+from relprop.api.why import Why, why
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Explanation
 from relprop.interpreter.forward import forward
@@ -25,6 +26,7 @@ from relprop.interpreter.ledger import Ledger
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.operations import name_of
+from relprop.plan import Plan
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
 from relprop.runner.judging import Judge, judged
@@ -83,6 +85,7 @@ class Instrument:
         self._done: tuple[Run, Start] | None = None
         self._relevance: dict[fx.Node, Tensor] | None = None
         self._books: Ledger | None = None
+        self._plan: Plan | None = None
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names of the nodes that ``pattern`` matches, in forward order."""
@@ -122,6 +125,26 @@ class Instrument:
         self._propagate()
         assert self._books is not None
         return self._books
+
+    def why(self, name: str) -> Why:
+        """Why a node got its relevance: who handed it down, by which rule it goes on, each
+        operand's share, and its books; print it. ``name`` names one node.
+
+        >>> import torch, relprop
+        >>> from relprop.demo.model import digit_scene_model
+        >>> with relprop.instrument(digit_scene_model(), torch.rand(1, 1, 32, 32), target=3) as probe:
+        ...     found = probe.why("blocks.3.attn:softmax")
+        >>> found.rule
+        'carry'
+        """  # noqa: E501
+        nodes = set(self._matching(name).values())
+        if len(nodes) > 1:
+            raise OptionError(f"{name!r} names {len(nodes)} nodes: give the name of one")
+        relevance = self._propagate()
+        assert self._plan is not None and self._books is not None
+        values = self._forward()[0].detached()
+        with undisturbed(self.session.model), torch.no_grad():
+            return why(self._plan, self._books, values, relevance, nodes.pop())
 
     def hook(self, pattern: str, function: RelevanceHook) -> Handle:
         """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it
@@ -184,13 +207,13 @@ class Instrument:
             done, start = self._forward()
             leaves = frozenset(self.session.program.leaves.values())
             starts = tuple({n: None for term in start.terms for n in term.seeds})
-            self._plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
-            for text in self.session.notices(self._plan):
+            plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
+            for text in self.session.notices(plan):
                 warn(text)
+            hooks = self._hooks_by_node()
             with undisturbed(self.session.model), torch.no_grad():
-                walk, self._books = walk_terms(
-                    self._plan, done.detached(), start.terms, self._hooks_by_node()
-                )
+                walk, books = walk_terms(plan, done.detached(), start.terms, hooks)
+            self._plan, self._books = plan, books
             self._relevance = walk.found
         return self._relevance
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, fx
 
-from relprop.interpreter.walk import Pending, Walk, join, walk
+from relprop.interpreter.ledger import sum_of
+from relprop.interpreter.walk import Pending, Walk, apply, join, walk
 from relprop.plan import Plan
 from relprop.tracer.facts import is_batched
 from relprop.tracer.run import Values, per_sample
 
 Hook = Callable[[Tensor], Tensor | None]
 
-__all__ = ["Hook", "Walk", "propagate"]
+__all__ = ["Hook", "Walk", "propagate", "shares_at"]
 
 
 def propagate(
@@ -77,3 +78,17 @@ def _walk_section(
         return walk(plan, nodes, fixed | given, left, added, account), left
 
     return per_sample(one_sample, pending, batched, attached)  # type: ignore[no-any-return]
+
+
+def shares_at(plan: Plan, values: Values, node: fx.Node, relevance: Tensor) -> Mapping[int, Tensor]:
+    """Σ of what each operand of ``node`` is given of ``relevance`` (batch first), by its position,
+    (batch,)."""
+    read = plan.read_at([node])
+    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
+    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+
+    def one_sample(arrived: Tensor, given: Values) -> dict[int, Tensor]:
+        shares = apply(plan.step_at[node], arrived, fixed | given, None).shares
+        return {i: sum_of(share) for i, share in enumerate(shares) if share is not None}
+
+    return per_sample(one_sample, relevance, batched)  # type: ignore[no-any-return]

@@ -108,7 +108,7 @@ def account_of(step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split)
     for i, share in enumerate(split.shares):
         if share is None:
             continue
-        amount = share.value if isinstance(share, Total) else total(share)
+        amount = sum_of(share)
         if step.roles[i] == "activation":
             flowed = added(flowed, {"to_inputs" if step.needed[i] else "unread": amount})
         else:
@@ -126,6 +126,11 @@ def account_of(step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split)
         absorbed,
         dict(split.lost),
     )
+
+
+def sum_of(share: Tensor | Total) -> Tensor:
+    """Σ of a share, also of one that is only its sum."""
+    return share.value if isinstance(share, Total) else total(share)
 
 
 def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:

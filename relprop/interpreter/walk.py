@@ -81,7 +81,7 @@ def walk(
             if account:
                 done.ended[node] = total(relevance)
             continue
-        split = _apply(step, relevance, values, extras.get(node))
+        split = apply(step, relevance, values, extras.get(node))
         if account:
             done.accounts.append(account_of(step, relevance, split))
         for edge, share in zip(step.edges, split.shares, strict=True):
@@ -117,7 +117,7 @@ def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tens
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def _apply(step: Step, relevance: Any, values: Values, extra: Tensor | None) -> Split:
+def apply(step: Step, relevance: Any, values: Values, extra: Tensor | None) -> Split:
     """One rule on one sample."""
     first = relevance[0] if isinstance(relevance, tuple) else relevance
     dtype, output = at_least_float32(first.dtype), values.get(step.node)

@@ -101,7 +101,7 @@ def register(
         signed,
         cost,
         source,
-        **({} if reads is None else {"reads": reads}),
+        reads=reads,
     )
     if name in METHODS:
         raise OptionError(

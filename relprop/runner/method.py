@@ -67,7 +67,7 @@ class Method:
     source: str = ""
     starts_with: Literal["one", "output"] = "one"
     whole: frozenset[str] = frozenset()
-    reads: Reads = lambda session, sites, options: set()
+    reads: Reads | None = None
 
     @property
     def description(self) -> str:

@@ -54,7 +54,7 @@ def needs_of(session: Session, question: Question, targets: Sequence[Any]) -> Ne
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, possible_starts(session.program, targets))
+    return of(session, question, possible_starts(session.program, list(targets)))
 
 
 def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs:
@@ -182,7 +182,8 @@ def _read_by_method(
     layers: Mapping[Site, fx.Node],
 ) -> set[fx.Node]:
     """What else the method itself looks at: inputs, values, and nodes that it names."""
-    found = question.by.reads(session, chosen, question.settings)
+    reads = question.by.reads
+    found = set() if reads is None else reads(session, chosen, question.settings)
     if "inputs" in question.needs:
         found |= set(session.program.leaves.values())
     for site, end in layers.items() if "values" in question.needs else ():

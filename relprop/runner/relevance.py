@@ -33,11 +33,12 @@ def walk_terms(
     plan: Plan, values: Values, terms: Iterable[Term], hooks: Hooks
 ) -> tuple[Walk, Ledger]:
     """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger."""
-    walks, sums = [], []
+    walks: list[Walk] = []
+    sums: list[Tensor] = []
     for term in terms:
         seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
         walks.append(term.coefficient * propagate(plan, values, seeds, hooks=hooks))
-        sums.append(term.coefficient * sum(s.flatten(1).sum(1) for s in seeds.values()))
+        sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
     whole, started = sum(walks[1:], walks[0]), sum(sums[1:], sums[0])
     reached = {_end_name(plan.program, n): amount for n, amount in whole.ended.items()}
     like = next(iter(reached.values()), started)

@@ -174,7 +174,7 @@ class ExplainWork:
         )
         questions = list(self.calls.values())
         (explanations,) = ask(self.model, group.inputs, [target], questions, how)
-        named: dict[str, Explanation] = dict(zip(self.calls, explanations, strict=True))
+        named = {k: e for k, e in zip(self.calls, explanations, strict=True) if e is not None}
         shares = class_probabilities(self.model, group.inputs, len(samples))
         done = []
         for k, sample in enumerate(samples):

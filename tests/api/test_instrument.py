@@ -156,3 +156,19 @@ def test_a_difference_starts_with_nothing_and_keeps_one_account_per_operation(mo
     assert float(books.started.abs().max()) == 0
     places = [(a.node, a.path) for a in books.accounts]
     assert len(places) == len(set(places))
+
+
+def test_why_a_node_got_its_relevance(model):
+    with relprop.instrument(model, X, target=3) as probe:
+        for name in ("blocks.3.attn:matmul#1", "blocks.2.mlp", "blocks.1:add"):
+            found = probe.why(name)
+            total = probe.relevance(name)[name].flatten(1).sum(1)
+            torch.testing.assert_close(found.arrived, total, rtol=1e-9, atol=1e-12)
+            given = sum(s.amount for s in found.shares if s.amount is not None)
+            lost = sum(found.account.lost.values(), torch.zeros(()))
+            torch.testing.assert_close(given + lost, found.arrived, rtol=1e-6, atol=1e-9)
+            assert found.readers and found.rule in str(found) and "residual" in str(found)
+        first = probe.why(probe.names()[0])
+        assert "blocks" not in first.node and len(first.readers) >= 1
+        with pytest.raises(relprop.errors.OptionError, match="names 4 nodes"):
+            probe.why("blocks.*.mlp")
