@@ -20,10 +20,10 @@ from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, tolerance
 from relprop.tracer.kernels import CALLS, Formulas
-from relprop.tracer.leftovers import taken_back
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.recorded import frame_source
 from relprop.tracer.shadow import beside_others
+from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
 
 #: Gradients round more than outputs do: how many times as far they may be from autograd's.

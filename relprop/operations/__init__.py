@@ -10,6 +10,8 @@ True
 """  # noqa: E501
 
 from relprop.operations.asking import (
+    Args,
+    Kwargs,
     Operator,
     argument,
     function_of,
@@ -32,7 +34,9 @@ __all__ = [
     "FILLS",
     "MOVES",
     "STOPS",
+    "Args",
     "Kind",
+    "Kwargs",
     "Operation",
     "Operator",
     "argument",

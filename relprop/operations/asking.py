@@ -14,6 +14,8 @@ from relprop.operations.kinds import Kind
 from relprop.operations.table import TABLE, Operation
 
 Operator = Any  # an OpOverload, its packet, or another function that a graph calls
+Args = tuple[Any, ...]  # what it is called with, by position: whatever an operator takes
+Kwargs = dict[str, Any]  # and by name
 
 _UNKNOWN = Operation(Kind.UNKNOWN)
 _CHECKS = ("_assert", "sym_constrain", "_set_grad_enabled")

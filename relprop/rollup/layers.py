@@ -22,8 +22,9 @@ def layer_outputs(
     It is the last node through which everything passes that a site gives to later sites and to the
     target: of a block with an MLP the sum after the MLP, with norms after it the norm's output;
     what only changes place afterwards is the same layer's output still.
-    After the last site nothing tells the layer from the head, so there it is the last such node of
-    the same operation as the layer before.
+    After the last site nothing tells the layer from the head. A stack repeats one block, so its
+    last layer ends with the operation that the one before ends with (a sum in blocks that normalise
+    first, a norm in those that normalise last): it is the last such node of that operation.
     """
     found: dict[Site, fx.Node] = {}
     for i, site in enumerate(sites):

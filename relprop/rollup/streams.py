@@ -70,7 +70,7 @@ def streams(
         node = part.common_dominator([*ends, *below])
         others = [other for other in program.leaves.values() if other is not leaf]
         while node is not None and (
-            any(flow.reaches(o, node) for o in others) or _shuffled(part, node)
+            any(flow.reaches(o, node) for o in others) or _out_of_order(part, node)
         ):
             node = part.dominator(node)
         alone = node
@@ -128,9 +128,13 @@ def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:
     return found
 
 
-def _shuffled(part: Flow, node: fx.Node) -> bool:
-    """Whether positions were picked on the way by indices that depend on the input or on chance:
-    only the tensor before has them in order."""
+def _out_of_order(part: Flow, node: fx.Node) -> bool:
+    """Whether positions were picked on the way by indices that depend on the input or on chance.
+
+    Scores are read by position, and a layout is made once for all samples: it can undo an order
+    that is a constant of the graph, but none that differs from sample to sample or from run to run.
+    Only the tensor before such a pick has its tokens where every sample has them.
+    """
     picks = [
         n
         for n in part.between(None, node)

@@ -21,15 +21,15 @@ from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
-from relprop.tracer.binding import Inputs, OutputTree
+from relprop.tracer.assemble import assemble
+from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import is_batched, role
 from relprop.tracer.passes import canonicalise
-from relprop.tracer.program import Program
+from relprop.tracer.program import OutputTree, Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import TRACING
-from relprop.tracer.trace import assemble
 
 #: Linear in everything that enters, and linear in the first operand alone.
 JOINTLY = MOVES | {Kind.SUM, Kind.TOTAL, Kind.AFFINE, Kind.OUTPUT, Kind.CAST, Kind.IDENTITY}

@@ -177,12 +177,18 @@ def _contraction(
             what = "copies of one token" if copied else "channels, not tokens"
             return None, f"its keys are {what}"
     _mark_series(batches)
-    # each query has keys of its own (values sampled for it): queries are where the batches are
-    _mark_tokens((of_values, of_map, *((queries,) if queries else batches)))
+    _mark_tokens((of_values, of_map, *_numbering_queries(queries, batches)))
     for atom in queries:
         if atom.kind == "feature" and atom not in mixed:
             atom.position = True  # a linear map whose rows are learned queries
     return Site(node, attention, values, softmax, transposed), ""
+
+
+def _numbering_queries(queries: Axis, batches: Sequence[Axis]) -> Sequence[Axis]:
+    """The axes of a map that number its queries. A product sums over keys that all rows of one
+    batch share; where each query has keys of its own (values sampled for it, neighbours gathered),
+    no two rows share any, so each map has one row and the queries are what the batches number."""
+    return (queries,) if queries else batches
 
 
 def _mark_series(batches: Sequence[Axis]) -> None:

@@ -21,13 +21,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, first_line, message
 from relprop.operations import Kind, is_inplace, kind
-from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.chance import Draws, fix_draws
+from relprop.tracer.binding import Inputs
+from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
-from relprop.tracer.leftovers import taken_back
+from relprop.tracer.flat import Flat, memory, run_eager
 from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
 from relprop.tracer.recorded import recorded_place, recorded_value, without_values
+from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
 from relprop.tracer.transforms import seen_through
 
@@ -46,48 +47,89 @@ class Capture:
     choices: tuple[str, ...] = ()
 
 
-class _Flat(nn.Module):
-    """The model as a function of a flat list of tensors to a flat tuple of tensors. ``tensors``:
-    those it has before it runs, by name; ``attributes``: others it holds."""
+@dataclass(frozen=True)
+class _Recorded:
+    """What a front end recorded, and where values decided it."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        super().__init__()
-        self.model = model
-        self._rebuild = inputs.rebuild
-        self.outputs: OutputTree | None = None
-        self.tensors = {f"model.{name}": t for name, t in _named_tensors(model)}
-        self.attributes = {
-            _memory(t) for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)
-        }
-        self.traced = False
-        self._names: dict[Any, str] = {}
-        for name, t in self.tensors.items():
-            self._names.setdefault(id(t), name)
-            if (memory := _memory(t)) is not None:
-                self._names.setdefault(memory, name)
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    front_end: FrontEnd
+    decisions: tuple[str, ...]
 
-    def name_of(self, tensor: Tensor, name: str) -> str | None:
-        """What the model calls a tensor that a graph holds as ``name``; ``None``: it is none of the
-        model's."""
-        return (
-            name
-            if name in self.tensors
-            else self._names.get(id(tensor)) or self._names.get(_memory(tensor))
-        )
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        args, kwargs = self._rebuild(tensors)
+def capture(model: nn.Module, inputs: Inputs) -> Capture:
+    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
+    neither front end can."""
+    flat = Flat(model, inputs)
+    with torch.no_grad(), as_python(model), taken_back(model) as take_back:
+        with Draws() as draws:
+            eager = run_eager(flat, inputs)
+        outputs = flat.outputs
+        assert outputs is not None
+        take_back()
         try:
-            flat, self.outputs = flatten_output(self.model(*args, **kwargs))
-        except RuntimeError as error:
-            if self.traced:  # export prints the whole graph if it gets one of these
-                raise _Refused(*error.args) from error
-            raise
-        return tuple(flat)
+            with seen_through():
+                recorded = _export(flat, inputs)
+            return _captured(recorded, outputs, eager, draws)
+        except Exception as refused:  # torch.export raises many types, some of them internal
+            take_back()
+            try:
+                with seen_through():
+                    recorded = _concrete(flat, inputs, take_back)
+            except Exception as failed:
+                raise _neither(model, refused, failed) from failed
+            return _captured(recorded, outputs, eager, draws)
 
 
-class _Refused(Exception):
-    """What the model's code cannot do while it is traced."""
+def _captured(
+    recorded: _Recorded, outputs: OutputTree, eager: list[Tensor], draws: Draws
+) -> Capture:
+    """What was recorded, its random numbers fixed."""
+    graph, constants, decisions = recorded.graph, recorded.constants, recorded.decisions
+    return Capture(
+        graph,
+        constants,
+        outputs,
+        recorded.front_end,
+        decisions,
+        eager,
+        fix_draws(graph, constants, draws.drawn),
+        choices(graph, constants) if decisions else (),
+    )
+
+
+def _neither(model: nn.Module, refused: Exception, failed: Exception) -> CaptureError:
+    """What to say when both front ends refuse."""
+    then = (
+        "relprop.trace(model, inputs) repeats this; make the part of the "
+        "model named above free of Python side effects"
+    )
+    if integers := _weights_of_integers(model):
+        then = (
+            f"{integers}: explain the model before quantisation, or with weights "
+            "that are tensors to PyTorch (torchao, weights only)"
+        )
+    fact = (
+        "the model could not be captured: torch.export said "
+        f"{first_line(refused)}; the concrete trace said {first_line(failed)}"
+    )
+    return CaptureError(message(fact, then=[then]))
+
+
+def _weights_of_integers(model: nn.Module) -> str:
+    """The first module whose parameter holds integers: weights that its library alone can read."""
+    return next(
+        (
+            (
+                f"module {path!r} ({type(m).__name__}) keeps its weights as "
+                f"{type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
+            )
+            for path, m in model.named_modules()
+            for p in m._parameters.values()
+            if p is not None and not p.is_floating_point()
+        ),
+        "",
+    )
 
 
 @contextlib.contextmanager
@@ -112,139 +154,8 @@ def _of_one_thread() -> Iterator[None]:
         Tracer.call_module, Tracer.getattr = call, get  # type: ignore[method-assign]
 
 
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers under all their names, and the tensors that a quantised one is made
-    of."""
-    for name, tensor in (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ):
-        yield name, tensor
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from (
-                (f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
-            )
-
-
-def _memory(tensor: Tensor) -> Any:
-    """Where an ordinary tensor's values are: the same for two that are one, seen twice."""
-    if (
-        type(tensor) not in (Tensor, nn.Parameter)
-        or tensor.layout != torch.strided
-        or not tensor.numel()
-        or not tensor.data_ptr()
-    ):
-        return None
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def capture(model: nn.Module, inputs: Inputs) -> Capture:
-    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
-    neither front end can."""
-    flat = _Flat(model, inputs)
-    with torch.no_grad(), as_python(model), taken_back(model) as take_back:
-        with Draws() as draws:
-            eager = run_eager(flat, inputs)
-        outputs = flat.outputs
-        assert outputs is not None
-        take_back()
-        try:
-            with seen_through():
-                graph, constants = _export(flat, inputs)
-            decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
-            return Capture(
-                graph,
-                constants,
-                outputs,
-                "export",
-                decisions,
-                eager,
-                fix_draws(graph, constants, draws.drawn),
-                choices(graph, constants) if decisions else (),
-            )
-        except Exception as refused:  # torch.export raises many types, some of them internal
-            take_back()
-            try:
-                with seen_through():
-                    graph, constants, decisions = _concrete(flat, inputs, take_back)
-            except Exception as failed:
-                then = [
-                    (
-                        "relprop.trace(model, inputs) repeats this; make the part of the "
-                        "model named above free of Python side effects"
-                    )
-                ]
-                if kept := _kept_as_integers(model):
-                    then = [
-                        (
-                            f"{kept}: explain the model before quantisation, or with weights "
-                            "that are tensors to PyTorch (torchao, weights only)"
-                        )
-                    ]
-                raise CaptureError(
-                    message(
-                        (
-                            "the model could not be captured: torch.export said "
-                            f"{first_line(refused)}; the concrete trace said {first_line(failed)}"
-                        ),
-                        then=then,
-                    )
-                ) from failed
-            return Capture(
-                graph,
-                constants,
-                outputs,
-                "concrete",
-                decisions,
-                eager,
-                fix_draws(graph, constants, draws.drawn),
-                choices(graph, constants) if decisions else (),
-            )
-
-
-def _kept_as_integers(model: nn.Module) -> str:
-    """The first module whose parameter holds integers: weights that its library alone can read."""
-    return next(
-        (
-            (
-                f"module {path!r} ({type(m).__name__}) keeps its weights as "
-                f"{type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
-            )
-            for path, m in model.named_modules()
-            for p in m._parameters.values()
-            if p is not None and not p.is_floating_point()
-        ),
-        "",
-    )
-
-
-def run_eager(flat: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
-    """The model's own outputs; its own error is passed on with the shapes it was called with."""
-    try:
-        return [t.detach() for t in flat(*inputs.tensors)]
-    except CaptureError:
-        raise
-    except Exception as error:
-        from relprop.errors import InputError
-
-        shapes = ", ".join(
-            f"{n} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}"
-            for n, t in zip(inputs.names, inputs.tensors, strict=True)
-        )
-        raise InputError(
-            message(
-                (
-                    f"the model itself fails on these inputs: {type(error).__name__}: "
-                    f"{first_line(error)}"
-                ),
-                at=f"called with {shapes}",
-                then=["call model(...) on the same inputs and mend that first"],
-            )
-        ) from error
-
-
 @contextlib.contextmanager
-def _tracing(flat: _Flat) -> Iterator[None]:
+def _tracing(flat: Flat) -> Iterator[None]:
     """Tracers warn and log when they refuse; the fallback reports instead."""
     flat.traced = True
     try:
@@ -254,7 +165,8 @@ def _tracing(flat: _Flat) -> Iterator[None]:
         flat.traced = False
 
 
-def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
+def _export(flat: Flat, inputs: Inputs) -> _Recorded:
+    """What ``torch.export`` records, functions called as a whole taken apart."""
     with _tracing(flat):
         exported = torch.export.export(flat, inputs.tensors, strict=False)
         if any(
@@ -262,10 +174,16 @@ def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
             and not str(n.target.name()).startswith("wrap_with")
             for n in exported.graph.nodes
         ):
-            exported = exported.run_decompositions(
-                {}
-            )  # functions called as a whole (flat_apply) become their operations
+            exported = exported.run_decompositions({})  # flat_apply becomes what it applies
         module = exported.module(check_guards=False)
+    _refuse_writes(module, flat)
+    graph, constants = import_graph(module, flat)
+    decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
+    return _Recorded(graph, constants, "export", decisions)
+
+
+def _refuse_writes(module: fx.GraphModule, flat: Flat) -> None:
+    """Raise ``CaptureError`` where the model writes into a tensor that no later run would have."""
     for node in module.graph.nodes:
         base = node.args[0] if node.op == "call_function" and is_inplace(node) else None
         if (
@@ -277,12 +195,11 @@ def _export(flat: _Flat, inputs: Inputs) -> tuple[fx.Graph, dict[str, Tensor]]:
                 f"the model writes into {str(base.target).removeprefix('model.')!r}, "
                 "which is no parameter or buffer"
             )
-    return import_graph(module, flat)
 
 
-def _concrete(
-    flat: _Flat, inputs: Inputs, take_back: Callable[[], None]
-) -> tuple[fx.Graph, dict[str, Tensor], tuple[str, ...]]:
+def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Recorded:
+    """A concrete trace of the model on its own inputs, of which values may decide the graph."""
+
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
         made: tuple[Tensor, ...] = flat(*tensors)
         return made
@@ -299,18 +216,17 @@ def _concrete(
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
     unknown = {
-        name for name in constants if _memory(_attribute(module, name)) not in flat.attributes
+        name for name in constants if memory(_attribute(module, name)) not in flat.attributes
     }
     baked = (
         f"a tensor made outside the graph, for {place(next(iter(n.users)))}"
         for n in graph.nodes
         if str(n.target) in unknown and n.users
     )
-    decisions = (*reads(graph, constants), *baked)
-    return graph, constants, decisions
+    return _Recorded(graph, constants, "concrete", (*reads(graph, constants), *baked))
 
 
-def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
+def import_graph(module: fx.GraphModule, flat: Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
     """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by
     name; the rest as constants."""
     graph, constants = fx.Graph(), {}
@@ -332,8 +248,8 @@ def import_graph(module: fx.GraphModule, flat: _Flat | None) -> tuple[fx.Graph, 
     return graph, constants
 
 
-def _attribute(module: nn.Module, target: str) -> Any:
-    value: Any = module
+def _attribute(module: nn.Module, target: str) -> object:
+    value: object = module
     for part in target.split("."):
         value = getattr(value, part)
     return value

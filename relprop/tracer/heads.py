@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.atoms import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_live, permuted, rank, reshaped, shape_of, swap
@@ -118,7 +118,7 @@ def _sees_its_own(site: Site, sizes: list[int], heads: list[bool], constants: Co
     while site.attention is site.softmax and is_live(x):
         mask = None
         if is_call(x, aten.masked_fill) and _hides(x.args[2]):
-            mask, x = constants.value(x.args[1]), x.args[0]
+            mask, x = constants.value(operand(x, 1)), operand(x)
         elif kind(x) is Kind.SUM and not is_live(x.args[-1]):
             added = constants.value(x.args[-1])
             added = -added if is_call(x, aten.sub) and isinstance(added, Tensor) else added

@@ -13,13 +13,13 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import InputError
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.capture import run_eager
-from relprop.tracer.chance import Replayed
+from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
-from relprop.tracer.leftovers import taken_back
+from relprop.tracer.flat import run_eager
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
+from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
 
 #: How far a program may be from its model, of an output's largest value: by the coarsest type that

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from relprop.operations import Args, Kwargs, Operator
 
 aten = torch.ops.aten
 
@@ -57,13 +58,16 @@ def _called(
     )
 
 
-KERNELS: dict[Any, Callable[..., Any]] = {aten.batch_norm.default: batch_norm}
+KERNELS: dict[Operator, Callable[..., Tensor]] = {aten.batch_norm.default: batch_norm}
 #: The same in the user's own calls.
-CALLS: dict[Any, Callable[..., Any]] = {torch.batch_norm: batch_norm, F.batch_norm: _called}
+CALLS: dict[Operator, Callable[..., Tensor]] = {torch.batch_norm: batch_norm, F.batch_norm: _called}
 
 
 class Formulas(TorchFunctionMode):
     """While this is active, a model computes by the formulas, too."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return CALLS.get(func, func)(*args, **(kwargs or {}))
+    def __torch_function__(
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
+        formula: Operator = CALLS.get(func, func)
+        return formula(*args, **(kwargs or {}))

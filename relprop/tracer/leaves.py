@@ -64,13 +64,15 @@ def only_added(placeholders: Mapping[str, fx.Node], leaves: Leaves) -> set[str]:
 
 
 def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
+    """Whether an embedding only ever enters sums with other inputs' tokens, and until then passes
+    nothing but ``POSITIONWISE`` calls."""
     below = depending(embedding.graph.nodes, leaves)
     met, left, seen = False, list(embedding.users), {embedding}
     while left:
         node = left.pop()
         if node in below and kind(node) is Kind.SUM:
             met = True
-        elif node in below or kind(node) not in BESIDE:
+        elif node in below or kind(node) not in POSITIONWISE:
             return False
         elif node not in seen:
             seen.add(node)
@@ -78,8 +80,18 @@ def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
     return met
 
 
-#: What an embedding may pass and still be the same thing, position by position.
-BESIDE = ELEMENTWISE | {Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE, Kind.NORM}
+#: Calls that treat every position for itself. Such a call commutes with any reordering of the
+#: positions, so what it makes of an embedding still says of each position what the embedding said
+#: of it, and nothing of others: added to a token, it is a property of that token (its segment, its
+#: place). What mixes positions, and what is not added, makes tokens of its own.
+POSITIONWISE = ELEMENTWISE | {
+    Kind.RESHAPE,
+    Kind.PERMUTE,
+    Kind.EXPAND,
+    Kind.SELECT,
+    Kind.SLICE,
+    Kind.NORM,
+}
 
 
 def _embedding_of(ids: fx.Node) -> fx.Node | None:

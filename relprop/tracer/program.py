@@ -5,13 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.facts import Facts, Place, Role, describe, is_floating, place, role, shape
+from relprop.tracer.facts import (
+    Facts,
+    Place,
+    Role,
+    describe,
+    facts_of,
+    is_floating,
+    place,
+    role,
+    shape,
+)
 from relprop.tracer.memo import Memo
 
 __all__ = [
@@ -76,9 +87,8 @@ class Program:
     the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
-    why. ``axes``: what the axes of each tensor hold that depends on a leaf. ``facts``: what is
-    known of each node. ``memo``: what others worked out about this program; a variation of it
-    begins with a memo of its own.
+    why. ``axes``: what the axes of each tensor hold that depends on a leaf. ``memo``: what others
+    worked out about this program; a variation of it begins with a memo of its own.
     """
 
     graph: fx.Graph
@@ -89,7 +99,6 @@ class Program:
     sites: tuple[Site, ...]
     no_sites: tuple[tuple[fx.Node, str], ...]
     axes: Mapping[fx.Node, Axes]
-    facts: Mapping[fx.Node, Facts]
     front_end: FrontEnd
     decisions: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
@@ -98,6 +107,11 @@ class Program:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
+
+    @cached_property
+    def facts(self) -> Mapping[fx.Node, Facts]:
+        """What is known of each node."""
+        return {node: facts_of(node) for node in self.graph.nodes}
 
     @property
     def input_specialised(self) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.overrides import TorchFunctionMode
 
-from relprop.operations import Kind, kind
+from relprop.operations import Args, Kind, Kwargs, Operator, kind
 from relprop.tracer.editing import is_float, tensor_inputs, val
 from relprop.tracer.facts import place
 from relprop.tracer.run import template
@@ -26,12 +25,8 @@ class Noticed(TorchFunctionMode):
     reads it there, too."""
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         """Run the function, after a read that is recorded where it takes values."""
         if func in TAKES:
             args[0].detach().any().item()
@@ -89,18 +84,18 @@ def _below(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
     return live
 
 
-def _returns(node: fx.Node) -> list[Any]:
-    return (
-        list(node.target._schema.returns) if isinstance(node.target, torch._ops.OpOverload) else []
+def _writes(node: fx.Node) -> bool:
+    """Whether a call writes into one of the tensors that it returns."""
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        r.alias_info is not None and r.alias_info.is_write for r in node.target._schema.returns
     )
 
 
-def _writes(node: fx.Node) -> bool:
-    return any(r.alias_info is not None and r.alias_info.is_write for r in _returns(node))
-
-
 def _shares(node: fx.Node) -> bool:
-    return any(r.alias_info is not None for r in _returns(node))
+    """Whether a call returns memory that it was given."""
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        r.alias_info is not None for r in node.target._schema.returns
+    )
 
 
 def _decides(node: fx.Node) -> bool:
@@ -125,7 +120,7 @@ def _decides(node: fx.Node) -> bool:
     return False
 
 
-def _fake(value: Any) -> Any:
+def _fake(value: object) -> object:
     """A tensor without values, on one device, like each in ``value``."""
     return torch.utils._pytree.tree_map_only(
         Tensor,

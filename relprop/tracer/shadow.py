@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from relprop.tracer.leftovers import CONTAINERS, PLAIN, WIDTH
+from relprop.tracer.side_effects import CONTAINERS, PLAIN, WIDTH
 from relprop.tracer.surroundings import UNSHADOWED
 
 DEPTH = 6  # how far from a module; what lies deeper is shared

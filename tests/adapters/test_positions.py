@@ -297,6 +297,8 @@ class InOrder(Shuffled):
 
 @pytest.mark.parametrize("batch_size", [None, 1])
 def test_tokens_that_are_shuffled_by_values_come_back_in_order(batch_size):
+    """A layout cannot undo an order that differs from sample to sample: the token tensor is the one
+    before the pick."""
     model, images = Shuffled().double().eval(), torch.randn(3, 3, 8, 12, dtype=torch.float64)
     straight = InOrder().double().eval()
     straight.load_state_dict(model.state_dict())

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 import relprop
+from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import bind
-from relprop.tracer.capture import Capture, _concrete, _Flat, run_eager
+from relprop.tracer.capture import Capture, _concrete
+from relprop.tracer.flat import Flat, run_eager
 from relprop.tracer.passes import canonicalise
-from relprop.tracer.trace import assemble, verify
+from relprop.tracer.verify import verify
 
 
 def through_a_select(x):
@@ -113,11 +115,13 @@ def test_exported_graphs_equal_the_model(write):
 @pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
 def test_concrete_graphs_equal_the_model(write):
     model, inputs = Model(write), bind(torch.randn(1, 3, 4))
-    flat = _Flat(model, inputs)
+    flat = Flat(model, inputs)
     with torch.no_grad():
         eager = run_eager(flat, inputs)
-        graph, constants, decisions = _concrete(flat, inputs, lambda: None)
-        raw = Capture(graph, constants, flat.outputs, "concrete", decisions, eager)
+        found = _concrete(flat, inputs, lambda: None)
+        raw = Capture(
+            found.graph, found.constants, flat.outputs, "concrete", found.decisions, eager
+        )
         canonicalise(raw.graph, torch.device("cpu"))
         verify(assemble(raw, inputs.names, None, model), model, inputs, raw)
     assert not any(str(n.target).endswith("_.default") for n in raw.graph.nodes)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import place
 
@@ -256,3 +257,30 @@ def test_a_model_without_attention_is_told_why():
         relprop.errors.NoAttentionError, match="enters no contraction over its own axis"
     ):
         relprop.explain(model, torch.randn(2, TOKENS, WIDTH), target=1)
+
+
+def test_queries_with_keys_of_their_own_are_where_the_batches_are():
+    """Values sampled for each query: its map has one row, and the batches number the queries."""
+    points = 3
+
+    class Sampling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.q = nn.Linear(WIDTH, 2 * points), nn.Linear(WIDTH, WIDTH)
+            self.k, self.v = (nn.Conv2d(WIDTH, WIDTH, 1) for _ in range(2))
+
+        def forward(self, x, image):
+            at = self.places(x).unflatten(-1, (points, 2)).tanh()
+            k, v = (
+                F.grid_sample(m(image), at, align_corners=False).permute(0, 2, 3, 1)
+                for m in (self.k, self.v)
+            )
+            a = (self.q(x)[:, :, None] @ k.mT).softmax(-1)
+            return (a @ v)[:, :, 0]
+
+    inputs = torch.randn(1, TOKENS, WIDTH), torch.randn(1, WIDTH, 4, 6)
+    found = relprop.trace(Sampling().eval(), inputs)
+    (site,) = found.sites
+    assert val(site.attention).shape[-2:] == (1, points)
+    queries = val(site.attention).shape.index(TOKENS)
+    assert is_token(found.axes[site.attention][queries])

@@ -187,7 +187,7 @@ class _Record(TorchDispatchMode):
     then all that compute (``done``)."""
 
     def __init__(self, operands: dict[int, fx.Node]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operands = operands
         self.casts: dict[fx.Node, torch.dtype] = {}
         self.done: list[tuple[Operator, tuple[torch.dtype, ...]]] = []

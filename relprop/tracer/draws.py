@@ -9,13 +9,12 @@ draws are replaced by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.operations import Kind, kind, packet
+from relprop.operations import Args, Kind, Kwargs, Operator, kind, packet
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import facts_of, know, place
 
@@ -28,16 +27,12 @@ class Draws(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[tuple[Any, Tensor]] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn: list[tuple[Operator, Tensor]] = []
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         """Run the operator, and keep what it drew."""
         made = func(*args, **(kwargs or {}))
         if _from_a_shape(func, args):
@@ -50,16 +45,12 @@ class Replayed(TorchDispatchMode):
     shape."""
 
     def __init__(self, numbers: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._left = iter(numbers)
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         """Run the operator; the numbers drawn then are the next ones."""
         made = func(*args, **(kwargs or {}))
         if _from_a_shape(func, args):
@@ -68,7 +59,7 @@ class Replayed(TorchDispatchMode):
         return made
 
 
-def _from_a_shape(func: Any, args: tuple[Any, ...]) -> bool:
+def _from_a_shape(func: Operator, args: Args) -> bool:
     """Whether an operator draws numbers, and reads nothing but a shape."""
     return _is_random(func) and (
         packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
@@ -76,7 +67,7 @@ def _from_a_shape(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def fix_draws(
-    graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[Any, Tensor]]
+    graph: fx.Graph, constants: dict[str, Tensor], drawn: list[tuple[Operator, Tensor]]
 ) -> tuple[str, ...]:
     """Put the numbers drawn into the graph in place of its draws, as ``constants``; where each is.
     Draws that are not those of the run stay as they are."""
@@ -101,13 +92,13 @@ def fix_draws(
     return tuple(str(place(n)) for n in nodes)
 
 
-def _is_random(operator: Any) -> bool:
+def _is_random(operator: object) -> bool:
     return (
         isinstance(operator, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded in operator.tags
     )
 
 
-def by_chance(node: fx.Node) -> bool:
+def is_random_call(node: fx.Node) -> bool:
     """Whether a call draws numbers: of itself, or as a dropout that is switched on."""
     return kind(node) is Kind.RANDOM or (_is_random(node.target) and True in node.args)

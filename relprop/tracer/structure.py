@@ -1,0 +1,101 @@
+"""What a model is made of, as a key that compares: a program holds until it changes."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _modules
+
+
+def is_places(buffer: Tensor) -> bool:
+    """Whether a buffer holds whole numbers of an axis, such as positions: read as constants."""
+    return buffer.dim() > 0 and not (buffer.is_floating_point() or buffer.is_complex())
+
+
+def structure(model: nn.Module) -> tuple[Hashable, ...]:
+    """What changes when the model's structure does: modules, their settings (those of a config
+    object too), hooks, the shapes of their tensors, and buffers that hold places."""
+    seen: dict[int, Hashable] = {}
+    modules = model.named_modules(remove_duplicate=False)
+    parts = [(name, *_own_parts(module, seen)) for name, module in modules]
+    everywhere = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
+    return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
+
+
+def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> Iterator[Hashable]:
+    """What changes when one module does, without the modules inside it."""
+    yield _Same(module)
+    yield _Same(type(module))
+    own = ((k, v) for k, v in vars(module).items() if k not in _OF_EVERY_MODULE)
+    yield tuple((k, _setting(v, seen)) for k, v in own if k != "training")
+    tensors = (*module._parameters.items(), *module._buffers.items())
+    yield tuple((k, *_kind(t, seen)) for k, t in tensors if t is not None)
+    hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+    yield tuple((k, _Same(f)) for k, f in hooks)
+    yield getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
+    """What a graph depends on of a tensor that it reads at every run."""
+    return tuple(t.shape), t.dtype, t.device, _setting(t, seen) if is_places(t) else None
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+class _Same:
+    """An object as a part of a key: equal to itself alone, never to another that was given its
+    address when it was gone."""
+
+    __slots__ = ("number", "reference")
+
+    def __init__(self, thing: object) -> None:
+        self.number = id(thing)
+        try:
+            self.reference: Callable[[], object] = weakref.ref(thing)
+        except TypeError:  # what cannot be referred to weakly is of a built-in kind
+            self.reference = lambda: None
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Same)
+            and self.number == other.number
+            and self.reference() is other.reference()
+        )
+
+
+_FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_VALUES = (bool, int, float, str, torch.dtype, torch.device)
+
+
+def _setting(value: object, seen: dict[int, Hashable], depth: int = 3) -> Hashable:
+    """A setting as something that compares: numbers and text, containers of them, and objects that
+    hold them; functions and tensors as themselves."""
+    if value is None or isinstance(value, _VALUES):
+        return value
+    if isinstance(value, Tensor):  # an attribute that is no buffer is a constant of the graph
+        return _Same(value), 0 if value.is_inference() else value._version
+    if isinstance(value, nn.Module) or depth == 0:
+        return type(value).__name__
+    if isinstance(value, _FUNCTIONS):
+        return _Same(value)
+    if id(value) not in seen:
+        seen[id(value)] = "..."
+        seen[id(value)] = _inside(value, seen, depth - 1)
+    return seen[id(value)]
+
+
+def _inside(value: object, seen: dict[int, Hashable], depth: int) -> Hashable:
+    """A container, or an object with attributes, as something that compares."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_setting(v, seen, depth) for v in value)
+    items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    kind = _Same(value) if callable(value) else type(value).__name__
+    return kind, tuple((str(k), _setting(v, seen, depth)) for k, v in items.items())

@@ -1,0 +1,90 @@
+"""A captured graph must equal the model it came from, on the sample it was captured with; where it
+does not, the error says which of the model's habits no graph can hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.errors import CaptureError, message
+from relprop.tracer.binding import Inputs
+from relprop.tracer.capture import Capture
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import describe, is_batched, is_floating, role
+from relprop.tracer.judge import UNSTEADY, difference, tolerance, unsteady
+from relprop.tracer.program import Program
+from relprop.tracer.run import execute
+
+
+def verify(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    raw: Capture,
+    random_calls: tuple[str, ...] = (),
+) -> None:
+    """The canonical graph's outputs against the model's own, on the captured sample.
+    ``random_calls``: where the model draws numbers that the graph does not hold."""
+    values = execute(program, model, inputs, keep=set(program.output_nodes))
+    outputs = zip(program.outputs.names, program.output_nodes, raw.eager, strict=True)
+    for name, node, eager in outputs:
+        mine = values[node][0] if is_batched(node) else values[node]
+        error, scale = difference(mine, eager)
+        if not error <= tolerance(program, eager.dtype) * scale:
+            if (habit := _habit(program, model, inputs, raw, random_calls)) is not None:
+                raise habit
+            fact = (
+                f"the captured graph differs from the model: output {name!r} by "
+                f"{error:.2e} where its largest value is {scale:.2e}"
+            )
+            then = ["report this model: a captured graph must equal the model it came from"]
+            raise CaptureError(message(fact, at=describe(node), then=then))
+
+
+def _habit(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    raw: Capture,
+    random_calls: tuple[str, ...],
+) -> CaptureError | None:
+    """Why a model differs from its graph through no fault of the graph, if that is so: it draws
+    anew in every run, counts its calls, or rounds activations."""
+    if random_calls:
+        fact = "the model draws by chance in eval mode, and draws anew in every run"
+        return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
+    draws = [t for n, t in raw.constants.items() if n.startswith("drawn_")]
+    if unsteady(model, inputs, raw.eager, draws):
+        then = ["make it a function of its inputs while it is explained"]
+        return CaptureError(message(UNSTEADY, then=then))
+    rounded = next((n for n in program.graph.nodes if _rounds(n)), None)
+    if rounded is None:
+        return None
+    fact = (
+        f"{rounded.target} rounds activations to small integers: that "
+        "has no relevance, and no two runs round alike"
+    )
+    return CaptureError(message(fact, at=describe(rounded), then=_KEEP_WIDE))
+
+
+_KEEP_DRAWS = [
+    "switch it off: training=self.training for a dropout",
+    "or draw from a shape alone (torch.rand, torch.rand_like): the numbers "
+    "of the model's own run are kept",
+]
+_KEEP_WIDE = [
+    "explain the model before quantisation",
+    "or quantise weights only, so that activations stay as they are",
+]
+
+
+def _rounds(node: fx.Node) -> bool:
+    """Whether a call turns activations into integers of one byte."""
+    made = val(node)
+    results = made if isinstance(made, (tuple, list)) else [made]
+    small = any(isinstance(v, Tensor) and v.dtype in (torch.int8, torch.uint8) for v in results)
+    return (
+        small
+        and node.op == "call_function"
+        and any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
+    )
