@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from relprop.operations import Kind, argument, function_of, is_call, kind
+from relprop.operations import Kind, argument, function_of, is_call, kind, operand
 from relprop.tracer.facts import Facts, decide_liveness, facts_of, know, place
 
 aten = torch.ops.aten
@@ -73,6 +73,14 @@ def permuted(like: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.Node:
     if list(dims) == list(range(rank(x))):
         return x
     return emit(like, aten.permute.default, x, list(dims))
+
+
+def before_reshapes(x: fx.Node, *, alone: bool = False) -> fx.Node:
+    """What a tensor was before it was put into other shapes; ``alone``: of those, the ones that
+    nothing else reads."""
+    while kind(x) is Kind.RESHAPE and not (alone and len(x.users) != 1):
+        x = operand(x)
+    return x
 
 
 def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:

@@ -7,12 +7,13 @@ import itertools
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, is_call, kind, operand
+from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.operations.vocabulary import Held, grouped_linear
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    before_reshapes,
     emit,
     expanded,
     is_float,
@@ -121,9 +122,7 @@ _Scaled = tuple[int, fx.Node, fx.Node]  # sign, what is scaled, what it is scale
 
 def _turned_part(part: fx.Node) -> tuple[fx.Node, list[_Scaled]] | None:
     """A part that is a sum of two scaled tensors: the part itself, and the two."""
-    inner = part
-    while kind(inner) is Kind.RESHAPE and len(inner.users) == 1:
-        inner = operand(inner)
+    inner = before_reshapes(part, alone=True)
     if not is_sum(inner) or len(inner.users) != 1:
         return None
     terms = terms_of(inner)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import is_call
 from relprop.tracer.editing import (
     arguments,
     aten,
+    before_reshapes,
     emit,
     is_live,
     is_tensor,
@@ -35,9 +36,7 @@ def _weighed(node: fx.Node, whole: fx.Node, share: fx.Node) -> fx.Node | None:
     rows = shape_of(node)[:-1]
     if not is_live(share) or shape_of(share) != [*rows, 1] or shape_of(whole) != shape_of(node):
         return None
-    product = whole
-    while kind(product) is Kind.RESHAPE and len(product.users) == 1:
-        product = operand(product)
+    product = before_reshapes(whole, alone=True)
     if not is_call(product, aten.matmul) or len(product.users) != 1:
         return None
     mask, values = arguments(product)

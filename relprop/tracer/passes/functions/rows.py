@@ -1,7 +1,9 @@
 """What lies along an axis made comparable, however it is written out: softmax, log-softmax, norms.
 
-A region along one axis is tried out on numbers (``region.py``). If it gives what a softmax gives,
-it is one; if it gives the values less their mean, times one number for each row, it is a norm."""
+A region along one axis is tried out on numbers (``trials/regions.py``). If it gives what a softmax
+gives, it is one; if it gives the values less their mean, times one number for each row, it is a
+norm.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     applied,
     arguments,
     aten,
+    before_reshapes,
     emit,
     is_live,
     permuted,
@@ -46,9 +47,7 @@ def scale_operands(graph: fx.Graph) -> None:
             continue
         factors, number = factors_of(node)
         for power, laid in factors:
-            met = laid
-            while kind(met) is Kind.RESHAPE and len(met.users) == 1:
-                met = operand(met)
+            met = before_reshapes(laid, alone=True)
             if power > 0 and is_call(met, aten.matmul) and len(met.users) == 1:
                 rest = [f for f in factors if f[1] is not laid]
                 if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
@@ -143,8 +142,7 @@ def _is_root(node: fx.Node) -> bool:
 
 def _is_of_squares(x: fx.Node) -> bool:
     """Whether a tensor is a sum or a mean of squares, which is never below 0."""
-    while kind(x) is Kind.RESHAPE:
-        x = operand(x)
+    x = before_reshapes(x)
     if not is_live(x) or kind(x) not in (Kind.TOTAL, Kind.MATMUL):
         return False
     if kind(x) is Kind.TOTAL:
@@ -153,11 +151,4 @@ def _is_of_squares(x: fx.Node) -> bool:
             is_call(x, aten.mul, aten.square) and len({operand(x), arguments(x)[-1]}) == 1
         )
     a, b = arguments(x)[:2]
-    return shape_of(x)[-2:] == [1, 1] and _laid_out(a) is _laid_out(b) is not None
-
-
-def _laid_out(x: fx.Node) -> fx.Node:
-    """What a row or a column is made of by its shape alone."""
-    while kind(x) is Kind.RESHAPE:
-        x = operand(x)
-    return x
+    return shape_of(x)[-2:] == [1, 1] and before_reshapes(a) is before_reshapes(b)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, operand, packet
+from relprop.operations import is_call, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
+    before_reshapes,
     dims_of,
     emit,
     is_live,
@@ -59,12 +60,7 @@ def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
 
 def _alike(parts: list[fx.Node]) -> bool:
     """Whether tensors come from calls of one operator, in whatever shape."""
-    sources = []
-    for part in parts:
-        while kind(part) is Kind.RESHAPE:
-            part = operand(part)
-        sources.append(part.target)
-    return len(set(sources)) == 1
+    return len({before_reshapes(part).target for part in parts}) == 1
 
 
 def total_of_parts(node: fx.Node) -> fx.Node | None:

@@ -10,7 +10,16 @@ from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import sum_of
-from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, swap, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    before_reshapes,
+    emit,
+    is_float,
+    is_live,
+    swap,
+    val,
+)
 
 Terms = list[tuple[int, fx.Node]]
 
@@ -116,8 +125,7 @@ def folded(at: fx.Node, terms: Terms) -> fx.Node:
 
 def position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     """The tensor and the axis of which a call takes one position, and which."""
-    while kind(node) is Kind.RESHAPE:
-        node = operand(node)
+    node = before_reshapes(node)
     if is_call(node, aten.select) and isinstance(arguments(node)[2], int):
         return operand(node), *arguments(node)[1:]
     if is_call(node, aten.slice) and arguments(node)[3] == arguments(node)[2] + 1:
