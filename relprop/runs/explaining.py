@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from relprop.adapters import adapter_for
 from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError
-from relprop.explanation import Explanation
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
 from relprop.runner.ask import ask
