@@ -5,6 +5,8 @@ import ast
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,13 @@ def test_the_package_stands_alone():
                 else []
             )
             assert not {name.split(".")[0] for name in names} & outside, f"{path}:{node.lineno}"
+
+
+def test_a_fresh_process_knows_the_methods():
+    """Whatever is imported first: a script imports relprop and explains."""
+    for first in ("relprop.explain", "from relprop.runs import run", "import relprop.evaluation"):
+        code = f"import relprop; {first}; from relprop.runner.method import METHODS; assert METHODS"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_room_has_a_floor():
