@@ -12,9 +12,10 @@ from typing import Any
 
 from relprop.data.base import Source
 from relprop.data.eraser import EraserMovies
+from relprop.data.folders import ImageFolder
 from relprop.data.gtsegs import ImageNetSegmentation
 from relprop.data.huggingface import HuggingFaceData, loaded
-from relprop.data.images import ENDINGS, ImageFolder
+from relprop.data.images import ENDINGS
 from relprop.data.rows import READERS
 from relprop.data.squad import COLUMNS, Squad
 from relprop.data.tables import ImageTable, TextTable
