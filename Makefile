@@ -33,13 +33,13 @@ bench: $(VENV)/.ready
 
 # Every model of timm and Hugging Face, built small and explained: writes docs/supported-models.md and .json. An interrupted sweep goes on where it stopped.
 sweep: $(VENV)/.ready
-	$(PY) -m relprop sweep all --jobs 2 --out build/sweep --exclusions tests/sweep/exclusions.json --check docs/supported-models.json
+	$(PY) -m tools.sweep all --jobs 2 --out build/sweep --exclusions tests/sweep/exclusions.json --check docs/supported-models.json
 	cp build/sweep/supported-models.md build/sweep/supported-models.json docs/
 	rm -r build/sweep
 
 # The papers' tables on the shipped models: writes docs/evaluation.md and its pictures. An interrupted evaluation goes on where it stopped.
 evaluate: $(VENV)/.ready
-	$(PY) -m relprop evaluate --out build/evaluation --resume --update docs/evaluation.md
+	$(PY) -m tools.evaluation --out build/evaluation --resume --update docs/evaluation.md
 	rm -r build/evaluation
 
 clean:

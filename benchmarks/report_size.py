@@ -1,5 +1,5 @@
 """How large reports are, and how finely their maps are rounded: the table of docs/report.md.
-`python benchmarks/report_size.py`"""
+`python -m benchmarks.report_size`"""
 
 import json
 import re
@@ -10,7 +10,7 @@ import timm
 import torch
 
 import relprop
-from relprop.demo.minilm import minilm, minilm_tokenizer
+from examples.minilm import minilm, minilm_tokenizer
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 

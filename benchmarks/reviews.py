@@ -1,6 +1,6 @@
 """Do explanations of the shipped review model fall on the reasons?
 
-    python benchmarks/reviews.py --reviews 200
+    python -m benchmarks.reviews --reviews 200
 
 Of each method the share of the positive part of the words' scores (a word scores as the sum of its
 pieces) that lies on the reasons, which decide the label, and on the words that say the same of
@@ -17,7 +17,7 @@ import torch
 
 import relprop
 from relprop.demo.review_model import review_model, review_tokenizer
-from relprop.demo.reviews import make_review
+from tools.reviews import make_review
 
 METHODS = (
     "transformer_attribution gae rollout raw_attention attention_times_grad attcat "

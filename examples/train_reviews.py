@@ -1,12 +1,12 @@
 """Train the small BERT that reads film reviews on one core in some minutes; write its weights, its
 tokenizer and the numbers.
 
-    python examples/train_reviews.py --out relprop/demo                      # with the shipped
-    tokenizer python examples/train_reviews.py --out relprop/demo --new-vocabulary     # with one
+    python -m examples.train_reviews --out relprop/demo                      # with the shipped
+    tokenizer python -m examples.train_reviews --out relprop/demo --new-vocabulary     # with one
     trained anew, as the shipped one was
 
 What it prints is of held-out reviews: of another seed, and of combinations of negation, frame and
-sentiment word that training never shows (``relprop/demo/reviews.py``). Besides the label the model
+sentiment word that training never shows (``tools/reviews.py``). Besides the label the model
 is taught which words are reasons, by a probe on its third layer that is thrown away afterwards: it
 learns much faster so. Attention of the last layer then goes to the reasons themselves
 (docs/trained-models.md).
@@ -33,7 +33,7 @@ from relprop.demo.review_model import (
     review_model,
     review_tokenizer,
 )
-from relprop.demo.reviews import Review, make_review, make_reviews
+from tools.reviews import Review, make_review, make_reviews
 
 HELD_OUT_SEED, BATCH, POOL, REVIEWS = 10_000_019, 64, 64 * 32, 2000
 

@@ -39,10 +39,8 @@ TextFile = Annotated[Path | None, typer.Option(help="A file with the text, in UT
 Method = Annotated[
     list[str] | None,
     typer.Option(
-        help=(
-            "A method (relprop methods), with options if wanted: "
-            "name:option=value,option=value. May be repeated."
-        )
+        help="A method (relprop methods), with options if wanted: "
+        "name:option=value,option=value. May be repeated."
     ),
 ]
 Precision = Annotated[
@@ -71,10 +69,8 @@ BatchSize = Annotated[
 OnError = Annotated[
     str,
     typer.Option(
-        help=(
-            "With --data: stop, or skip samples that cannot be done; they are listed in "
-            "failed.jsonl."
-        )
+        help="With --data: stop, or skip samples that cannot be done; they are listed in "
+        "failed.jsonl."
     ),
 ]
 
@@ -116,10 +112,8 @@ def explain(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help=(
-                "predicted (the default), a class's index or name, token:TEXT of a "
-                "language model; with --data predicted or label. May be repeated for one input."
-            )
+            help="predicted (the default), a class's index or name, token:TEXT of a "
+            "language model; with --data predicted or label. May be repeated for one input."
         ),
     ] = None,
     method: Method = None,
@@ -132,10 +126,8 @@ def explain(
     out: Annotated[
         list[Path] | None,
         typer.Option(
-            help=(
-                "x.png, x.html, x.safetensors or x.json; may be repeated. With --data "
-                "the run folder."
-            )
+            help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data "
+            "the run folder."
         ),
     ] = None,
     force: Force = False,
@@ -144,10 +136,8 @@ def explain(
     data: Annotated[
         str | None,
         typer.Option(
-            help=(
-                "In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
-                "or file (docs/whole-data-sets.md)."
-            )
+            help="In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
+            "or file (docs/whole-data-sets.md)."
         ),
     ] = None,
     data_option: DataOption = None,
@@ -302,94 +292,44 @@ def doctor(json_output: Json = False) -> None:
 
 @app.command(epilog=CODES)
 def evaluate(
-    out: Annotated[Path, typer.Option(help="Where the runs and the tables go.")],
+    out: Annotated[Path, typer.Option(help="The run folder, and where the table goes.")],
     data: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "A data set of your own (docs/data.md); without it the shipped tasks "
-                "and the papers' tables."
-            )
-        ),
+        typer.Option(help="demo:digits, demo:reviews, or a data set of your own (docs/data.md)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help=f"With --data: {MODEL}")] = None,
+    model: Annotated[str | None, typer.Option(help=MODEL)] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="With --data: a row, name:option=value,option=value. May be repeated."),
+        typer.Option(help="A row, name:option=value,option=value. May be repeated."),
     ] = None,
     measure: Annotated[
         list[str] | None,
-        typer.Option(
-            help="With --data: a measure by name. May be repeated; all that are cheap if not given."
-        ),
+        typer.Option(help="A measure by name. May be repeated; all that are cheap if not given."),
     ] = None,
     data_option: DataOption = None,
     samples: Annotated[
-        int | None,
-        typer.Option(help="Samples of each task: 500 of the shipped ones, all of --data."),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=(
-                "Of the shipped tasks only this one: digit_scenes, reviews, sanity. May "
-                "be repeated."
-            )
-        ),
+        int | None, typer.Option(help="Only the first so many samples; all if not given.")
     ] = None,
     resume: Resume = False,
     batch_size: BatchSize = None,
     on_error: OnError = "stop",
     max_length: MaxLength = None,
-    update: Annotated[
-        Path | None,
-        typer.Option(help="A page whose marked tables are written anew: docs/evaluation.md."),
-    ] = None,
     json_output: Json = False,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Methods × metrics: the papers' tables on the shipped models, or a table of a model and a data
-    set of your own."""
-    from relprop.commands.telling import WrongUsage, tell, tell_json
-
-    own = {
-        "--model": model,
-        "--method": method,
-        "--measure": measure,
-        "--data-option": data_option,
-        "--max-length": max_length,
-        "--trust-remote-code": trust_remote_code,
-    }
-    if data is None and (given := [name for name, value in own.items() if value]):
-        raise WrongUsage(f"{', '.join(given)}: only with --data")
-    if data is not None and (model is None or only or update is not None):
-        raise WrongUsage(
-            "--data needs --model"
-            if model is None
-            else "--only and --update are for the shipped tasks"
-        )
-    from relprop.evaluation import command
-    from relprop.runs import processes
+    """Methods × metrics: a table of a model on a data set. (The papers' tables on the shipped
+    models are made in a clone of the repository: make evaluate.)"""
+    from relprop.commands.telling import WrongUsage, tell
 
     if data is None or model is None:
-        found = command.evaluate_shipped(
-            out,
-            samples=500 if samples is None else samples,
-            only=only or (),
-            resume=resume,
-            batch_size=batch_size or command.BATCH,
-            page_to_update=update,
-            tell=lambda line: tell(line, err=json_output),
+        raise WrongUsage(
+            f"evaluate needs {'--data' if data is None else '--model'}; the papers' tables on the "
+            "shipped models are made in a clone of the repository: make evaluate"
         )
-        if json_output:
-            tell_json(
-                {
-                    "page": str(out / "evaluation.md"),
-                    "runs": {name: str(out / name) for name in found},
-                }
-            )
-        return
-    summary, table = command.evaluate_data(
+    from relprop.evaluation.command import evaluate_data
+    from relprop.runs import processes
+
+    summary, table = evaluate_data(
         model=model,
         data=data,
         out=out,
@@ -407,74 +347,6 @@ def evaluate(
     if table is not None:
         tell(table.to_json() if json_output else table)
     processes.leave()
-
-
-@app.command(epilog=CODES)
-def sweep(
-    source: Annotated[str, typer.Argument(help="timm, hf, or all.")],
-    filter: Annotated[
-        str,
-        typer.Option(help="Only models whose name holds this text (or fits it, if it has a *)."),
-    ] = "",
-    jobs: Annotated[int, typer.Option(help="Worker processes, one thread each.")] = 1,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help=(
-                "Where the report goes; an interrupted sweep with the same --out goes "
-                "on where it stopped."
-            )
-        ),
-    ] = Path("build/sweep"),
-    timeout: Annotated[float, typer.Option(help="Seconds for one model.")] = 300,
-    list_only: Annotated[
-        bool, typer.Option("--list", help="Only print the models' names.")
-    ] = False,
-    check: Annotated[
-        Path | None,
-        typer.Option(help="An earlier supported-models.json: exit with 1 if a model got worse."),
-    ] = None,
-    exclusions: Annotated[
-        Path | None, typer.Option(help="A JSON file of names to leave out, each with its reason.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Do not go on with an interrupted sweep.")
-    ] = False,
-    json_output: Json = False,
-) -> None:
-    """Build every model of a library from its config, explain it, and report what held. Nothing is
-    downloaded."""
-    from relprop.commands.telling import WrongUsage, tell, tell_json
-
-    if source not in ("timm", "hf", "all"):
-        raise WrongUsage(f"{source!r}: timm, hf or all")
-    from relprop.sweep import command
-
-    if list_only:
-        names = [subject.name for subject in command.chosen_subjects(source, filter)]
-        tell_json(names) if json_output else tell("\n".join(names))
-        return
-    held = command.sweep(
-        source,
-        pattern=filter,
-        jobs=jobs,
-        out=out,
-        timeout=timeout,
-        check=check,
-        exclusions=exclusions,
-        fresh=fresh,
-        tell=lambda line: tell(line, err=json_output),
-    )
-    if json_output:
-        tell_json(
-            {
-                "ok": held,
-                "report": str(out / "supported-models.json"),
-                "page": str(out / "supported-models.md"),
-            }
-        )
-    if not held:
-        raise typer.Exit(1)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,7 +15,11 @@ from pathlib import Path
 
 
 class RelpropError(Exception):
-    """Anything relprop refuses or cannot do; catch this to catch them all."""
+    """Anything relprop refuses or cannot do; catch this to catch them all. It says what ``message``
+    makes of its arguments."""
+
+    def __init__(self, fact: str = "", *, at: str = "", then: Sequence[str] = ()) -> None:
+        super().__init__(message(fact, at=at, then=then))
 
 
 class InputError(RelpropError, ValueError):

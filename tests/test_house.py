@@ -5,6 +5,8 @@ import ast
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,6 @@ FLOORS = {
     "demo": 8,
     "report": 8,
     "runs": 8,
-    "sweep": 8,
     "evaluation": 9,
     "cli": 10,
     "commands": 10,
@@ -81,6 +82,28 @@ def test_imports_point_down(path):
     mine = room(path)
     above = {other for other in imported_rooms(path) - {mine} if FLOORS[other] >= FLOORS[mine]}
     assert not above, f"{path.name} on floor {FLOORS[mine]} imports {sorted(above)}"
+
+
+def test_the_package_stands_alone():
+    """No file of it imports what is not in the wheel, not inside a function either."""
+    outside = {"tools", "tests", "benchmarks", "examples"}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            assert not {name.split(".")[0] for name in names} & outside, f"{path}:{node.lineno}"
+
+
+def test_a_fresh_process_knows_the_methods():
+    """Whatever is imported first: a script imports relprop and explains."""
+    for first in ("relprop.explain", "from relprop.runs import run", "import relprop.evaluation"):
+        code = f"import relprop; {first}; from relprop.runner.method import METHODS; assert METHODS"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_room_has_a_floor():
@@ -188,6 +211,7 @@ def test_nothing_names_a_machine():
         *ROOT.glob("*.md"),
         *ROOT.glob("tests/**/*.py"),
         *ROOT.glob("benchmarks/*.py"),
+        *ROOT.glob("tools/**/*.py"),
     ]:
         if path != Path(__file__):
             assert not re.search(r"/root/|/home/\w|/work/", path.read_text()), path
@@ -201,6 +225,7 @@ def test_nothing_is_left_of_a_merge():
         *ROOT.glob("*.md"),
         *ROOT.glob("tests/**/*.py"),
         *ROOT.glob("benchmarks/*.py"),
+        *ROOT.glob("tools/**/*.py"),
     ]:
         assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path
 

@@ -2,7 +2,7 @@
 A text: which words, for which answer
 =====================================
 
-A BERT that reads film reviews, and its tokenizer (both shipped; the reviews are made by a grammar,
+A BERT that reads film reviews, and its tokenizer (all shipped; a grammar made the reviews,
 so that it is known which words decide). The grammar's reasons are printed beside the scores.
 """
 
@@ -10,10 +10,10 @@ import textwrap
 
 import relprop
 from relprop.demo.review_model import review_model, review_tokenizer
-from relprop.demo.reviews import make_reviews
+from relprop.demo.reviews import Reviews
 
 model, tokenizer = review_model(), review_tokenizer()
-samples = make_reviews(4, seed=3)
+samples = Reviews(4)
 shortest = min(range(4), key=lambda i: len(samples[i].inputs))
 sample = samples[shortest]
 print(*textwrap.wrap(sample.inputs, 80), sep="\n")

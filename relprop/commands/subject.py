@@ -164,10 +164,10 @@ def typical_subject(name: str, *, trust_remote_code: bool = False) -> Subject:
     torch.manual_seed(0)
     config = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
-        from relprop.sweep.huggingface_inputs import call_for
+        from relprop.commands.typical_inputs import typical_call
 
         try:
-            inputs: Any = {k: v.to(device) for k, v in call_for(model, (), 1, {})[0].items()}
+            inputs: Any = {k: v.to(device) for k, v in typical_call(model).items()}
         except Exception as error:
             raise InputError(
                 message(

@@ -3,11 +3,13 @@ known of the right explanation."""
 
 from relprop.data.base import Sample, Source, Span
 from relprop.data.eraser import EraserMovies, eraser_words
+from relprop.data.folders import ImageFolder
 from relprop.data.gtsegs import ImageNetSegmentation
-from relprop.data.huggingface import HuggingFaceData, Squad
-from relprop.data.images import ImageFolder, Normalize, image_transform
+from relprop.data.huggingface import HuggingFaceData
+from relprop.data.images import Normalize, image_transform
 from relprop.data.opening import open_data
 from relprop.data.pieces import split_words, word_pieces
+from relprop.data.squad import Squad
 from relprop.data.tables import ImageTable, TextTable
 
 __all__ = [

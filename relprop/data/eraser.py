@@ -4,17 +4,17 @@ give as the reason for their class."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Span
-from relprop.data.columns import cell
+from relprop.data.columns import Row
 from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import OptionError
 
 
 def eraser_words(text: str) -> tuple[Span, ...]:
@@ -78,13 +78,12 @@ class EraserMovies:
         """The annotations' file, the documents' names and sizes, the split and the classes."""
         folder = Path(self.folder) / "docs"
         documents = listing(folder, sorted(path.name for path in folder.iterdir()))
-        options = {"split": self.split, "classes": described(tuple(self.classes))}
+        named = {"format": "eraser", "name": self.name, **digest(self._annotations.path)}
         return {
-            "format": "eraser",
-            "name": self.name,
-            **digest(self._annotations.path),
+            **named,
             **documents,
-            **options,
+            "split": self.split,
+            "classes": described(tuple(self.classes)),
         }
 
     def __len__(self) -> int:
@@ -92,76 +91,62 @@ class EraserMovies:
 
     def __getitem__(self, index: int) -> Sample:
         index = position(index, len(self), self.name)
-        row, where = self._annotations.row(index), f"{self.split}.jsonl, row {index}"
+        row = Row(self._annotations.row(index), f"{self.split}.jsonl, row {index}")
         key, label, groups = (
-            cell(row, column, where, column)
-            for column in ("annotation_id", "classification", "evidences")
+            row.cell(column, column) for column in ("annotation_id", "classification", "evidences")
         )
         if label not in self.classes:
-            known = ", ".join(map(repr, self.classes))
-            then = ["classes=(...)   # the model's, in its order"]
-            raise InputError(
-                message(f"classification {label!r}: the classes are {known}", at=where, then=then)
-            )
-        evidences = _evidences(groups, where)
-        text = self._document(_document_of(row, evidences, where), where)
+            fact = f"classification {label!r}: the classes are {', '.join(map(repr, self.classes))}"
+            raise row.refused(fact, ["classes=(...)   # the model's, in its order"])
+        evidences = _evidences(row, groups)
+        text = self._document(row, _document_of(row, evidences))
         words = eraser_words(text)
-        marked = [False] * len(words)
-        for evidence in evidences:
-            start, end = (
-                cell(evidence, column, where, column) for column in ("start_token", "end_token")
-            )
-            if (
-                not isinstance(start, int)
-                or not isinstance(end, int)
-                or not 0 <= start < end <= len(words)
-            ):
-                raise InputError(
-                    message(
-                        f"evidence of tokens {start} to {end}: the document has {len(words)}",
-                        at=where,
-                    )
-                )
-            marked[start:end] = [True] * (end - start)
-        return Sample(
-            str(key), text, list(self.classes).index(label), words=words, rationale=tuple(marked)
-        )
+        marked = _marked(evidences, len(words))
+        number = list(self.classes).index(label)
+        return Sample(str(key), text, number, words=words, rationale=marked)
 
-    def _document(self, name: str, where: str) -> str:
+    def _document(self, row: Row, name: str) -> str:
         path = Path(self.folder) / "docs" / name
         if Path(name).name != name or not path.is_file():
-            raise InputError(message(f"no document docs/{name}", at=where))
+            raise row.refused(f"no document docs/{name}")
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(message(f"docs/{name} is not UTF-8: {error}", at=where)) from None
+            raise row.refused(f"docs/{name} is not UTF-8: {error}") from None
 
 
-def _evidences(groups: Any, where: str) -> list[Mapping[str, Any]]:
+def _evidences(row: Row, groups: Any) -> list[Row]:
     """Of all groups together."""
     if not isinstance(groups, list) or not all(
         isinstance(group, list) and all(isinstance(e, dict) for e in group) for group in groups
     ):
-        raise InputError(
-            message("evidences: a list of groups, each a list of objects, is needed", at=where)
-        )
-    return [evidence for group in groups for evidence in group]
+        raise row.refused("evidences: a list of groups, each a list of objects, is needed")
+    return [Row(evidence, row.where) for group in groups for evidence in group]
 
 
-def _document_of(row: Mapping[str, Any], evidences: Sequence[Mapping[str, Any]], where: str) -> str:
+def _document_of(row: Row, evidences: Sequence[Row]) -> str:
     """The one document of an annotation: its evidences', else the one it names, else that of its
     own name."""
-    found = {str(cell(evidence, "docid", where, "docid")) for evidence in evidences} or {
-        str(name) for name in row.get("docids") or [row["annotation_id"]]
-    }
+    found = {str(evidence.cell("docid", "docid")) for evidence in evidences}
+    if not found:
+        named = row.values.get("docids") or [row.values["annotation_id"]]
+        found = {str(name) for name in named}
     if len(found) > 1:
-        raise InputError(
-            message(
-                (
-                    f"evidence in {len(found)} documents ({', '.join(sorted(found)[:3])}): "
-                    "one document per annotation is read"
-                ),
-                at=where,
-            )
+        several = ", ".join(sorted(found)[:3])
+        fact = (
+            f"evidence in {len(found)} documents ({several}): one document per annotation is read"
         )
+        raise row.refused(fact)
     return found.pop()
+
+
+def _marked(evidences: Sequence[Row], count: int) -> tuple[bool, ...]:
+    """For each of ``count`` words whether it is in any evidence."""
+    marked = [False] * count
+    for evidence in evidences:
+        start, end = (evidence.cell(column, column) for column in ("start_token", "end_token"))
+        numbers = isinstance(start, int) and isinstance(end, int)
+        if not numbers or not 0 <= start < end <= count:
+            raise evidence.refused(f"evidence of tokens {start} to {end}: the document has {count}")
+        marked[start:end] = [True] * (end - start)
+    return tuple(marked)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 
 WHOLE = 64 * 2**20  # bytes: of larger files only both ends are hashed
 
@@ -22,9 +22,8 @@ def needed(module: str, *, package: str = '"relprop[data]"') -> Any:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise OptionError(
-            f"this data needs {module.split('.')[0]}: pip install {package}"
-        ) from None
+        missing = module.split(".")[0]
+        raise OptionError(f"this data needs {missing}: pip install {package}") from None
 
 
 def position(index: int, length: int, name: str) -> int:
@@ -40,12 +39,8 @@ def existing(path: str | Path, kind: str = "file") -> Path:
     ``"folder"``)."""
     path = Path(path)
     if not path.exists():
-        raise InputError(
-            message(
-                f"{path} does not exist",
-                at=f"looked for from {Path.cwd()}" if not path.is_absolute() else "",
-            )
-        )
+        at = "" if path.is_absolute() else f"looked for from {Path.cwd()}"
+        raise InputError(f"{path} does not exist", at=at)
     if not (path.is_dir() if kind == "folder" else path.is_file()):
         raise InputError(f"{path} is no {kind}")
     return path
@@ -54,11 +49,9 @@ def existing(path: str | Path, kind: str = "file") -> Path:
 def digest(path: Path) -> dict[str, Any]:
     """Name, bytes and SHA-256 of a file: of all of it up to 64 MiB, of a larger one of the first
     and the last 32 MiB."""
-    size, found = path.stat().st_size, hashlib.sha256()
+    size, found, end = path.stat().st_size, hashlib.sha256(), WHOLE // 2
     with path.open("rb") as file:
-        for start, length in (
-            [(0, size)] if size <= WHOLE else [(0, WHOLE // 2), (size - WHOLE // 2, WHOLE // 2)]
-        ):
+        for start, length in [(0, size)] if size <= WHOLE else [(0, end), (size - end, end)]:
             file.seek(start)
             found.update(file.read(length))
     return {"file": path.name, "bytes": size, "sha256": found.hexdigest()}
@@ -78,15 +71,13 @@ def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
 def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     """The option ``classes``: names, each once. Raises ``OptionError`` for one text, and for
     repeated names."""
-    if isinstance(classes, str) or (
-        classes is not None
-        and (
-            len(set(classes)) != len(classes) or not all(isinstance(name, str) for name in classes)
-        )
-    ):
+    if classes is None:
+        return None
+    named = not isinstance(classes, str) and all(isinstance(name, str) for name in classes)
+    if not named or len(set(classes)) != len(classes):
         fact = f"classes={classes!r}: names of classes, each once, in the model's order, are needed"
-        raise OptionError(message(fact, then=['classes=("negative", "positive")']))
-    return None if classes is None else tuple(classes)
+        raise OptionError(fact, then=['classes=("negative", "positive")'])
+    return tuple(classes)
 
 
 def described(option: Any) -> Any:

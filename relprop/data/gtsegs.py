@@ -22,17 +22,10 @@ import torch
 from relprop.data.base import Sample
 from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, to_image
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
-BROKEN = (
-    OSError,
-    RuntimeError,
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    IndexError,
-)  # what h5py raises for files that are not whole
+# what h5py raises for files that are not whole
+BROKEN = OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError
 
 
 @dataclass(frozen=True)
@@ -74,13 +67,8 @@ class ImageNetSegmentation:
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
-        return {
-            "format": "gtsegs",
-            "name": self.name,
-            **digest(Path(self.path)),
-            "size": described(self.size),
-            "classes": described(self.classes),
-        }
+        options = {"size": described(self.size), "classes": described(self.classes)}
+        return {"format": "gtsegs", "name": self.name, **digest(Path(self.path)), **options}
 
     @property
     def _where(self) -> str:
@@ -90,9 +78,8 @@ class ImageNetSegmentation:
         try:
             return needed("h5py").File(self.path, "r")
         except OSError as error:
-            raise InputError(
-                message(f"not a whole HDF5 file (MATLAB 7.3): {error}", at=self._where)
-            ) from None
+            fact = f"not a whole HDF5 file (MATLAB 7.3): {error}"
+            raise InputError(fact, at=self._where) from None
 
     @property
     def _file(self) -> Any:
@@ -107,7 +94,7 @@ class ImageNetSegmentation:
     def _length(self) -> int:
         images, masks = (len(_references(self._file, name, self._where)) for name in ("img", "gt"))
         if images != masks:
-            raise InputError(message(f"{images} pictures, {masks} masks", at=self._where))
+            raise InputError(f"{images} pictures, {masks} masks", at=self._where)
         return images
 
     def __len__(self) -> int:
@@ -117,27 +104,18 @@ class ImageNetSegmentation:
         index = position(index, len(self), self.name)
         picture, mask, name = self._picture(index), self._mask(index), self._name(index)
         if picture.shape[:2] != mask.shape:
-            raise InputError(
-                message(
-                    f"a picture of {list(picture.shape[:2])} pixels, a mask of {list(mask.shape)}",
-                    at=self._at(index),
-                )
-            )
+            pixels = f"a picture of {list(picture.shape[:2])} pixels"
+            raise self._malformed(f"{pixels}, a mask of {list(mask.shape)}", index)
         image, resize = needed("PIL.Image"), to_image(self.size, None)
-        pixels = resize(image.fromarray(picture).convert("RGB"))
-        nearest = image.fromarray(mask.astype(np.int32)).resize(
-            (pixels.shape[2], pixels.shape[1]), image.Resampling.NEAREST
-        )
+        resized = resize(image.fromarray(picture).convert("RGB"))
+        size = (resized.shape[2], resized.shape[1])
+        nearest = image.fromarray(mask.astype(np.int32)).resize(size, image.Resampling.NEAREST)
         label = self._label(name, index) if self.classes is not None else None
-        return Sample(
-            f"{index}:{name}" if name else str(index),
-            pixels,
-            label,
-            mask=torch.from_numpy(np.array(nearest)).long(),
-        )
+        key = f"{index}:{name}" if name else str(index)
+        return Sample(key, resized, label, mask=torch.from_numpy(np.array(nearest)).long())
 
-    def _at(self, index: int) -> str:
-        return f"{self._where}, picture {index}"
+    def _malformed(self, fact: str, index: int) -> InputError:
+        return InputError(fact, at=f"{self._where}, picture {index}")
 
     def _read(self, name: str, index: int, *, cell: bool = False) -> Any:
         """What entry ``index`` of ``/value/name`` refers to, as an array; of a cell, what its first
@@ -148,50 +126,26 @@ class ImageNetSegmentation:
         except InputError:
             raise
         except BROKEN as error:
-            raise InputError(
-                message(f"/value/{name}: entry {index} cannot be read: {error}", at=self._where)
-            ) from None
+            fact = f"/value/{name}: entry {index} cannot be read: {error}"
+            raise InputError(fact, at=self._where) from None
 
     def _picture(self, index: int) -> Any:
         found = self._read("img", index)
-        if (
-            found.dtype != np.uint8
-            or found.ndim not in (2, 3)
-            or (found.ndim == 3 and found.shape[0] != 3)
-            or 0 in found.shape
-        ):
-            raise InputError(
-                message(
-                    (
-                        f"/value/img refers to {list(found.shape)}, {found.dtype}: bytes (3, "
-                        "width, height) are needed"
-                    ),
-                    at=self._at(index),
-                )
-            )
+        shaped = found.ndim == 2 or (found.ndim == 3 and found.shape[0] == 3)
+        if found.dtype != np.uint8 or not shaped or 0 in found.shape:
+            there = f"/value/img refers to {list(found.shape)}, {found.dtype}"
+            raise self._malformed(f"{there}: bytes (3, width, height) are needed", index)
         return np.ascontiguousarray(found.T)
 
     def _mask(self, index: int) -> Any:
         found = self._read("gt", index, cell=True)
         if found.ndim != 2 or found.dtype.kind not in "biuf":
-            raise InputError(
-                message(
-                    (
-                        f"/value/gt refers to {list(found.shape)}, {found.dtype}: a mask "
-                        "(width, height) is needed"
-                    ),
-                    at=self._at(index),
-                )
-            )
+            there = f"/value/gt refers to {list(found.shape)}, {found.dtype}"
+            raise self._malformed(f"{there}: a mask (width, height) is needed", index)
         if not np.isin(found, (-1, 0, 1)).all():
-            raise InputError(
-                message(
-                    (
-                        f"a mask of {np.unique(found)[:8].tolist()}: 1 (object), 0 (none) "
-                        "and −1 (unknown) are known"
-                    ),
-                    at=self._at(index),
-                )
+            there = f"a mask of {np.unique(found)[:8].tolist()}"
+            raise self._malformed(
+                f"{there}: 1 (object), 0 (none) and −1 (unknown) are known", index
             )
         return np.ascontiguousarray(found.T.astype(np.int64))
 
@@ -200,34 +154,17 @@ class ImageNetSegmentation:
             return ""
         codes = self._read("id", index)
         if codes.dtype.kind not in "iu":
-            raise InputError(
-                message(
-                    f"/value/id refers to {codes.dtype}: a text in UTF-16 is needed",
-                    at=self._at(index),
-                )
-            )
-        return (
-            codes.astype(np.uint16)
-            .tobytes()
-            .decode("utf-16-le" if np.little_endian else "utf-16-be")
-            .strip("\0 ")
-        )
+            there = f"/value/id refers to {codes.dtype}"
+            raise self._malformed(f"{there}: a text in UTF-16 is needed", index)
+        encoding = "utf-16-le" if np.little_endian else "utf-16-be"
+        return str(codes.astype(np.uint16).tobytes().decode(encoding).strip("\0 "))
 
     def _label(self, name: str, index: int) -> int | None:
-        found = re.match(r"n\d{8}", name)
+        found, classes = re.match(r"n\d{8}", name), list(self.classes or ())
         if not found:
-            raise InputError(
-                message(
-                    (
-                        f"classes are given, and the picture's name {name!r} does not begin "
-                        "with a WordNet id"
-                    ),
-                    at=self._at(index),
-                )
-            )
-        return (
-            list(self.classes or ()).index(found[0]) if found[0] in (self.classes or ()) else None
-        )
+            fact = f"classes are given, and the picture's name {name!r} does not begin with a"
+            raise self._malformed(f"{fact} WordNet id", index)
+        return classes.index(found[0]) if found[0] in classes else None
 
 
 def _references(file: Any, name: str, where: str) -> Any:
@@ -236,27 +173,16 @@ def _references(file: Any, name: str, where: str) -> Any:
     h5py = needed("h5py")
     found = file.get(f"/value/{name}") if "/value" in file else None
     if found is None:
-        inside = (
-            list(file["/value"])
-            if "/value" in file and isinstance(file["/value"], h5py.Group)
-            else list(file)
-        )
-        there = ", ".join(map(str, inside)) or "nothing"
-        then = [
-            (
-                "gtsegs_ijcv.mat as published: relprop.data.ImageNetSegmentation says how it "
-                "is laid out"
-            )
-        ]
-        raise InputError(message(f"no /value/{name}; there is {there}", at=where, then=then))
+        values = file.get("/value")
+        inside = list(values if isinstance(values, h5py.Group) else file)
+        fact = f"no /value/{name}; there is {', '.join(map(str, inside)) or 'nothing'}"
+        layout = "relprop.data.ImageNetSegmentation says how it is laid out"
+        raise InputError(fact, at=where, then=[f"gtsegs_ijcv.mat as published: {layout}"])
+    is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
     if (
         not isinstance(found, h5py.Dataset)
         or h5py.check_ref_dtype(found.dtype) is not h5py.Reference
-        or found.ndim != 2
-        or found.shape[1] != 1
+        or found.shape[1:] != (1,)
     ):
-        is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
-        raise InputError(
-            message(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where)
-        )
+        raise InputError(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where)
     return found

@@ -7,20 +7,17 @@ Perturbations are of images in [0, 1] ("black" is 0 there), so a sample's image 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relprop.data.base import Sample
-from relprop.data.files import described, existing, given_classes, listing, needed, position
-from relprop.errors import InputError, OptionError, message
+from relprop.data.files import needed
+from relprop.errors import InputError, OptionError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 SIZE = 224
@@ -54,9 +51,8 @@ class Resized:
 
     def __call__(self, picture: Any) -> Tensor:
         """From a PIL image."""
-        return image_tensor(
-            picture.resize(self.size[::-1], needed("PIL.Image").Resampling.BILINEAR)
-        )
+        bilinear = needed("PIL.Image").Resampling.BILINEAR
+        return image_tensor(picture.resize(self.size[::-1], bilinear))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,16 +64,11 @@ class Processed:
     def __call__(self, picture: Any) -> Tensor:
         """(C, H, W) in [0, 1]. Raises ``InputError`` for a processor that makes something else."""
         image = self.processor(picture, do_normalize=False, return_tensors="pt")["pixel_values"][0]
-        if (
-            not isinstance(image, Tensor)
-            or image.dim() != 3
-            or not image.is_floating_point()
-            or image.min() < 0
-            or image.max() > 1
-        ):
+        if not _is_image(image) or image.min() < 0 or image.max() > 1:
+            made_by = type(self.processor).__name__
             raise InputError(
-                f"{type(self.processor).__name__} does not make images (C, H, W) in [0, "
-                "1] before it normalises: give transform= yourself"
+                f"{made_by} does not make images (C, H, W) in [0, 1] before it normalises: give "
+                "transform= yourself"
             )
         return image
 
@@ -95,40 +86,37 @@ def image_transform(source: Any) -> tuple[Transform, Normalize]:
         normalises = processor.do_normalize and processor.image_mean is not None
         mean, std = (processor.image_mean, processor.image_std) if normalises else ((0.0,), (1.0,))
         return Processed(processor), Normalize(_floats(mean), _floats(std))
-    if not isinstance(source, Mapping) and not (
-        isinstance(source, nn.Module) and getattr(source, "pretrained_cfg", None)
-    ):
-        raise OptionError(
-            message(
-                f"{type(source).__name__} says nothing of how pictures become its images",
-                then=[
-                    "a timm model, or timm.data.resolve_model_data_config(model)",
-                    "transformers.AutoImageProcessor.from_pretrained(name)",
-                ],
-            )
-        )
+    of_timm = isinstance(source, nn.Module) and getattr(source, "pretrained_cfg", None)
+    if isinstance(source, Mapping) or of_timm:
+        return _timm_transform(source)
+    raise OptionError(
+        f"{type(source).__name__} says nothing of how pictures become its images",
+        then=[
+            "a timm model, or timm.data.resolve_model_data_config(model)",
+            "transformers.AutoImageProcessor.from_pretrained(name)",
+        ],
+    )
+
+
+def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
     timm = needed("timm.data", package="timm")
-    steps = timm.create_transform(
-        **(source if isinstance(source, Mapping) else _timm_config(source, timm)), is_training=False
-    ).transforms
-    if not all(hasattr(steps[-1], name) for name in ("mean", "std")):
+    config = source if isinstance(source, Mapping) else _timm_config(source, timm)
+    *steps, last = timm.create_transform(**config, is_training=False).transforms
+    if not all(hasattr(last, name) for name in ("mean", "std")):
         raise OptionError(
-            f"timm's transform ends with {type(steps[-1]).__name__}, not with a "
-            "normalisation: give transform= yourself"
+            f"timm's transform ends with {type(last).__name__}, not with a normalisation: give "
+            "transform= yourself"
         )
-    return needed("torchvision.transforms", package="torchvision").Compose(
-        list(steps[:-1])
-    ), Normalize(_floats(steps[-1].mean), _floats(steps[-1].std))
+    compose = needed("torchvision.transforms", package="torchvision").Compose
+    return compose(steps), Normalize(_floats(last.mean), _floats(last.std))
 
 
 def _timm_config(model: nn.Module, timm: Any) -> dict[str, Any]:
     config: dict[str, Any] = timm.resolve_model_data_config(model)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return (
-        {**config, "input_size": (config["input_size"][0], *size)}
-        if isinstance(size, (tuple, list))
-        else config
-    )
+    if isinstance(size, (tuple, list)):
+        config = {**config, "input_size": (config["input_size"][0], *size)}
+    return config
 
 
 def _floats(values: Any) -> tuple[float, ...]:
@@ -137,13 +125,8 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 def image_tensor(picture: Any) -> Tensor:
     """A PIL image as (3, H, W), float32, in [0, 1]."""
-    return (
-        torch.from_numpy(np.array(rgb(picture), copy=True))
-        .permute(2, 0, 1)
-        .contiguous()
-        .float()
-        .div(255)
-    )
+    pixels = torch.from_numpy(np.array(rgb(picture), copy=True))
+    return pixels.permute(2, 0, 1).contiguous().float().div(255)
 
 
 def rgb(picture: Any) -> Any:
@@ -158,42 +141,35 @@ def rgb(picture: Any) -> Any:
     if picture.mode == "RGB":
         return picture
     if picture.mode.startswith("I"):
-        levels = np.array(picture).astype(np.int64)
-        if levels.min() < 0 or levels.max() > 65535:
-            raise InputError(
-                f"pixels from {levels.min()} to {levels.max()}: grey levels of 16 bits, "
-                "0 to 65535, are known"
-            )
-        return needed("PIL.Image").fromarray(np.round(levels / 257).astype(np.uint8)).convert("RGB")
+        return _of_16_bits(picture)
     if picture.mode == "F":
         raise InputError("pixels are floating-point numbers: which of them is white?")
-    return (
-        picture.convert("RGBA").convert("RGB")
-        if picture.mode in ("P", "PA")
-        else picture.convert("RGB")
-    )
+    return (picture.convert("RGBA") if picture.mode in ("P", "PA") else picture).convert("RGB")
+
+
+def _of_16_bits(picture: Any) -> Any:
+    levels = np.array(picture).astype(np.int64)
+    if levels.min() < 0 or levels.max() > 65535:
+        raise InputError(
+            f"pixels from {levels.min()} to {levels.max()}: grey levels of 16 bits, 0 to 65535, "
+            "are known"
+        )
+    return needed("PIL.Image").fromarray(np.round(levels / 257).astype(np.uint8)).convert("RGB")
 
 
 def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
     """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says.
     Raises ``InputError`` that names it."""
     image = needed("PIL.Image")
+    broken = OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError
     try:
         with image.open(path) as picture:
             picture.load()
             return rgb(needed("PIL.ImageOps").exif_transpose(picture) if upright else picture)
     except InputError as error:
-        raise InputError(message(str(error), at=name)) from None
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        IndexError,
-        TypeError,
-        image.DecompressionBombError,
-    ) as error:
-        raise InputError(message(f"no picture can be read: {error}", at=name)) from None
+        raise InputError(str(error), at=name) from None
+    except (*broken, image.DecompressionBombError) as error:
+        raise InputError(f"no picture can be read: {error}", at=name) from None
 
 
 def to_image(size: Size | None, transform: Transform | None) -> Transform:
@@ -201,9 +177,8 @@ def to_image(size: Size | None, transform: Transform | None) -> Transform:
     ``OptionError`` for both, and for no size."""
     if transform is not None:
         if size is not None:
-            raise OptionError(
-                "size= and transform= exclude each other: a transform decides the size"
-            )
+            fact = "size= and transform= exclude each other: a transform decides the size"
+            raise OptionError(fact)
         return transform
     sides = (SIZE, SIZE) if size is None else (size, size) if isinstance(size, int) else tuple(size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
@@ -215,146 +190,18 @@ def as_image(picture: Any, transform: Transform, name: str) -> Tensor:
     """The image of a picture. Raises ``InputError`` if the transform makes anything but (C, H, W)
     of floating-point numbers in [0, 1]."""
     image = transform(picture)
-    if not isinstance(image, Tensor) or image.dim() != 3 or not image.is_floating_point():
-        raise InputError(
-            message(
-                f"the transform makes {_shape(image)}: floating-point images (C, H, W) are needed",
-                at=name,
-            )
-        )
+    if not _is_image(image):
+        tensor = isinstance(image, Tensor)
+        made = f"{list(image.shape)}, {image.dtype}" if tensor else type(image).__name__
+        fact = f"the transform makes {made}: floating-point images (C, H, W) are needed"
+        raise InputError(fact, at=name)
     if not (image.min() >= 0 and image.max() <= 1):
-        raise InputError(
-            message(
-                (
-                    f"the transform makes pixels from {image.min():.4g} to "
-                    f"{image.max():.4g}: images in [0, 1], before normalisation, are needed"
-                ),
-                at=name,
-                then=[
-                    "transform, normalize = relprop.data.image_transform(model)   # the two apart"
-                ],
-            )
-        )
+        pixels = f"the transform makes pixels from {image.min():.4g} to {image.max():.4g}"
+        fact = f"{pixels}: images in [0, 1], before normalisation, are needed"
+        then = "transform, normalize = relprop.data.image_transform(model)   # the two apart"
+        raise InputError(fact, at=name, then=[then])
     return image
 
 
-def _shape(value: Any) -> str:
-    return (
-        f"{list(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-    )
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """Pictures in a folder: one subfolder per class, as ImageNet's validation set is commonly laid
-    out, or all in one folder, without labels.
-
-    ``root``: the folder. ``size`` (pixels, or (H, W)): what every picture is resized to, bilinear,
-    not keeping its aspect; 224 by default. ``transform`` instead: from a PIL image to (C, H, W) in
-    [0, 1], such as ``image_transform(model)[0]``. ``classes``: the model's classes in its order,
-    when the folder has only some of them; by default the subfolders' names, sorted, are numbered.
-    ``upright``: turn pictures as their EXIF orientation says; torchvision's and timm's data sets do
-    not, so neither is the default here. Names that begin with a dot are left out. Keys are paths
-    from ``root``.
-    """
-
-    root: str | Path
-    _: KW_ONLY
-    size: Size | None = None
-    transform: Transform | None = None
-    classes: Sequence[str] | None = None
-    upright: bool = False
-
-    kind: ClassVar[str] = "image"
-
-    def __post_init__(self) -> None:
-        existing(self.root, "folder")
-        given_classes(self.classes)
-        to_image(self.size, self.transform)
-
-    @property
-    def name(self) -> str:
-        """The folder's."""
-        return Path(self.root).resolve().name
-
-    @cached_property
-    def files(self) -> tuple[str, ...]:
-        """The pictures' paths from ``root``, with ``/``, by class and name. Raises ``InputError``
-        if there are none, or some in a class and some not."""
-        root = Path(self.root)
-        inside = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith("."))
-        loose = tuple(
-            name for name in inside if name.lower().endswith(ENDINGS) and (root / name).is_file()
-        )
-        folders = {
-            name: tuple(sorted(_pictures(root, name))) for name in inside if (root / name).is_dir()
-        }
-        found = loose or tuple(path for paths in folders.values() for path in paths)
-        if not found:
-            raise InputError(
-                message(
-                    f"{self.name}: no pictures ({', '.join(ENDINGS)})",
-                    then=["root/class/picture.jpg, or root/picture.jpg"],
-                )
-            )
-        if loose and any(folders.values()):
-            raise InputError(
-                f"{self.name}: {len(loose)} pictures beside folders of pictures "
-                f"({loose[0]}): of which class are they?"
-            )
-        if not loose and (empty := [name for name, paths in folders.items() if not paths]):
-            raise InputError(
-                f"{self.name}: no picture in {', '.join(empty[:5])}: is it a class? Its "
-                "number would shift the others'"
-            )
-        if (
-            not loose
-            and self.classes is not None
-            and (unknown := [name for name in folders if name not in self.classes])
-        ):
-            raise InputError(
-                f"{self.name}: folders {', '.join(unknown[:5])} are none of the "
-                f"{len(self.classes)} classes"
-            )
-        return found
-
-    @cached_property
-    def labels(self) -> tuple[str, ...] | None:
-        """``classes``, else the subfolders' names; ``None`` of a folder without."""
-        if "/" not in self.files[0]:
-            return None
-        return (
-            tuple(self.classes)
-            if self.classes is not None
-            else tuple(sorted({path.split("/")[0] for path in self.files}))
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """The files' paths and sizes, and the options."""
-        options = {
-            name: described(getattr(self, name))
-            for name in ("size", "transform", "classes", "upright")
-        }
-        return {
-            "format": "images",
-            "name": self.name,
-            **listing(Path(self.root), self.files),
-            **options,
-        }
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Sample:
-        key = self.files[position(index, len(self), self.name)]
-        picture = read_picture(Path(self.root) / key, f"{self.name}/{key}", upright=self.upright)
-        label = self.labels.index(key.split("/")[0]) if self.labels is not None else None
-        return Sample(key, as_image(picture, to_image(self.size, self.transform), key), label)
-
-
-def _pictures(root: Path, folder: str) -> Iterator[str]:
-    for where, folders, names in os.walk(root / folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(ENDINGS) and not name.startswith("."):
-                yield (Path(where) / name).relative_to(root).as_posix()
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()

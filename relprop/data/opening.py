@@ -12,12 +12,14 @@ from typing import Any
 
 from relprop.data.base import Source
 from relprop.data.eraser import EraserMovies
+from relprop.data.folders import ImageFolder
 from relprop.data.gtsegs import ImageNetSegmentation
-from relprop.data.huggingface import HuggingFaceData, Squad, loaded
-from relprop.data.images import ENDINGS, ImageFolder
+from relprop.data.huggingface import HuggingFaceData, loaded
+from relprop.data.images import ENDINGS
 from relprop.data.rows import READERS
+from relprop.data.squad import COLUMNS, Squad
 from relprop.data.tables import ImageTable, TextTable
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 
 KNOWN = (
     "folder/class/picture.jpg, or folder/picture.jpg      ImageFolder",
@@ -28,7 +30,8 @@ KNOWN = (
     ".json as SQuAD is published                          Squad",
     "a datasets.Dataset; any object that is a Source",
 )
-SQUAD = {"id", "question", "context", "answers"}
+SOURCE = ("name", "kind", "labels", "identity", "__len__", "__getitem__")
+SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # by save_to_disk
 
 
 def open_data(spec: Any, **options: Any) -> Source:
@@ -40,50 +43,36 @@ def open_data(spec: Any, **options: Any) -> Source:
     an option that the reader does not have, ``InputError`` for what no reader takes.
     """
     if isinstance(spec, (str, Path)):
-        if not Path(spec).exists():
-            raise InputError(message(f"{spec} does not exist", then=KNOWN))
-        return _made(
-            _of_folder(Path(spec)) if Path(spec).is_dir() else _of_file(Path(spec), options),
-            spec,
-            options,
-        )
+        path = Path(spec)
+        if not path.exists():
+            raise InputError(f"{spec} does not exist", then=KNOWN)
+        return _made(_of_folder(path) if path.is_dir() else _of_file(path, options), spec, options)
     if _is_source(spec):
         if options:
-            raise OptionError(
-                f"{', '.join(f'{name}=' for name in options)}: {type(spec).__name__} is "
-                "made already, give them to it"
-            )
+            given = ", ".join(f"{name}=" for name in options)
+            raise OptionError(f"{given}: {type(spec).__name__} is made already, give them to it")
         made: Source = spec
         return made
     if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
         return _made(_of_dataset(spec, options), spec, options)
-    raise InputError(message(f"{type(spec).__name__} is no data set", then=KNOWN))
+    raise InputError(f"{type(spec).__name__} is no data set", then=KNOWN)
 
 
 def _is_source(spec: Any) -> bool:
     """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of
     it."""
-    return all(
-        getattr_static(spec, name, KNOWN) is not KNOWN
-        for name in ("name", "kind", "labels", "identity", "__len__", "__getitem__")
-    )
+    return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in SOURCE)
 
 
 def _of_folder(folder: Path) -> Callable[..., Source]:
     if (folder / "docs").is_dir() and any(folder.glob("*.jsonl")):
         return EraserMovies
-    if any(
-        (folder / name).is_file()
-        for name in ("dataset_info.json", "dataset_dict.json", "state.json")
-    ):
+    if any((folder / name).is_file() for name in SAVED):
         return HuggingFaceData
-    if not any(
-        name.lower().endswith(ENDINGS)
-        for _, _, names in os.walk(folder, followlinks=True)
-        for name in names
-    ):
-        raise InputError(message(f"{folder}: a folder of no known format", then=KNOWN))
-    return ImageFolder
+    files = (name for _, _, names in os.walk(folder, followlinks=True) for name in names)
+    if any(name.lower().endswith(ENDINGS) for name in files):
+        return ImageFolder
+    raise InputError(f"{folder}: a folder of no known format", then=KNOWN)
 
 
 def _of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
@@ -92,15 +81,13 @@ def _of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
         return ImageTable if "image" in options else TextTable
     if ending in (".mat", ".json"):
         return ImageNetSegmentation if ending == ".mat" else Squad
-    raise InputError(
-        message(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN)
-    )
+    raise InputError(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN)
 
 
 def _of_dataset(dataset: Any, options: Mapping[str, Any]) -> Callable[..., Source]:
     part = dataset.get(options.get("split")) if isinstance(dataset, Mapping) else dataset
     columns = set(getattr(part, "column_names", None) or ())
-    return Squad if columns >= SQUAD and not options.keys() - {"split"} else HuggingFaceData
+    return Squad if columns >= set(COLUMNS) and not options.keys() - {"split"} else HuggingFaceData
 
 
 def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:

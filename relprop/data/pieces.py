@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relprop.data.base import Span
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 
 def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
@@ -60,31 +60,27 @@ def word_pieces(words: Sequence[Span], encoding: Any, row: int = 0) -> tuple[tup
     records = getattr(encoding, "encodings", None)
     if not records:
         raise InputError(
-            message(
-                (
-                    "the tokenizer does not say which characters its tokens are made of: it "
-                    "is no fast one"
-                ),
-                then=[
-                    "AutoTokenizer.from_pretrained(name, use_fast=True)",
-                    "tokenizer(texts, ...)   # its whole output, not only input_ids",
-                ],
-            )
+            "the tokenizer does not say which characters its tokens are made of: it is no fast one",
+            then=[
+                "AutoTokenizer.from_pretrained(name, use_fast=True)",
+                "tokenizer(texts, ...)   # its whole output, not only input_ids",
+            ],
         )
     if not 0 <= row < len(records):
         raise InputError(f"row {row} of an encoding of {len(records)} texts")
+    at = _tokens_at(records[row])
+    return tuple(
+        tuple(sorted({t for c in range(w.start, w.end) for t in at.get((w.text, c), ())}))
+        for w in words
+    )
+
+
+def _tokens_at(record: Any) -> dict[tuple[int, int], list[int]]:
+    """By text and character the tokens that hold it."""
     at: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for token, (number, (start, end)) in enumerate(
-        zip(records[row].sequence_ids, records[row].offsets, strict=True)
-    ):
+    places = zip(record.sequence_ids, record.offsets, strict=True)
+    for token, (number, (start, end)) in enumerate(places):
         if number is not None:
             for character in range(start, end):
                 at[number, character].append(token)
-    return tuple(
-        tuple(
-            sorted(
-                {token for c in range(word.start, word.end) for token in at.get((word.text, c), ())}
-            )
-        )
-        for word in words
-    )
+    return at

@@ -7,38 +7,54 @@ import csv
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from relprop.data.files import existing
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 Row = Mapping[str, Any]
 
 
-class Rows(Protocol):
-    """Rows by number, and one after the other."""
+class Rows:
+    """Rows by number, and one after the other. A format says where they begin (``places``) and what
+    stands there (``parsed``)."""
 
-    def __iter__(self) -> Iterator[Row]: ...
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> Row:
-        """Row ``index``, by column."""
-
-
-@dataclass(frozen=True)
-class JsonLines:
-    """A file with one JSON object per line, UTF-8; empty lines are left out."""
-
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @cached_property
-    def offsets(self) -> array[int]:
+    def places(self) -> array[int]:
         """Where each row begins, in bytes."""
+        raise NotImplementedError
+
+    def parsed(self, file: BinaryIO, index: int) -> Row:
+        """Row ``index``, by column, of a file that stands where it begins."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def row(self, index: int) -> Row:
+        """Row ``index``. Raises ``InputError`` if it is malformed."""
+        with self.path.open("rb") as file:
+            file.seek(self.places[index])
+            return self.parsed(file, index)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self.row, range(len(self)))
+
+    def malformed(self, fact: str, index: int, then: Sequence[str] = ()) -> InputError:
+        """The error that says so of row ``index``."""
+        return InputError(fact, at=f"{self.path.name}, row {index}", then=then)
+
+
+class JsonLines(Rows):
+    """A file with one JSON object per line, UTF-8; empty lines are left out."""
+
+    @cached_property
+    def places(self) -> array[int]:
         found, at = array("q"), 0
         with self.path.open("rb") as file:
             for line in file:
@@ -47,149 +63,99 @@ class JsonLines:
                 at += len(line)
         return found
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def row(self, index: int) -> Row:
-        """Row ``index``. Raises ``InputError`` for what is no JSON object."""
-        with self.path.open("rb") as file:
-            file.seek(self.offsets[index])
-            return self._parsed(file.readline(), index)
-
-    def __iter__(self) -> Iterator[Row]:
-        with self.path.open("rb") as file:
-            for index, line in enumerate(line for line in file if line.strip()):
-                yield self._parsed(line, index)
-
-    def _parsed(self, line: bytes, index: int) -> Row:
+    def parsed(self, file: BinaryIO, index: int) -> Row:
         try:
-            found = json.loads(line)
+            found = json.loads(file.readline())
         except (ValueError, RecursionError) as error:
-            raise InputError(
-                message(f"not JSON: {error}", at=f"{self.path.name}, row {index}")
-            ) from None
+            raise self.malformed(f"not JSON: {error}", index) from None
         if not isinstance(found, dict):
-            raise InputError(
-                message(
-                    f"a {type(found).__name__}, not an object with columns",
-                    at=f"{self.path.name}, row {index}",
-                )
-            )
+            kind = type(found).__name__
+            raise self.malformed(f"a {kind}, not an object with columns", index)
         return found
 
 
-@dataclass(frozen=True)
-class Delimited:
-    """A table with a header, UTF-8: columns by commas with quotes (RFC 4180), or by tabs without
-    (GLUE's files, where a quote is a character)."""
+class Commas(csv.excel):
+    """Columns by commas, with quotes (RFC 4180)."""
 
-    path: Path
-    delimiter: str = ","
+    strict = True
 
-    @cached_property
-    def _index(self) -> tuple[tuple[str, ...], array[int]]:
-        found = array("q")
-        with self.path.open("rb") as file:
-            reader, start = self._reader(file), 0
-            header: tuple[str, ...] = ()
-            try:
-                for cells in reader:
-                    if cells and not header:
-                        header = tuple(cells)
-                    elif cells:
-                        found.append(start)
-                    start = reader.place
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise InputError(
-                    message(
-                        f"no table in UTF-8: {error}",
-                        at=f"{self.path.name}, row {len(found)}",
-                        then=_limit(error),
-                    )
-                ) from None
-        if not header or len(set(header)) < len(header):
-            raise InputError(
-                message(
-                    f"the first line names the columns, each once; it is {list(header)}",
-                    at=self.path.name,
-                )
-            )
-        return header, found
 
-    def _reader(self, file: BinaryIO) -> _Reader:
-        return _Reader(file, self.delimiter)
+class Tabs(csv.excel_tab):
+    """Columns by tabs, without quotes (GLUE's files, where a quote is a character)."""
+
+    quoting = csv.QUOTE_NONE
+    strict = True
+
+
+class Delimited(Rows):
+    """A table with a header, UTF-8."""
+
+    def __init__(self, path: Path, dialect: type[csv.Dialect]) -> None:
+        super().__init__(path)
+        self.dialect = dialect
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns' names."""
         return self._index[0]
 
-    def __len__(self) -> int:
-        return len(self._index[1])
+    @property
+    def places(self) -> array[int]:  # type: ignore[override]
+        return self._index[1]
 
-    def row(self, index: int) -> Row:
-        """Row ``index``. Raises ``InputError`` if it has more or fewer cells than there are
-        columns."""
-        with self.path.open("rb") as file:
-            file.seek(self._index[1][index])
-            return self._named(next(self._reader(file)), index)
+    @cached_property
+    def _index(self) -> tuple[tuple[str, ...], array[int]]:
+        header: tuple[str, ...] = ()
+        places = array("q")
+        try:
+            with self.path.open("rb") as file:
+                for place, cells in self._cells(file):
+                    if header:
+                        places.append(place)
+                    else:
+                        header = tuple(cells)
+        except (csv.Error, UnicodeDecodeError) as error:
+            fact = f"no table in UTF-8: {error}"
+            raise self.malformed(fact, len(places), _limit(error)) from None
+        if not header or len(set(header)) < len(header):
+            fact = f"the first line names the columns, each once; it is {list(header)}"
+            raise InputError(fact, at=self.path.name)
+        return header, places
 
-    def __iter__(self) -> Iterator[Row]:
-        with self.path.open("rb") as file:
-            for index, cells in enumerate(
-                islice(filter(None, self._reader(file)), 1, 1 + len(self))
-            ):
-                yield self._named(cells, index)
+    def _cells(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+        """Where each row begins, and its cells. A row is several lines if a quoted cell is; empty
+        lines are left out."""
+        place = start = file.tell()
 
-    def _named(self, cells: Sequence[str], index: int) -> Row:
-        header = self.columns
-        if len(cells) != len(header):
-            raise InputError(
-                message(
-                    f"{len(cells)} cells, {len(header)} columns: {', '.join(header)}",
-                    at=f"{self.path.name}, row {index}",
-                )
-            )
-        return dict(zip(header, cells, strict=True))
+        def lines() -> Iterator[str]:
+            nonlocal place
+            for line in file:
+                text = line.decode("utf-8-sig" if place == 0 else "utf-8")
+                place += len(line)
+                yield text
 
+        for cells in csv.reader(lines(), self.dialect):
+            if cells:
+                yield start, cells
+            start = place
 
-class _Reader:
-    """Cells of row after row, and ``place``, where the next one begins: a row may be several lines,
-    if a quoted cell is."""
-
-    def __init__(self, file: BinaryIO, delimiter: str) -> None:
-        self.file, self.place = file, file.tell()
-        lines = self._lines()
-        self.rows = (
-            csv.reader(lines, strict=True)
-            if delimiter == ","
-            else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
-        )
-
-    def _lines(self) -> Iterator[str]:
-        for line in self.file:
-            text = line.decode("utf-8-sig" if self.place == 0 else "utf-8")
-            self.place += len(line)
-            yield text
-
-    def __iter__(self) -> _Reader:
-        return self
-
-    def __next__(self) -> list[str]:
-        return next(self.rows)
+    def parsed(self, file: BinaryIO, index: int) -> Row:
+        _, cells = next(self._cells(file))
+        if len(cells) != len(self.columns):
+            there = f"{len(self.columns)} columns: {', '.join(self.columns)}"
+            raise self.malformed(f"{len(cells)} cells, {there}", index)
+        return dict(zip(self.columns, cells, strict=True))
 
 
 def _limit(error: Exception) -> list[str]:
-    return (
-        ["csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"]
-        if "field larger" in str(error)
-        else []
-    )
+    if "field larger" in str(error):
+        return ["csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"]
+    return []
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
-    ".csv": Delimited,
-    ".tsv": lambda path: Delimited(path, "\t"),
+    ".csv": lambda path: Delimited(path, Commas),
+    ".tsv": lambda path: Delimited(path, Tabs),
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
 }

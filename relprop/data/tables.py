@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from relprop.data.base import Sample
-from relprop.data.columns import cell, class_index, class_names, text_sample
+from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, digest, given_classes, listing, position
 from relprop.data.images import Size, Transform, as_image, read_picture, to_image
-from relprop.data.rows import Row, Rows, rows_of
-from relprop.errors import InputError, message
+from relprop.data.rows import Rows, rows_of
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,14 @@ class Table:
         """``classes``, else the names in the column of labels; ``None`` if they are numbers."""
         if self.classes is not None or self.label is None:
             return given_classes(self.classes)
-        return class_names(
-            cell(row, self.label, self._where(i), "label") for i, row in enumerate(self._rows)
-        )
+        rows = (self._at(row, i) for i, row in enumerate(self._rows))
+        return class_names(row.cell(self.label, "label") for row in rows)
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
-        options = {
-            f.name: described(getattr(self, f.name)) for f in fields(self) if f.name != "path"
-        }
-        return {
-            "format": type(self).__name__,
-            "name": self.name,
-            **digest(Path(self.path)),
-            **options,
-        }
+        named = {"format": type(self).__name__, "name": self.name, **digest(Path(self.path))}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
+        return named | {name: described(option) for name, option in options.items()}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,22 +62,15 @@ class Table:
     def _rows(self) -> Rows:
         return rows_of(self.path)
 
-    def _where(self, index: int) -> str:
-        return f"{Path(self.path).name}, row {index}"
+    def _at(self, values: Any, index: int) -> Row:
+        return Row(values, f"{Path(self.path).name}, row {index}")
 
-    def _row(self, index: int) -> tuple[Row, str, str, int | None]:
-        """A row, where it is, its key and its label."""
+    def _row(self, index: int) -> tuple[Row, str, int | None]:
+        """A row, its key and its label."""
         index = position(index, len(self), self.name)
-        row, where = self._rows.row(index), self._where(index)
-        key = str(index) if self.key is None else str(cell(row, self.key, where, "key"))
-        return (
-            row,
-            where,
-            key,
-            None
-            if self.label is None
-            else class_index(cell(row, self.label, where, "label"), self.labels, where),
-        )
+        row = self._at(self._rows.row(index), index)
+        key = str(index) if self.key is None else str(row.cell(self.key, "key"))
+        return row, key, row.label(self.label, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +91,7 @@ class TextTable(Table):
     kind: ClassVar[str] = "text"
 
     def __getitem__(self, index: int) -> Sample:
-        row, where, key, label = self._row(index)
-        return text_sample(
-            row, where, key, label, text=self.text, pair=self.pair, rationale=self.rationale
-        )
+        return TextColumns(self.text, self.pair, self.rationale).sample(*self._row(index))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +119,9 @@ class ImageTable(Table):
         return {**super().identity(), **listing(Path(self.path).parent, paths)}
 
     def __getitem__(self, index: int) -> Sample:
-        row, where, key, label = self._row(index)
-        path = cell(row, self.image, where, "image")
+        row, key, label = self._row(index)
+        path = row.cell(self.image, "image")
         if not isinstance(path, str) or not (file := Path(self.path).parent / path).is_file():
-            raise InputError(
-                message(f"no picture {path!r}; paths are from the table's folder", at=where)
-            )
-        picture = read_picture(file, f"{path} ({where})", upright=self.upright)
-        return Sample(key, as_image(picture, to_image(self.size, self.transform), where), label)
+            raise row.refused(f"no picture {path!r}; paths are from the table's folder")
+        picture = read_picture(file, f"{path} ({row.where})", upright=self.upright)
+        return Sample(key, as_image(picture, to_image(self.size, self.transform), row.where), label)

@@ -26,7 +26,7 @@ def review_model(*, pretrained: bool = True) -> BertForSequenceClassification:
     """A BERT (4 layers, 4 heads, width 64; 0.18 M parameters) in eval mode that reads a review:
     logits (batch, 2), negative and positive.
 
-    Its input is what ``review_tokenizer`` makes of ``make_reviews``' texts: (batch, tokens), at
+    Its input is what ``review_tokenizer`` makes of ``Reviews``' texts: (batch, tokens), at
     most 128. Raises ``OptionError`` without ``transformers``.
     """
     transformers = _transformers()

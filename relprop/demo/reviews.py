@@ -1,290 +1,54 @@
-"""Film reviews whose evidence is known word by word: a grammar plants it, so "does the explanation
-fall on the reason?" is a measurement.
+"""Film reviews whose evidence is known word by word, so that "does the explanation fall on the
+reason?" is a measurement: 1,000 of each of two seeds, in ``reviews.jsonl.gz``.
 
-A review is several sentences in random order: 1 to 3 *claims* about the film, 0 to 2 claims about
-*another* film, and neutral sentences about plot, cast and the evening. A claim is a sentiment word,
-negated or not ("hardly a delight", "failed to bore me"). Every claim about the film says the same
-thing in the end, and the label (0 negative, 1 positive) is what they say: the polarity of the
-sentiment word, turned round by a negation. So
-
-- the rationale is the sentiment words of the claims about the film and the words that negate them
-  ("far from", "failed"), and nothing else. Intensifiers ("very", "utterly") are no part of it: the
-  label is the same without them.
-- It is sufficient (any one of the claims decides) and, taken together, necessary: neutral sentences
-  never depend on the label, and the claims about the other film have a polarity of their own, drawn
-  without regard to the label. What tells them apart is a phrase ("the sequel", "her last film"),
-  before or after the claim, in a sentence of its own or in one with a claim about the film
-  ("whereas the sequel was ..., the acting is ...").
-- A sentiment word alone says little: 40 % of all claims are negated, and words that negate also
-  stand in neutral sentences ("it was not shot in Lisbon").
-
-Held-out reviews are of another seed, and each claim in them is a combination that training reviews
-never hold: of negation and sentiment word if it is negated, else of sentence frame and sentiment
-word (one in five of these is held out). Every word of a held-out review is in training reviews. A
-word is a run of letters or one punctuation mark, as BERT splits text; a review has 20 to 80 of
-them.
+A grammar planted the evidence (``tools/reviews.py`` in the repository): a review is 1 to 3 claims
+about the film, 0 to 2 about another film, and neutral sentences; the label is what the claims about
+the film say, negations counted. The rationale is their sentiment words and the words that negate
+them. No combination of negation, frame and sentiment word was ever seen in training.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from random import Random
+import gzip
+import json
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from relprop.data import Sample, Span
-from relprop.demo import review_words as say
+from relprop.data import Sample, split_words
 from relprop.errors import OptionError
 
 LABELS = ("negative", "positive")
-SHORTEST, LONGEST = 20, 80
-NEGATED, HELD_OUT = 0.4, 5
+FILE = Path(__file__).with_name("reviews.jsonl.gz")
+SEEDS, SHIPPED = (0, 30_000_001), 1000
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One sentiment about a film, by places in the lists of ``review_words``.
-
-    ``kind``: ``"adjective"``, ``"noun"`` or ``"verb"``. ``word``: the sentiment word, positive ones
-    first. ``other``: whether another film is spoken of. ``negation``: ``None`` for none. ``plain``:
-    how a verb that is not negated is led in ("managed to").
-    """
-
-    kind: str
-    frame: int
-    word: int
-    negation: int | None
-    other: bool
-    subject: str
-    intensifier: str
-    plain: int
-
-    @property
-    def positive(self) -> bool:
-        """What it says of its film: the word's polarity, turned round if it is negated."""
-        return (self.word < len(say.WORDS[self.kind]) // 2) != (self.negation is not None)
-
-    @property
-    def held_out(self) -> bool:
-        """Whether it is of a combination that no training review holds."""
-        return (
-            (self.frame if self.negation is None else self.negation) + self.word
-        ) % HELD_OUT == 0
-
-    def turned(self) -> Claim:
-        """The same with the negation taken away, or with one put in: it says the opposite."""
-        return replace(
-            self,
-            negation=self.plain % len(say.NEGATIONS[self.kind]) if self.negation is None else None,
-        )
-
-    def reworded(self) -> Claim:
-        """The same with a sentiment word of the other polarity: it says the opposite."""
-        size = len(say.WORDS[self.kind])
-        return replace(self, word=(self.word + size // 2) % size)
-
-    def text(self) -> str:
-        """The claim without a full stop; ``*`` behind every word that decides what it says."""
-        lead = (
-            say.PLAIN[self.kind][self.plain % len(say.PLAIN[self.kind])]
-            if self.negation is None
-            else say.NEGATIONS[self.kind][self.negation]
-        )
-        frames = say.OTHER_FRAMES if self.other else say.FRAMES
-        return frames[self.kind][self.frame].format(
-            subject=self.subject,
-            lead=lead,
-            intensifier=self.intensifier,
-            word=say.WORDS[self.kind][self.word] + "*",
-        )
-
-
-@dataclass(frozen=True)
-class Review:
-    """A review before it is text: sentences in order, each a neutral text, a claim, or a pattern of
-    two claims (pattern, about the film, about the other)."""
-
-    sentences: tuple[str | Claim | tuple[str, Claim, Claim], ...]
-
-    @property
-    def claims(self) -> tuple[Claim, ...]:
-        """The claims about the film."""
-        return tuple(c for c in self._all() if not c.other)
-
-    @property
-    def others(self) -> tuple[Claim, ...]:
-        """The claims about the other film."""
-        return tuple(c for c in self._all() if c.other)
-
-    @property
-    def label(self) -> int:
-        """What the claims about the film say, all of them."""
-        return int(self.claims[0].positive)
-
-    def turned(self) -> Review:
-        """The negation of every claim about the film taken away or put in: the label is the other
-        one."""
-        return self._with(lambda c: c if c.other else c.turned())
-
-    def with_other_swapped(self) -> Review:
-        """Every sentiment word about the other film exchanged for one of the other polarity: the
-        label stays."""
-        return self._with(lambda c: c.reworded() if c.other else c)
-
-    def marked(self, *, other: bool = False) -> tuple[list[str], list[bool]]:
-        """The words, and for each whether it is a reason; with ``other``, whether it would be one
-        if the review were of the other film."""
-        words: list[str] = []
-        reasons: list[bool] = []
-        for sentence in self.sentences:
-            text, theirs = _written(sentence)
-            pieces = text.split()
-            for i, piece in enumerate(pieces):
-                word = piece.rstrip("*")
-                if word == "a" and i + 1 < len(pieces) and pieces[i + 1][0] in "aeiou":
-                    word = "an"
-                words.append("I" if word == "i" else word if i else word[:1].upper() + word[1:])
-                reasons.append(piece.endswith("*") and theirs[i] == other)
-        return words, reasons
-
-    def sample(self, key: str) -> Sample:
-        """The review as text, with the spans of its words and which of them are the reason."""
-        words, reasons = self.marked()
-        text, spans = "", []
-        for word in words:
-            text += " " if text and word not in ",.;" else ""
-            spans.append(Span(len(text), len(text) + len(word)))
-            text += word
-        return Sample(key, text, self.label, words=tuple(spans), rationale=tuple(reasons))
-
-    def _all(self) -> list[Claim]:
-        return [
-            c
-            for s in self.sentences
-            if not isinstance(s, str)
-            for c in ((s,) if isinstance(s, Claim) else s[1:])
-        ]
-
-    def _with(self, change: Any) -> Review:
-        def changed(s: str | Claim | tuple[str, Claim, Claim]) -> Any:
-            return (
-                s
-                if isinstance(s, str)
-                else change(s)
-                if isinstance(s, Claim)
-                else (s[0], change(s[1]), change(s[2]))
-            )
-
-        return Review(tuple(changed(s) for s in self.sentences))
-
-
-def _written(sentence: str | Claim | tuple[str, Claim, Claim]) -> tuple[str, list[bool]]:
-    """A sentence's text with its full stop, and for each of its words whether the claim it is in is
-    about the other film."""
-    if isinstance(sentence, str):
-        text = sentence + " ."
-        return text, [False] * len(text.split())
-    if isinstance(sentence, Claim):
-        text = sentence.text() + " ."
-        return text, [sentence.other] * len(text.split())
-    pattern, mine, theirs = sentence
-    pieces: list[str] = []
-    other: list[bool] = []
-    for piece in pattern.split():
-        part = {"{mine}": mine.text(), "{theirs}": theirs.text()}.get(piece, piece).split()
-        pieces += part
-        other += [piece == "{theirs}"] * len(part)
-    return " ".join([*pieces, "."]), [*other, False]
-
-
-def _claim(
-    random: Random, positive: bool, other: bool, held_out: bool, *, first_frame: bool = False
-) -> Claim:
-    """A claim that says ``positive`` and is of a combination of this part of the data; with
-    ``first_frame`` one that goes into a pattern of two."""
-    while True:
-        chosen = (
-            "adjective"
-            if first_frame
-            else random.choices(("adjective", "noun", "verb"), (6, 2, 2))[0]
-        )
-        negated, size = random.random() < NEGATED, len(say.WORDS[chosen]) // 2
-        claim = Claim(
-            chosen,
-            frame=0
-            if first_frame
-            else random.randrange(len((say.OTHER_FRAMES if other else say.FRAMES)[chosen])),
-            word=random.randrange(size) + (0 if positive != negated else size),
-            negation=random.randrange(len(say.NEGATIONS[chosen])) if negated else None,
-            other=other,
-            subject=_filled(random, random.choice(say.OTHER_SUBJECTS if other else say.SUBJECTS)),
-            intensifier=random.choice(say.INTENSIFIERS) if random.random() < 0.35 else "",
-            plain=random.randrange(60),
-        )
-        if claim.held_out == held_out:
-            return claim
-
-
-def _filled(random: Random, text: str) -> str:
-    """Names in the place of their slots."""
-    return text.format(**{slot: random.choice(names) for slot, names in say.NAMES.items()})
-
-
-def make_review(index: int, *, seed: int, held_out: bool = True) -> Review:
-    """Review ``index`` of ``seed``: it depends on nothing else."""
-    random = Random(f"{seed} {index} {held_out}")
-    label = random.random() < 0.5
-    sentences: list[Any] = [
-        _claim(random, label, False, held_out)
-        for _ in range(random.choices((1, 2, 3), (5, 3, 2))[0])
-    ]
-    for _ in range(random.choices((0, 1, 2), (3, 5, 2))[0]):
-        positive = random.random() < 0.5
-        if random.random() < 0.3 and isinstance(sentences[0], Claim):
-            sentences[0] = (
-                random.choice(say.CONTRASTS),
-                sentences[0],
-                _claim(random, positive, True, held_out, first_frame=True),
-            )
-        else:
-            sentences.append(_claim(random, positive, True, held_out))
-    neutral = random.sample(say.NEUTRAL, len(say.NEUTRAL))
-    aim = random.randint(SHORTEST, LONGEST - 10)
-    size = len(Review(tuple(sentences)).marked()[0])
-    while size < aim and neutral:
-        sentence = _filled(random, neutral.pop())
-        if size + len(sentence.split()) + 1 <= LONGEST:
-            sentences.append(sentence)
-            size += len(sentence.split()) + 1
-    random.shuffle(sentences)
-    return Review(tuple(sentences))
-
-
-def make_reviews(n: int, *, seed: int, held_out: bool = True) -> list[Sample]:
-    """``n`` reviews drawn from ``seed``, of combinations never seen in training unless
-    ``held_out=False``; the first of them do not depend on ``n``.
-
-    >>> sample = make_reviews(1, seed=3)[0]
-    >>> sample.inputs[:86], sample.label
-    ('It was truly gripping, the sequel, but that is another story. The house of the teacher', 1)
-    >>> [sample.inputs[w.start:w.end] for w, reason in zip(sample.words, sample.rationale) if reason]
-    ['far', 'from', 'chore']
-    """  # noqa: E501
-    if n < 0:
-        raise OptionError(f"n={n}: a number of reviews")
-    return [make_review(i, seed=seed, held_out=held_out).sample(str(i)) for i in range(n)]
+@lru_cache(maxsize=1)
+def _lines() -> list[dict[str, Any]]:
+    with gzip.open(FILE, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 class Reviews:
-    """Held-out reviews as a data set: ``relprop.data.Source``. ``n`` of them, drawn from ``seed``;
-    review i is the same whatever ``n`` is."""
+    """Held-out reviews as a data set: ``relprop.data.Source``. The first ``n`` of 1,000, drawn from
+    ``seed``: 0, or 30,000,001, those of docs/evaluation.md.
+
+    >>> sample = Reviews(4)[1]
+    >>> sample.inputs[:33], sample.label
+    ('This picture is hardly thrilling.', 0)
+    >>> [sample.inputs[w.start:w.end] for w, reason in zip(sample.words, sample.rationale) if reason]
+    ['hardly', 'thrilling', 'by', 'no', 'means', 'triumph']
+    """  # noqa: E501
 
     kind = "text"
     name = "film reviews"
     labels = LABELS
 
     def __init__(self, n: int, *, seed: int = 0) -> None:
-        if n < 1:
-            raise OptionError(f"n={n}: at least one review")
+        if not 1 <= n <= SHIPPED or seed not in SEEDS:
+            given = f"n={n}, seed={seed}"
+            seeds = " or ".join(map(str, SEEDS))
+            raise OptionError(f"{given}: 1 to {SHIPPED} reviews of seed {seeds} are shipped")
         self.n, self.seed = n, seed
 
     def identity(self) -> dict[str, Any]:
@@ -297,4 +61,7 @@ class Reviews:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self.n:
             raise IndexError(f"review {index} of {self.n}")
-        return make_review(index, seed=self.seed).sample(str(index))
+        line = _lines()[SHIPPED * SEEDS.index(self.seed) + index]
+        words, reasons = split_words(line["text"]), set(line["reasons"])
+        marked = tuple(i in reasons for i in range(len(words)))
+        return Sample(str(index), line["text"], line["label"], words=words, rationale=marked)

@@ -8,6 +8,7 @@ sample (or a table of sums, for segmentation), so that ``bootstrap`` applies to 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 
 
 @runtime_checkable
@@ -78,21 +79,16 @@ def bootstrap(
     """
     table = torch.as_tensor(values).detach().cpu().double()
     if table.dim() != (1 if statistic is None else 2) or len(table) < 2:
-        raise InputError(
-            f"bootstrap: values of shape {list(table.shape)}; at least 2 samples are "
-            f"needed, {'(samples,)' if statistic is None else '(samples, columns)'}"
-        )
-    if not table.isfinite().all():
-        raise InputError(
-            message(
-                f"bootstrap: {int((~table.isfinite()).sum())} values are NaN or infinite",
-                then=["values[values.isfinite()]   # to leave those samples out, and say so"],
-            )
-        )
+        axes = "(samples,)" if statistic is None else "(samples, columns)"
+        given = f"bootstrap: values of shape {list(table.shape)}"
+        raise InputError(f"{given}; at least 2 samples are needed, {axes}")
+    if bad := int((~table.isfinite()).sum()):
+        then = "values[values.isfinite()]   # to leave those samples out, and say so"
+        raise InputError(f"bootstrap: {bad} values are NaN or infinite", then=[then])
     if draws < 1:
         raise OptionError(f"bootstrap(draws={draws}): at least 1")
     numpy, stats = needed("numpy"), needed("scipy.stats")
-    options = {
+    options: dict[str, Any] = {
         "n_resamples": draws,
         "method": "percentile",
         "batch": max(1, 2_000_000 // len(table)),
@@ -101,35 +97,24 @@ def bootstrap(
     if statistic is None:
         mean, found = float(table.mean()), stats.bootstrap((table.numpy(),), numpy.mean, **options)
     else:
-        rows = numpy.arange(len(table))
-        mean, found = (
-            float(statistic(table)),
-            stats.bootstrap(
-                (rows,),
-                lambda at: statistic(table[torch.from_numpy(at)]),
-                vectorized=False,
-                **options,
-            ),
+        of, rows = statistic, (numpy.arange(len(table)),)
+        drawn = stats.bootstrap(
+            rows, lambda at: of(table[torch.from_numpy(at)]), vectorized=False, **options
         )
-    return Interval(
-        mean,
-        float(found.confidence_interval.low),
-        float(found.confidence_interval.high),
-        len(table),
-    )
+        mean, found = float(of(table)), drawn
+    interval = found.confidence_interval
+    return Interval(mean, float(interval.low), float(interval.high), len(table))
 
 
 def needed(module: str) -> Any:
     """A module of the extra ``evaluation``. Raises ``OptionError`` naming the extra where it is not
     installed."""
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise OptionError(
-            f'relprop.evaluation needs {module.split(".")[0]}: pip install "relprop[evaluation]"'
-        ) from None
+        missing = module.split(".")[0]
+        fact = f'relprop.evaluation needs {missing}: pip install "relprop[evaluation]"'
+        raise OptionError(fact) from None
 
 
 def chosen(name: str, value: Any, known: Sequence[Any]) -> None:
@@ -174,11 +159,8 @@ def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:
 
 def place_of(model: Any, otherwise: Tensor) -> tuple[torch.device, torch.dtype | None]:
     """The model's device, and the floating-point type of its parameters if it has any."""
-    first = (
-        next((p for p in model.parameters() if p.is_floating_point()), None)
-        if isinstance(model, nn.Module)
-        else None
-    )
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    first = next((p for p in parameters if p.is_floating_point()), None)
     return (otherwise.device, None) if first is None else (first.device, first.dtype)
 
 
@@ -186,25 +168,16 @@ def logits_of(model: Any, *inputs: Any, **named: Any) -> Tensor:
     """(batch, classes) in float32 or wider, on the CPU: what the model returns, or its ``logits``.
     Raises ``InputError``."""
     found = model(*inputs, **named)
-    found = (
-        found
-        if isinstance(found, Tensor)
-        else found.get("logits")
-        if isinstance(found, Mapping)
-        else getattr(found, "logits", None)
-    )
+    if isinstance(found, Mapping):
+        found = found.get("logits")
+    elif not isinstance(found, Tensor):
+        found = getattr(found, "logits", None)
     if not isinstance(found, Tensor) or found.dim() != 2:
-        what = (
-            f"shape {list(found.shape)}"
-            if isinstance(found, Tensor)
-            else "no tensor and no .logits"
-        )
-        raise InputError(
-            message(
-                f"the model's output has {what}; logits (batch, classes) are needed",
-                then=["lambda *x, **k: model(*x, **k)[...]   # a function in the model's place"],
-            )
-        )
+        tensor = isinstance(found, Tensor)
+        what = f"shape {list(found.shape)}" if tensor else "no tensor and no .logits"
+        fact = f"the model's output has {what}; logits (batch, classes) are needed"
+        then = "lambda *x, **k: model(*x, **k)[...]   # a function in the model's place"
+        raise InputError(fact, then=[then])
     found = found.detach().cpu()
     return found if found.dtype == torch.float64 else found.float()
 

@@ -35,19 +35,13 @@ class KendallConfidence:
     higher_is_better: ClassVar[bool] = False
     source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Eq. 15; scipy.stats.kendalltau"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "Paper and notebook correlate lists of token indices in order of falling score "
-            "(paper, paper-code: the same here); corrected, the default, the tokens' scores."
-        ),
-        (
-            "Of equal scores the earlier token comes first in those lists; the notebook "
-            "leaves it to its sort."
-        ),
+        "Paper and notebook correlate lists of token indices in order of falling score "
+        "(paper, paper-code: the same here); corrected, the default, the tokens' scores.",
+        "Of equal scores the earlier token comes first in those lists; the notebook "
+        "leaves it to its sort.",
         "Special tokens and padding are left out.",
-        (
-            "Where a class gives all tokens one score τ is not defined: the sample's value "
-            "is NaN, and a warning says so."
-        ),
+        "Where a class gives all tokens one score τ is not defined: the sample's value "
+        "is NaN, and a warning says so.",
     )
 
     def __post_init__(self) -> None:
@@ -60,7 +54,6 @@ class KendallConfidence:
         class compared with the others, usually the predicted one. ``content`` (batch, tokens):
         which tokens count. Raises ``InputError``.
         """
-        kendalltau = needed("scipy.stats").kendalltau
         values = finite("scores", scores, "batch, classes, tokens").cpu()
         count, classes, tokens = values.shape
         if classes < 2:
@@ -74,22 +67,20 @@ class KendallConfidence:
                 f"content: sample {int((kept.sum(1) < 2).int().argmax())} has fewer than "
                 "2 content tokens"
             )
-        found = torch.zeros(count, dtype=torch.float64)
-        for i, (sample, label) in enumerate(zip(values, labels.tolist(), strict=True)):
-            rows = sample[:, kept[i]]
-            flat = (rows == rows[:, :1]).all(1)
-            if flat.any():
-                found[i] = torch.nan
-                continue
-            lists = (rows if self.protocol == "corrected" else ranked(rows)).numpy()
-            found[i] = sum(
-                float(kendalltau(lists[label], lists[c]).statistic)
-                for c in range(classes)
-                if c != label
-            ) / (classes - 1)
+        pairs = zip(values, kept, labels.tolist(), strict=True)
+        taus = [self._tau(sample[:, own], label) for sample, own, label in pairs]
+        found = torch.tensor(taus, dtype=torch.float64)
         if undefined := int(found.isnan().sum()):
             warn(
                 f"Kendall's τ is not defined for {undefined} of {count} samples: a class "
                 "gives all their tokens one score; their value is NaN"
             )
         return found
+
+    def _tau(self, rows: Tensor, label: int) -> float:
+        """The mean τ of one sample's scores (classes, tokens) with the other classes'."""
+        if (rows == rows[:, :1]).all(1).any():
+            return float("nan")
+        lists = (rows if self.protocol == "corrected" else ranked(rows)).numpy()
+        tau, others = needed("scipy.stats").kendalltau, [c for c in range(len(rows)) if c != label]
+        return sum(float(tau(lists[label], lists[c]).statistic) for c in others) / len(others)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.methods import method_named
 from relprop.runner.question import Question
 from relprop.runs.fingerprints import of_callable, of_value
@@ -40,20 +40,14 @@ class Entry:
 
     def identity(self) -> dict[str, Any]:
         """What its numbers depend on, as plain JSON: of a function its source."""
+        named: dict[str, Any] = {"name": self.name}
         if self.function is not None:
-            return {
-                "name": self.name,
-                "function": of_callable(self.function),
-                "class_specific": self.class_specific,
-            }
+            code = of_callable(self.function)
+            return named | {"function": code, "class_specific": self.class_specific}
         if self.call is None:
-            return {"name": self.name}
-        return {
-            "name": self.name,
-            "method": self.call.method,
-            "options": of_value(self.call.options),
-            "rules": of_value(self.call.rules),
-        }
+            return named
+        options, rules = of_value(self.call.options), of_value(self.call.rules)
+        return named | {"method": self.call.method, "options": options, "rules": rules}
 
 
 RANDOM = Entry("random", class_specific=False)
@@ -75,10 +69,8 @@ def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
     rows += [floor for floor in (RANDOM, POSITION) if floor.name not in {row.name for row in rows}]
     if twice := sorted({row.name for row in rows if [r.name for r in rows].count(row.name) > 1}):
         raise OptionError(
-            message(
-                f"methods: {', '.join(twice)} is there twice",
-                then=[f'("{twice[0]}, again", ...)   # another name for the row'],
-            )
+            f"methods: {', '.join(twice)} is there twice",
+            then=[f'("{twice[0]}, again", ...)   # another name for the row'],
         )
     return tuple(rows)
 
@@ -94,18 +86,15 @@ def _entry(given: Any) -> Entry:
         return RANDOM if given == RANDOM.name else POSITION
     if isinstance(given, str):
         method, _, rules = given.partition("/")
-        return Entry(
-            given,
-            Question(method, {}, rules or None),
-            None,
-            method_named(method, level=None).class_specific,
-        )
+        return _of_call(given, Question(method, {}, rules or None))
     if isinstance(given, Question):
-        return Entry(
-            given.method, given, None, method_named(given.method, level=None).class_specific
-        )
+        return _of_call(given.method, given)
     if callable(given):
         return Entry(getattr(given, "__name__", type(given).__name__), None, given)
     raise OptionError(
         f"methods: {given!r} is no name, function, Question or pair of a name and one of these"
     )
+
+
+def _of_call(name: str, call: Question) -> Entry:
+    return Entry(name, call, None, method_named(call.method, level=None).class_specific)

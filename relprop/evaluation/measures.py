@@ -65,12 +65,8 @@ class Batch:
         """(batch,): for each sample a class to tell the explained one from: another true one, else
         of all other classes the one the model finds least likely."""
         least = self.logits.scatter(1, self.main()[:, None], torch.inf).argmin(1)
-        return torch.tensor(
-            [
-                sample.others[0] if sample.others else int(c)
-                for sample, c in zip(self.samples, least, strict=True)
-            ]
-        )
+        pairs = zip(self.samples, least.tolist(), strict=True)
+        return torch.tensor([s.others[0] if s.others else c for s, c in pairs])
 
     def main(self) -> Tensor:
         """(batch,): the class of the label, or the predicted one where there are no labels."""
@@ -92,11 +88,9 @@ class Maps:
 
     def of(self, classes: Tensor) -> Tensor:
         """(batch, ...): the map of each sample for its class."""
-        return (
-            self.values
-            if self.rows is None
-            else self.values[[self.rows[i, int(c)] for i, c in enumerate(classes)]]
-        )
+        if self.rows is None:
+            return self.values
+        return self.values[[self.rows[i, int(c)] for i, c in enumerate(classes)]]
 
 
 class Measure(Protocol):
@@ -182,15 +176,9 @@ class BothCurves:
         predicted = self.hits(self.metric, task, batch, maps.of(batch.predicted))
         if maps.rows is None or torch.equal(batch.predicted, batch.labels):
             return torch.cat([predicted, predicted], 1).double()
-        return torch.cat(
-            [
-                predicted,
-                self.hits(
-                    replace(self.metric, explained="target"), task, batch, maps.of(batch.labels)
-                ),
-            ],
-            1,
-        ).double()
+        of_target = replace(self.metric, explained="target")
+        target = self.hits(of_target, task, batch, maps.of(batch.labels))
+        return torch.cat([predicted, target], 1).double()
 
 
 class ImageCurve(BothCurves):
@@ -199,14 +187,8 @@ class ImageCurve(BothCurves):
     kind = ImagePerturbation
 
     def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        hits: Tensor = metric(
-            task.model,
-            batch.parts["images"],
-            values,
-            batch.labels,
-            normalize=task.normalize,
-            others=batch.others,
-        ).hits
+        given = task.model, batch.parts["images"], values, batch.labels
+        hits: Tensor = metric(*given, normalize=task.normalize, others=batch.others).hits
         return hits
 
 
@@ -225,9 +207,8 @@ class SegmentationCounts(OfLabel):
         )
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric.table(
-            maps.of(batch.main()), torch.stack([sample.mask for sample in batch.samples])
-        )
+        masks = torch.stack([sample.mask for sample in batch.samples])
+        return self.metric.table(maps.of(batch.main()), masks)
 
 
 @dataclass(frozen=True)
@@ -245,9 +226,8 @@ class ClassCorrelation(OfLabel):
         return [batch.main(), batch.rival()]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric(
-            maps.of(batch.main()), maps.of(batch.rival()), content=batch.parts.get("content")
-        )[:, None]
+        mine, others = maps.of(batch.main()), maps.of(batch.rival())
+        return self.metric(mine, others, content=batch.parts.get("content"))[:, None]
 
 
 @dataclass(frozen=True)
@@ -264,12 +244,11 @@ class Randomisation(OfLabel):
         return (mean_of("ρ", lambda t: t.nanmean(1)),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        curve = self.metric(
-            task.model,
-            batch.inputs,
-            lambda model: maps.explain(model, batch.inputs, batch.main()),
-            content=batch.parts.get("content"),
-        )
+        def explain(model: Any) -> Tensor:
+            return maps.explain(model, batch.inputs, batch.main())
+
+        content = batch.parts.get("content")
+        curve = self.metric(task.model, batch.inputs, explain, content=content)
         found = torch.full((len(batch.samples), self.metric.stages), torch.nan, dtype=torch.float64)
         found[:, : curve.similarity.shape[1]] = curve.similarity
         return found
@@ -304,8 +283,7 @@ class Unstable(OfLabel):
         return (mean_of("max", lambda t: t[:, 0]),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        return self.metric(
-            lambda inputs, target: maps.explain(task.model, inputs, target),
-            batch.inputs,
-            batch.main(),
-        )[:, None]
+        def explain(inputs: Tensor, target: Tensor) -> Tensor:
+            return maps.explain(task.model, inputs, target)
+
+        return self.metric(explain, batch.inputs, batch.main())[:, None]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError, message, warn
+from relprop.errors import InputError, OptionError, warn
 from relprop.evaluation.base import (
     chosen,
     finite,
@@ -137,22 +137,14 @@ class ImagePerturbation(_Perturbation):
 
     of: ClassVar[str] = "images"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The paper's text removes 10 % to 90 %; its numbers, by the author's word, "
-            "include the unperturbed accuracy at 0 (paper-code, the default)."
-        ),
-        (
-            "Of equal map values the earlier pixel, row by row, is removed first; the "
-            "published code leaves it to the sorting of the device."
-        ),
-        (
-            "A data set with several true classes per image: the others are left out of the "
-            "choice (others=); the paper has one label per image."
-        ),
-        (
-            "k % of n pixels is ⌊kn/100⌋ exactly; the published code multiplies floats and "
-            "may remove one pixel less at 70 % where n is a multiple of 10."
-        ),
+        "The paper's text removes 10 % to 90 %; its numbers, by the author's word, "
+        "include the unperturbed accuracy at 0 (paper-code, the default).",
+        "Of equal map values the earlier pixel, row by row, is removed first; the "
+        "published code leaves it to the sorting of the device.",
+        "A data set with several true classes per image: the others are left out of the "
+        "choice (others=); the paper has one label per image.",
+        "k % of n pixels is ⌊kn/100⌋ exactly; the published code multiplies floats and "
+        "may remove one pixel less at 70 % where n is a multiple of 10.",
     )
 
     def __call__(
@@ -175,31 +167,7 @@ class ImagePerturbation(_Perturbation):
         image further classes that are true of it, which the model is not asked to choose.
         ``batch_size``: images per forward pass, ten passes each. Raises ``InputError``.
         """
-        if images.dim() != 4 or not images.is_floating_point() or not len(images):
-            raise InputError(
-                f"images: shape {list(images.shape)}, {images.dtype}; floating point "
-                "(batch, C, H, W) is needed"
-            )
-        if not ((images >= 0) & (images <= 1)).all():
-            raise InputError(
-                message(
-                    (
-                        f"images: values from {float(images.min()):.3g} to "
-                        f"{float(images.max()):.3g}; [0, 1] is needed, before normalisation"
-                    ),
-                    then=["normalize=   # what turns them into the model's input"],
-                )
-            )
-        heat = finite(
-            "maps",
-            maps.heatmap(tuple(images.shape[2:])) if isinstance(maps, Explanation) else maps,
-            "batch, H, W",
-        ).cpu()
-        if heat.shape != (len(images), *images.shape[2:]):
-            raise InputError(
-                f"maps are {list(heat.shape)}, images {list(images.shape)}: a map for "
-                "every image, of its height and width, is needed"
-            )
+        heat = _heat(images, maps)
         truth, order = labels_for(labels, len(images)), self._ranked(heat.flatten(1))
         device, dtype = place_of(model, images)
 
@@ -210,6 +178,26 @@ class ImagePerturbation(_Perturbation):
             return logits_of(model, normalize(pixels.view(-1, *images.shape[1:])))
 
         return _measured(self, model, maps, truth, batch_size, seen, others)
+
+
+def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
+    """A number for every pixel of images in [0, 1], on the CPU. Raises ``InputError``."""
+    if images.dim() != 4 or not images.is_floating_point() or not len(images):
+        given = f"images: shape {list(images.shape)}, {images.dtype}"
+        raise InputError(f"{given}; floating point (batch, C, H, W) is needed")
+    if not ((images >= 0) & (images <= 1)).all():
+        given = f"images: values from {float(images.min()):.3g} to {float(images.max()):.3g}"
+        fact = f"{given}; [0, 1] is needed, before normalisation"
+        raise InputError(fact, then=["normalize=   # what turns them into the model's input"])
+    size = images.shape[2:]
+    found = maps.heatmap(tuple(size)) if isinstance(maps, Explanation) else maps
+    heat = finite("maps", found, "batch, H, W").cpu()
+    if heat.shape != (len(images), *size):
+        raise InputError(
+            f"maps are {list(heat.shape)}, images {list(images.shape)}: a map for every image, of "
+            "its height and width, is needed"
+        )
+    return heat
 
 
 @dataclass(frozen=True)
@@ -226,14 +214,10 @@ class TextPerturbation(_Perturbation):
 
     of: ClassVar[str] = "texts"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The paper perturbs images only; of texts the order, the shares and the area are "
-            "those of images."
-        ),
-        (
-            "The area includes the unperturbed accuracy at 0 (paper-code, the default) or "
-            "starts at 10 % (paper)."
-        ),
+        "The paper perturbs images only; of texts the order, the shares and the area are "
+        "those of images.",
+        "The area includes the unperturbed accuracy at 0 (paper-code, the default) or "
+        "starts at 10 % (paper).",
         "Of equal scores the earlier token is removed first.",
     )
 

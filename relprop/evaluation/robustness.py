@@ -62,10 +62,8 @@ class Infidelity(_Perturbed):
     name: ClassVar[str] = "infidelity"
     source: ClassVar[str] = "Yeh et al., NeurIPS 2019, Def. 2.1; captum.metrics.infidelity"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The map of an explanation is its heat map over the pixels, the same in every "
-            "channel, each a share 1/C of it."
-        ),
+        "The map of an explanation is its heat map over the pixels, the same in every "
+        "channel, each a share 1/C of it.",
         "Every sample sees the same noise, drawn from the seed.",
     )
 
@@ -85,19 +83,16 @@ class Infidelity(_Perturbed):
             return logits_of(model, rows).double().gather(1, of[:, None])[:, 0].to(rows.device)
 
         with torch.no_grad():
-            return (
-                _captum("infidelity")(
-                    chosen,
-                    perturbed,
-                    inputs.detach(),
-                    values,
-                    additional_forward_args=(classes,),
-                    n_perturb_samples=self.samples,
-                    normalize=self.normalize,
-                )
-                .double()
-                .cpu()
+            found: Tensor = _captum("infidelity")(
+                chosen,
+                perturbed,
+                inputs.detach(),
+                values,
+                additional_forward_args=(classes,),
+                n_perturb_samples=self.samples,
+                normalize=self.normalize,
             )
+        return found.double().cpu()
 
 
 @dataclass(frozen=True)
@@ -117,11 +112,7 @@ class MaxSensitivity(_Perturbed):
     ) -> Tensor:
         """(batch,), float64. ``explain``: a function of inputs and their classes (n,) that gives
         their maps, an ``Explanation`` or a tensor (n, ...)."""
-        if not inputs.is_floating_point():
-            raise InputError(
-                f"inputs: {inputs.dtype}; noise is added to them, so floating point is "
-                "needed (of a text: its embeddings)"
-            )
+        _check_floating(inputs)
         classes, uniform = labels_for(target, len(inputs)), self._noise(torch.rand)
 
         def moved(rows: Tensor, radius: float) -> tuple[Tensor]:
@@ -132,36 +123,35 @@ class MaxSensitivity(_Perturbed):
             found = found.scores if isinstance(found, Explanation) else found
             return (finite("maps", found.flatten(1), "batch, tokens").double(),)
 
-        return (
-            _captum("sensitivity_max")(
-                maps,
-                inputs.detach(),
-                perturb_func=moved,
-                perturb_radius=self.radius,
-                n_perturb_samples=self.samples,
-            )
-            .double()
-            .cpu()
+        found: Tensor = _captum("sensitivity_max")(
+            maps,
+            inputs.detach(),
+            perturb_func=moved,
+            perturb_radius=self.radius,
+            n_perturb_samples=self.samples,
+        )
+        return found.double().cpu()
+
+
+def _check_floating(inputs: Tensor) -> None:
+    if not inputs.is_floating_point():
+        raise InputError(
+            f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed (of a "
+            "text: its embeddings)"
         )
 
 
 def _pixels(inputs: Tensor, maps: Explanation | Tensor) -> Tensor:
     """The map as numbers of the inputs' shape."""
-    if not inputs.is_floating_point():
-        raise InputError(
-            f"inputs: {inputs.dtype}; noise is added to them, so floating point is "
-            "needed (of a text: its embeddings)"
-        )
-    values = (
-        maps.heatmap(tuple(inputs.shape[2:])) if isinstance(maps, Explanation) else maps.detach()
-    )
+    _check_floating(inputs)
+    size = tuple(inputs.shape[2:])
+    values = maps.heatmap(size) if isinstance(maps, Explanation) else maps.detach()
     if values.shape == inputs.shape:
         return values.double().to(inputs.device)
     if values.shape != (len(inputs), *inputs.shape[2:]):
-        raise InputError(
-            f"maps are {list(values.shape)}, inputs {list(inputs.shape)}: a map of the "
-            "inputs' shape, or of their height and width, is needed"
-        )
+        given = f"maps are {list(values.shape)}, inputs {list(inputs.shape)}"
+        fact = f"{given}: a map of the inputs' shape, or of their height and width, is needed"
+        raise InputError(fact)
     return (values[:, None].double() / inputs.shape[1]).expand(inputs.shape).to(inputs.device)
 
 

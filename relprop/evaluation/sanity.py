@@ -59,19 +59,12 @@ class ParameterRandomization:
     protocol: ClassVar[str] = "paper"
     source: ClassVar[str] = "Adebayo et al., NeurIPS 2018 (cascading randomisation)"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "A parameter is randomised by shuffling its entries, which keeps their "
-            "distribution; the paper draws from the initialiser, which a trained module "
-            "no longer knows."
-        ),
-        (
-            "The maps are compared as they are, with their signs; the paper does this and "
-            "also compares absolute values."
-        ),
-        (
-            "Order is that of first use in the model's graph, which needs no list of layers; "
-            "parameters that the output does not use are left alone."
-        ),
+        "A parameter is randomised by shuffling its entries, which keeps their distribution; the "
+        "paper draws from the initialiser, which a trained module no longer knows.",
+        "The maps are compared as they are, with their signs; the paper does this and "
+        "also compares absolute values.",
+        "Order is that of first use in the model's graph, which needs no list of layers; "
+        "parameters that the output does not use are left alone.",
     )
 
     def __post_init__(self) -> None:
@@ -105,12 +98,15 @@ class ParameterRandomization:
         for stage in range(count):
             now = groups[len(groups) * stage // count : len(groups) * (stage + 1) // count]
             for parameter in (p for _, parameters in now for p in parameters):
-                parameter.data = parameter.data.flatten()[
-                    torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
-                ].view_as(parameter)
+                _shuffle(parameter, generator)
             names.append(now[-1][0])
             found.append(_correlations(before, _compared(explain(randomised), content)))
         return RandomizationCurve(torch.stack(found, 1), tuple(names))
+
+
+def _shuffle(parameter: nn.Parameter, generator: torch.Generator) -> None:
+    order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+    parameter.data = parameter.data.flatten()[order].view_as(parameter)
 
 
 @dataclass(frozen=True)
@@ -131,10 +127,8 @@ class ClassSensitivity:
         "2021, Fig. 3"
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The sources compare by SSIM or by eye; here by rank, over the content tokens or "
-            "all pixels, which no scale of the colours can change."
-        ),
+        "The sources compare by SSIM or by eye; here by rank, over the content tokens or "
+        "all pixels, which no scale of the colours can change.",
         "A constant map has no ranks: the sample's value is NaN, and a warning says so.",
     )
 
@@ -154,15 +148,12 @@ def _compared(maps: Maps, content: Any) -> list[Tensor]:
     """For each sample the numbers that are compared, float64."""
     if isinstance(maps, Explanation):
         content, maps = maps.content if content is None else content, maps.scores
-    flat = (
-        finite("maps", maps.flatten(1) if maps.dim() > 2 else maps, "batch, tokens").cpu().double()
-    )
-    kept = (
-        torch.ones(flat.shape, dtype=torch.bool)
-        if content is None
-        else bools("content", content, flat.shape)
-    )
-    return [row[keep] for row, keep in zip(flat, kept, strict=True)]
+    flat = maps.flatten(1) if maps.dim() > 2 else maps
+    values = finite("maps", flat, "batch, tokens").cpu().double()
+    if content is None:
+        return list(values)
+    kept = bools("content", content, values.shape)
+    return [row[keep] for row, keep in zip(values, kept, strict=True)]
 
 
 def _correlations(a: list[Tensor], b: list[Tensor]) -> Tensor:

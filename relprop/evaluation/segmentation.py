@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.evaluation.base import Interval, bootstrap, finite, needed
 from relprop.explanation import Explanation
 
@@ -143,22 +143,14 @@ class Segmentation:
         "(Guillaumin et al., IJCV 2014)"
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The paper does not say how mAP is made of a map; as in the published code it is "
-            "the average precision over both channels [1 − m, m] together."
-        ),
-        (
-            "The paper does not say over what IoU and accuracy are taken; as in the "
-            "published code they are ratios of sums over all images, not means of ratios."
-        ),
-        (
-            "A constant map is min–max normalised to NaN by the published code, hence all "
-            "background and scores of 0; the same is done here and counted (constant_maps)."
-        ),
-        (
-            "The F1 that the published code prints is a mean over rows of pixels, by a "
-            "mistaken axis; it is not in the paper and not here."
-        ),
+        "The paper does not say how mAP is made of a map; as in the published code it is "
+        "the average precision over both channels [1 − m, m] together.",
+        "The paper does not say over what IoU and accuracy are taken; as in the "
+        "published code they are ratios of sums over all images, not means of ratios.",
+        "A constant map is min–max normalised to NaN by the published code, hence all "
+        "background and scores of 0; the same is done here and counted (constant_maps).",
+        "The F1 that the published code prints is a mean over rows of pixels, by a "
+        "mistaken axis; it is not in the paper and not here.",
     )
 
     def start(self) -> SegmentationTally:
@@ -177,57 +169,52 @@ class Segmentation:
         Raises ``InputError`` for sizes that differ, NaN, other labels, and a mask without a
         labelled pixel.
         """
-        average_precision = needed("sklearn.metrics").average_precision_score
         if masks.dim() != 3 or masks.is_floating_point():
-            raise InputError(
-                f"masks: shape {list(masks.shape)}, {masks.dtype}; integers (batch, H, "
-                "W) are needed"
-            )
+            given = f"masks: shape {list(masks.shape)}, {masks.dtype}"
+            raise InputError(f"{given}; integers (batch, H, W) are needed")
         if isinstance(maps, Explanation):
             maps = maps.heatmap(tuple(masks.shape[1:]))
-        maps, masks = (
-            finite("maps", maps, "batch, H, W").cpu(),
-            masks.detach().cpu().to(torch.int16),
-        )
-        if maps.shape != masks.shape:
-            raise InputError(
-                message(
-                    (
-                        f"maps are {list(maps.shape)}, masks {list(masks.shape)}: a mask for "
-                        "every map, of its size, is needed"
-                    ),
-                    then=["relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"]
-                    if maps.shape[0] == masks.shape[0]
-                    else [],
-                )
-            )
-        if ((masks < IGNORE) | (masks > 1)).any():
-            raise InputError(
-                f"masks: labels are {masks.unique().tolist()}; 1 (foreground), 0 "
-                "(background) and −1 (ignored) are known"
-            )
-        if (empty := (masks == IGNORE).flatten(1).all(1)).any():
-            raise InputError(f"masks: no pixel of image {int(empty.int().argmax())} is labelled")
-        rows = []
-        for values, mask in zip(maps, masks, strict=True):
-            span = values.max() - values.min()
-            constant = bool(span == 0)
-            m = torch.zeros_like(values) if constant else (values - values.min()) / span
-            labelled, found, scores = (
-                mask != IGNORE,
-                m > m.mean(),
-                torch.stack([torch.zeros_like(m) if constant else 1 - m, m]),
-            )
-            row = [int((found == mask)[labelled].sum()), int(labelled.sum())]
-            classes = [(found == c) & labelled for c in (0, 1)], [mask == c for c in (0, 1)]
-            row += [int((ours & theirs).sum()) for ours, theirs in zip(*classes, strict=True)]
-            row += [int((ours | theirs).sum()) for ours, theirs in zip(*classes, strict=True)]
-            truth = torch.stack(classes[1])[:, labelled].flatten().numpy()
-            rows.append(
-                [
-                    *row,
-                    float(average_precision(truth, scores[:, labelled].flatten().numpy())),
-                    float(constant),
-                ]
-            )
+        maps = finite("maps", maps, "batch, H, W").cpu()
+        masks = masks.detach().cpu().to(torch.int16)
+        _check_masks(maps, masks)
+        rows = [_counts(values, mask) for values, mask in zip(maps, masks, strict=True)]
         return torch.tensor(rows, dtype=torch.float64)
+
+
+def _check_masks(maps: Tensor, masks: Tensor) -> None:
+    if maps.shape != masks.shape:
+        same = maps.shape[0] == masks.shape[0]
+        then = "relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"
+        raise InputError(
+            f"maps are {list(maps.shape)}, masks {list(masks.shape)}: a mask for every map, of its "
+            "size, is needed",
+            then=[then] if same else [],
+        )
+    if ((masks < IGNORE) | (masks > 1)).any():
+        raise InputError(
+            f"masks: labels are {masks.unique().tolist()}; 1 (foreground), 0 (background) and −1 "
+            "(ignored) are known"
+        )
+    if (empty := (masks == IGNORE).flatten(1).all(1)).any():
+        raise InputError(f"masks: no pixel of image {int(empty.int().argmax())} is labelled")
+
+
+def _counts(values: Tensor, mask: Tensor) -> list[float]:
+    """One image's row of the table: ``COLUMNS``."""
+    span = values.max() - values.min()
+    constant = bool(span == 0)
+    m = torch.zeros_like(values) if constant else (values - values.min()) / span
+    labelled, found = mask != IGNORE, m > m.mean()
+    ours = [(found == c) & labelled for c in (0, 1)]
+    theirs = [mask == c for c in (0, 1)]
+    scores = torch.stack([torch.zeros_like(m) if constant else 1 - m, m])[:, labelled]
+    truth = torch.stack(theirs)[:, labelled]
+    average_precision = needed("sklearn.metrics").average_precision_score
+    return [
+        int((found == mask)[labelled].sum()),
+        int(labelled.sum()),
+        *(int((a & b).sum()) for a, b in zip(ours, theirs, strict=True)),
+        *(int((a | b).sum()) for a, b in zip(ours, theirs, strict=True)),
+        float(average_precision(truth.flatten().numpy(), scores.flatten().numpy())),
+        float(constant),
+    ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry
 from relprop.evaluation.measures import Measure, Statistic
@@ -90,43 +90,20 @@ class Numbers:
     ) -> Table:
         """A table of some rows and columns by name (``None``: all). Raises ``OptionError`` for a
         name that there is not."""
-        names, known = (
-            {row.name: row for row in self.rows},
-            {c.name: c for m in self.measures for c in (Column(m, s) for s in m.statistics)},
-        )
-        for kind, wanted, there in (("rows", rows, names), ("columns", columns, known)):
-            if missing := [name for name in wanted or () if name not in there]:
-                raise OptionError(
-                    message(
-                        f"{kind}: there is no {', '.join(map(repr, missing))}",
-                        then=[f"{kind}={list(there)}"],
-                    )
-                )
-        kept = [names[name] for name in rows] if rows is not None else list(self.rows)
-        chosen = [known[name] for name in columns] if columns is not None else list(known.values())
-        cells = {
-            (row.name, column.name): cell
-            for row in kept
-            for column in chosen
-            if (cell := self.cell(row, column, draws)) is not None
-        }
-        shown = [row.name for row in kept if row.name not in self.refused]
+        names = {row.name: row for row in self.rows}
+        known = {c.name: c for m in self.measures for c in (Column(m, s) for s in m.statistics)}
+        kept = list(self.rows) if rows is None else _named("rows", rows, names)
+        chosen = list(known.values()) if columns is None else _named("columns", columns, known)
+        found = {(r.name, c.name): self.cell(r, c, draws) for r in kept for c in chosen}
+        cells = {at: cell for at, cell in found.items() if cell is not None}
         undefined: dict[str, tuple[str, ...]] = {}
-        for column in chosen:
-            none = tuple(
-                row.name
-                for row in kept
-                if (row.name, column.name) not in cells and self.says(row, column)
-            )
-            undefined |= {column.name: none} if none else {}
-        return Table(
-            title,
-            tuple(shown),
-            tuple(chosen),
-            cells,
-            {name: why for name, why in self.refused.items() if name in {row.name for row in kept}},
-            undefined,
-        )
+        for c in chosen:
+            none = [r.name for r in kept if (r.name, c.name) not in cells and self.says(r, c)]
+            undefined |= {c.name: tuple(none)} if none else {}
+        shown = tuple(row.name for row in kept if row.name not in self.refused)
+        named = {row.name for row in kept}
+        refused = {name: why for name, why in self.refused.items() if name in named}
+        return Table(title, shown, tuple(chosen), cells, refused, undefined)
 
     def says(self, row: Entry, column: Column) -> bool:
         """Whether a column was measured for a row, and means something for it."""
@@ -139,15 +116,21 @@ class Numbers:
         if not self.says(row, column):
             return None
         if (at := (row.name, column.name, draws)) not in self.memo:
-            floor = (
-                self.tables.get((RANDOM.name, column.measure.name))
-                if row.name != RANDOM.name
-                else None
-            )
-            self.memo[at] = _cell(
-                self.tables[row.name, column.measure.name], floor, column.statistic, draws
-            )
+            name = column.measure.name
+            floor = None if row.name == RANDOM.name else self.tables.get((RANDOM.name, name))
+            found = self.tables[row.name, name]
+            self.memo[at] = _cell(found, floor, column.statistic, draws)
         return self.memo[at]
+
+
+Named = TypeVar("Named")
+
+
+def _named(kind: str, wanted: Sequence[str], there: Mapping[str, Named]) -> list[Named]:
+    if missing := [name for name in wanted if name not in there]:
+        fact = f"{kind}: there is no {', '.join(map(repr, missing))}"
+        raise OptionError(fact, then=[f"{kind}={list(there)}"])
+    return [there[name] for name in wanted]
 
 
 def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int) -> Cell | None:
@@ -165,14 +148,11 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
     mine, width = bootstrap(found, draws, statistic=statistic.of), found.shape[1]
     if floor is None:
         return Cell(mine)
-    return Cell(
-        mine,
-        bootstrap(
-            torch.cat([found, floor], 1),
-            draws,
-            statistic=lambda t: statistic.of(t[:, :width]) - statistic.of(t[:, width:]),
-        ),
-    )
+
+    def above(both: Tensor) -> float:
+        return statistic.of(both[:, :width]) - statistic.of(both[:, width:])
+
+    return Cell(mine, bootstrap(torch.cat([found, floor], 1), draws, statistic=above))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,16 +186,8 @@ class Table:
     @cached_property
     def best(self) -> dict[str, str]:
         """For each column the row with the best number; floors do not count."""
-        found = {}
-        for column in self.columns:
-            there = [
-                row for row in self.rows if (row, column.name) in self.cells and row not in FLOORS
-            ]
-            if there:
-                found[column.name] = (max if column.higher_is_better else min)(
-                    there, key=lambda row: self.cells[row, column.name].interval.mean
-                )
-        return found
+        orders = {c.name: [r for r in self.order(c.name) if r not in FLOORS] for c in self.columns}
+        return {column: rows[0] for column, rows in orders.items() if rows}
 
     @property
     def samples(self) -> tuple[int, int]:
@@ -227,61 +199,47 @@ class Table:
         """The rows from best to worst in a column, without those that have no number there."""
         at = next(c for c in self.columns if c.name == column)
         there = [row for row in self.rows if (row, column) in self.cells]
-        return sorted(
-            there,
-            key=lambda row: self.cells[row, column].interval.mean,
-            reverse=at.higher_is_better,
-        )
+        mean = {row: self.cells[row, column].interval.mean for row in there}
+        return sorted(there, key=lambda row: mean[row], reverse=at.higher_is_better)
 
     def notes(self) -> list[str]:
         """What a reader must know: sample counts, what cannot be told from random, methods that are
         not defined."""
         fewest, most = self.samples
+        fewer = f" (at least {fewest}: samples where a number is not defined are left out)"
+        protocols = [f"{c.measure.name} `{c.measure.metric.protocol}`" for c in self.columns]
         found = [
-            (
-                f"n = {most}{'' if fewest == most else f' (at least {fewest}: samples where a number is not defined are left out)'};"  # noqa: E501
-                " 95 % bootstrap intervals over samples."
-            )
+            f"n = {most}{'' if fewest == most else fewer}; 95 % bootstrap intervals over samples.",
+            f"Protocols: {', '.join(dict.fromkeys(protocols))}.",
         ]
-        found.append(
-            "Protocols: "
-            + ", ".join(
-                dict.fromkeys(
-                    f"{c.measure.name} `{c.measure.metric.protocol}`" for c in self.columns
-                )
-            )
-            + "."
-        )
         for column in self.columns:
-            there = {
-                row: cell
-                for row in self.rows
-                if (cell := self.cells.get((row, column.name))) is not None and row not in FLOORS
-            }
-            alike = [row for row, cell in there.items() if cell.like_random]
-            worse = [
-                row
-                for row, cell in there.items()
-                if cell.worse_than_random(column.higher_is_better)
-            ]
-            if alike and column.statistic.name == column.measure.statistics[0].name:
-                found.append(
-                    f"On these samples {column.name} cannot tell {', '.join(alike)} from "
-                    "random (°: the interval of the paired difference holds 0)."
-                )
-            if worse:
-                found.append(f"{column.name} finds random better than {', '.join(worse)}.")
+            found += self._beside_random(column)
         found += [
-            (
-                f"{column} is not defined for {', '.join(rows)}: on all these samples, or "
-                "all but one, it is NaN."
-            )
+            f"{column} is not defined for {', '.join(rows)}: on all these samples, or all but one, "
+            "it is NaN."
             for column, rows in self.undefined.items()
         ]
         return found + [
             f"{name} is not defined for this model: {why.splitlines()[0]}"
             for name, why in self.refused.items()
         ]
+
+    def _beside_random(self, column: Column) -> list[str]:
+        """Which methods a column cannot tell from random, and which are worse."""
+        found = {row: self.cells.get((row, column.name)) for row in self.rows if row not in FLOORS}
+        there = {row: cell for row, cell in found.items() if cell is not None}
+        alike = [row for row, cell in there.items() if cell.like_random]
+        up = column.higher_is_better
+        worse = [row for row, cell in there.items() if cell.worse_than_random(up)]
+        notes = []
+        if alike and column.statistic.name == column.measure.statistics[0].name:
+            notes.append(
+                f"On these samples {column.name} cannot tell {', '.join(alike)} from "
+                "random (°: the interval of the paired difference holds 0)."
+            )
+        if worse:
+            notes.append(f"{column.name} finds random better than {', '.join(worse)}.")
+        return notes
 
     def text(self, row: str, column: Column, bold: bool = True) -> str:
         """A cell as a table shows it: number, interval, ° if it cannot be told from random; a dash
@@ -298,30 +256,16 @@ class Table:
 
     def markdown(self, transposed: bool = False) -> str:
         """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
-        grid = markdown_grid(
-            self.rows, [(c.heading, c) for c in self.columns], self.text, transposed
-        )
-        return "\n".join(
-            [
-                *([f"### {self.title}\n"] if self.title else []),
-                grid,
-                "",
-                *(f"- {note}" for note in self.notes()),
-            ]
-        )
+        columns = [(c.heading, c) for c in self.columns]
+        grid = markdown_grid(self.rows, columns, self.text, transposed)
+        title = [f"### {self.title}\n"] if self.title else []
+        return "\n".join([*title, grid, "", *(f"- {note}" for note in self.notes())])
 
     def __str__(self) -> str:
         return self.markdown()
 
     def to_json(self) -> str:
         """Rows, columns and cells as JSON, for machines."""
-
-        def plain(i: Interval | None) -> dict[str, Any] | None:
-            return (
-                None
-                if i is None
-                else {"mean": i.mean, "low": i.low, "high": i.high, "samples": i.samples}
-            )
 
         columns = [
             {
@@ -335,23 +279,15 @@ class Table:
         ]
         cells = [
             {
-                "row": r,
-                "column": c,
-                **(plain(cell.interval) or {}),
-                "above_random": plain(cell.above_random),
+                "row": row,
+                "column": column,
+                **asdict(cell.interval),
+                "above_random": None if cell.above_random is None else asdict(cell.above_random),
             }
-            for (r, c), cell in self.cells.items()
+            for (row, column), cell in self.cells.items()
         ]
-        return json.dumps(
-            {
-                "title": self.title,
-                "rows": list(self.rows),
-                "columns": columns,
-                "cells": cells,
-                "refused": dict(self.refused),
-            },
-            ensure_ascii=False,
-        )
+        found = {"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells}
+        return json.dumps(found | {"refused": dict(self.refused)}, ensure_ascii=False)
 
 
 def markdown_grid(
@@ -362,14 +298,9 @@ def markdown_grid(
 ) -> str:
     """A Markdown table of ``text(row, column)``; ``columns``: each with its heading;
     ``transposed``: rows and columns change places."""
+    lines = [["", *(heading for heading, _ in columns)]]
+    lines += [[row, *(text(row, column) for _, column in columns)] for row in rows]
     if transposed:
-        head, body = (
-            ["", *rows],
-            [[heading, *(text(row, c) for row in rows)] for heading, c in columns],
-        )
-    else:
-        head, body = (
-            ["", *(heading for heading, _ in columns)],
-            [[row, *(text(row, c) for _, c in columns)] for row in rows],
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

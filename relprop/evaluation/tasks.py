@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from relprop.api.explain import explain
 from relprop.data import Sample, Source
-from relprop.errors import InputError, OptionError, RelpropError, message
+from relprop.errors import InputError, OptionError, RelpropError
 from relprop.evaluation.base import finite, logits_of, place_of, without
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import (
@@ -70,18 +70,10 @@ class Task:
         possible = {measure.name: measure for measure in self.possible(self.source[0])}
         if self.measured is None:
             return tuple(measure for measure in possible.values() if not measure.costly)
-        if unknown := [
-            name for name in self.measured if isinstance(name, str) and name not in possible
-        ]:
-            raise OptionError(
-                message(
-                    (
-                        f"measures: {', '.join(map(repr, unknown))} cannot be made of "
-                        f"{self.source.name!r}"
-                    ),
-                    then=[f"{', '.join(possible)}   # what its samples allow"],
-                )
-            )
+        if unknown := [m for m in self.measured if isinstance(m, str) and m not in possible]:
+            names = ", ".join(map(repr, unknown))
+            fact = f"measures: {names} cannot be made of {self.source.name!r}"
+            raise OptionError(fact, then=[f"{', '.join(possible)}   # what its samples allow"])
         return tuple(possible[m] if isinstance(m, str) else m for m in self.measured)
 
     def possible(self, sample: Sample) -> list[Measure]:
@@ -97,16 +89,12 @@ class Task:
     def samples(self, indices: Sequence[int]) -> tuple[Sample, ...]:
         """These samples, their labels by the model's numbers."""
         found = tuple(self.source[i] for i in indices)
-        if (to := self.classes) is None:
-            return found
-        return tuple(
-            replace(
-                s,
-                label=None if s.label is None else to[s.label],
-                others=tuple(to[c] for c in s.others),
-            )
-            for s in found
-        )
+        return found if self.classes is None else tuple(self._renumbered(s) for s in found)
+
+    def _renumbered(self, sample: Sample) -> Sample:
+        to = self.classes or []
+        label = None if sample.label is None else to[sample.label]
+        return replace(sample, label=label, others=tuple(to[c] for c in sample.others))
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These samples as the model takes them, with its answers. Raises ``InputError``."""
@@ -135,59 +123,42 @@ class Task:
             }
             for m in self.measures
         ]
-        return {
-            "kind": self.kind,
-            "model": of_model(self.model),
-            "data": self.source.identity(),
-            "seed": self.seed,
-            "measures": measured,
-        }
+        of = {"model": of_model(self.model), "data": self.source.identity()}
+        return {"kind": self.kind, **of, "seed": self.seed, "measures": measured}
 
     def maps(self, batch: Batch, rows: Sequence[Entry]) -> list[Maps | RelpropError]:
         """Of every row the maps of all classes that the measures ask for, or why the method is not
         defined for this model."""
         asked = [classes for measure in self.measures for classes in measure.classes(batch)]
-        pairs = {
-            pair: n
-            for n, pair in enumerate(
-                dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes))
-            )
-        }
+        wanted = dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes))
+        pairs = {pair: n for n, pair in enumerate(wanted)}
         samples, classes = [i for i, _ in pairs], torch.tensor([c for _, c in pairs])
-        found: list[Maps | RelpropError | None] = [None] * len(rows)
-        for group in (True, False):  # class-specific: every pair; others: each sample once
-            numbers = [
-                n
-                for n, row in enumerate(rows)
-                if row.call is not None and row.class_specific is group
-            ]
-            inputs, target = (
-                (_rows(batch.inputs, samples), classes) if group else (batch.inputs, batch.main())
-            )
-            told = (
-                self.told(batch, [rows[n] for n in numbers], self.model, inputs, target)
-                if numbers
-                else []
-            )
-            for n, values in zip(numbers, told, strict=True):
-                again = partial(self.again, batch, rows[n])
-                found[n] = (
-                    values
-                    if isinstance(values, RelpropError)
-                    else Maps(values, pairs if group else None, again)
-                )
-        for n, row in enumerate(rows):
+        found: dict[str, Maps | RelpropError] = {}
+        for specific in (True, False):  # class-specific: every pair; others: each sample once
+            mine = [row for row in rows if row.class_specific is specific]
+            inputs, target = batch.inputs, batch.main()
+            if specific:
+                inputs, target = _rows(batch.inputs, samples), classes
+            values = self.values(batch, mine, inputs, target)
+            for row, each in zip(mine, values, strict=True):
+                if isinstance(each, RelpropError):
+                    found[row.name] = each
+                else:
+                    again = partial(self.again, batch, row)
+                    found[row.name] = Maps(each, pairs if specific else None, again)
+        return [found[row.name] for row in rows]
+
+    def values(
+        self, batch: Batch, rows: Sequence[Entry], inputs: Any, target: Tensor
+    ) -> list[Tensor | RelpropError]:
+        """The maps of rows that depend on the target alike, methods that relprop knows together."""
+        known = [row for row in rows if row.call is not None]
+        told = self.told(batch, known, self.model, inputs, target) if known else []
+        by_name = {row.name: values for row, values in zip(known, told, strict=True)}
+        for row in rows:
             if row.call is None:
-                inputs, target = (
-                    (_rows(batch.inputs, samples), classes)
-                    if row.class_specific
-                    else (batch.inputs, batch.main())
-                )
-                again = partial(self.again, batch, row)
-                found[n] = Maps(
-                    again(self.model, inputs, target), pairs if row.class_specific else None, again
-                )
-        return [f for f in found if f is not None]
+                by_name[row.name] = self.again(batch, row, self.model, inputs, target)
+        return [by_name[row.name] for row in rows]
 
     def told(
         self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor
@@ -212,42 +183,29 @@ class Task:
             return floor.repeat_interleave(len(target) // len(floor), 0)
         values = row.function(model, inputs, target)
         if not isinstance(values, Tensor) or len(values) != len(target):
-            given = (
-                f"shape {list(values.shape)}"
-                if isinstance(values, Tensor)
-                else type(values).__name__
-            )
+            tensor = isinstance(values, Tensor)
+            given = f"shape {list(values.shape)}" if tensor else type(values).__name__
             raise InputError(
-                f"{row.name}(model, inputs, target) returned {given}: a tensor with one "
-                f"map for each of {len(target)} samples is needed"
+                f"{row.name}(model, inputs, target) returned {given}: a tensor with one map for "
+                f"each of {len(target)} samples is needed"
             )
         return self.own(values.detach().cpu(), batch)
 
     def noise(self, batch: Batch, shape: Sequence[int]) -> Tensor:
         """(batch, *shape), U(0, 1): another for each sample, the same whatever batch it comes
         in."""
-        return torch.stack(
-            [
-                torch.rand(
-                    *shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + i)
-                )
-                for i in batch.indices
-            ]
-        )
+        seeds = (self.seed * 1_000_003 + i for i in batch.indices)
+        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
+        return torch.stack([torch.rand(*shape, generator=g) for g in generators])
 
     def answers(
         self, inputs: Any, samples: Sequence[Sample]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, predicted classes (of those that may be chosen) and labels."""
-        with (
-            torch.no_grad(),
-            evaluating(self.model) if isinstance(self.model, nn.Module) else nullcontext(),
-        ):
-            logits = (
-                logits_of(self.model, **inputs)
-                if isinstance(inputs, Mapping)
-                else logits_of(self.model, inputs)
-            )
+        own = isinstance(self.model, nn.Module)
+        with torch.no_grad(), evaluating(self.model) if own else nullcontext():
+            named = isinstance(inputs, Mapping)
+            logits = logits_of(self.model, **inputs) if named else logits_of(self.model, inputs)
         labels = [sample.label for sample in samples]
         known = None if None in labels else torch.tensor(labels)
         return logits, without(logits, [sample.others for sample in samples]).argmax(1), known
@@ -283,10 +241,8 @@ class ImageTask(Task):
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
             raise InputError(
-                message(
-                    f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}",
-                    then=["transform=   # to one size, as the model needs"],
-                )
+                f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}",
+                then=["transform=   # to one size, as the model needs"],
             )
         images = torch.stack([sample.inputs for sample in samples])
         device, dtype = place_of(self.model, images)

@@ -61,24 +61,19 @@ class TextTask(Task):
         return Texts(self.tokenizer, self.max_length)
 
     def possible(self, sample: Sample) -> list[Measure]:
-        found: list[Measure] = (
-            [] if sample.label is None else [TextCurve("negative"), TextCurve("positive")]
-        )
+        found: list[Measure] = []
+        if sample.label is not None:
+            found += [TextCurve("negative"), TextCurve("positive")]
         found += [Removal(AOPC()), Removal(LOdds()), Confidence(), ClassCorrelation()]
-        return (
-            found
-            + ([] if sample.rationale is None else [Rationale(), Answer()])
-            + [Randomisation()]
-        )
+        if sample.rationale is not None:
+            found += [Rationale(), Answer()]
+        return [*found, Randomisation()]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
         (group,) = self.texts.groups(samples, self.model)
         encoding = group.inputs
-        given = [
-            sample.words if sample.words is not None else _words(sample.inputs)
-            for sample in samples
-        ]
+        given = [_words(s.inputs) if s.words is None else s.words for s in samples]
         pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
         special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()
         own = [_apart(found) for found in pieces]
@@ -86,15 +81,8 @@ class TextTask(Task):
             raise InputError(f"text {empty[0]!r} has no words that the model sees")
         inputs = dict(encoding)
         logits, predicted, labels = self.answers(inputs, samples)
-        return Batch(
-            tuple(indices),
-            samples,
-            inputs,
-            predicted,
-            labels,
-            logits,
-            {"content": ~special, "pieces": pieces, "words": own},
-        )
+        parts = {"content": ~special, "pieces": pieces, "words": own}
+        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, parts)
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         return e["input_ids"].scores.cpu()
@@ -111,10 +99,8 @@ class TextTask(Task):
     def floor(self, entry: Entry, batch: Batch) -> Tensor:
         tokens = batch.parts["content"].shape[1]
         if entry.name == "random":
-            longest = (
-                -(-tokens // 512) * 512
-            )  # a text's noise does not depend on how far its batch is padded
-            return self.noise(batch, [longest])[:, :tokens]
+            # a text's noise does not depend on how far its batch is padded
+            return self.noise(batch, [-(-tokens // 512) * 512])[:, :tokens]
         return -torch.arange(tokens, dtype=torch.float32).expand(len(batch.samples), -1)
 
 
@@ -142,9 +128,8 @@ class TextCurve(BothCurves):
     kind = TextPerturbation
 
     def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        hits: Tensor = metric(
-            task.model, batch.inputs, values, batch.labels, content=batch.parts["content"]
-        ).hits
+        given, content = (task.model, batch.inputs, values, batch.labels), batch.parts["content"]
+        hits: Tensor = metric(*given, content=content).hits
         return hits
 
 
@@ -163,17 +148,13 @@ class Removal(OfLabel):
         return [batch.predicted]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        words, values, tokenizer = batch.parts["words"], maps.of(batch.predicted), task.tokenizer
+        given = task.model, batch.inputs, maps.of(batch.predicted)
+        words, tokenizer = batch.parts["words"], task.tokenizer
         if isinstance(self.metric, AOPC):
-            return self.metric(
-                task.model, batch.inputs, values, pad_id=tokenizer.pad_token_id, words=words
-            ).changes
-        token = (
-            tokenizer.pad_token_id if self.metric.protocol == "paper" else tokenizer.mask_token_id
-        )
-        return self.metric(
-            task.model, batch.inputs, values, replace_with=token, words=words
-        ).changes
+            return self.metric(*given, pad_id=tokenizer.pad_token_id, words=words).changes
+        paper = self.metric.protocol == "paper"
+        token = tokenizer.pad_token_id if paper else tokenizer.mask_token_id
+        return self.metric(*given, replace_with=token, words=words).changes
 
 
 @dataclass(frozen=True)
@@ -210,22 +191,14 @@ class Rationale(OfLabel):
         return (mean_of("mean over k", lambda t: t.mean(1), 100), *each)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
-        values = maps.of(batch.main())
-        rows = []
-        for scores, pieces, sample in zip(
-            values, batch.parts["pieces"], batch.samples, strict=True
-        ):
+        found, truth = [], []
+        samples = zip(maps.of(batch.main()), batch.parts["pieces"], batch.samples, strict=True)
+        for scores, pieces, sample in samples:
             seen = [i for i, word in enumerate(pieces) if word]
-            cut = [
-                i for i in range(len(pieces)) if not pieces[i]
-            ]  # cut off by the tokenizer: missed, so at the rationale's end
-            rows.append(
-                (
-                    torch.stack([scores[list(pieces[i])].max() for i in seen]),
-                    [sample.rationale[i] for i in (*seen, *cut)],
-                )
-            )
-        return self.metric([scores for scores, _ in rows], [truth for _, truth in rows])
+            cut = [i for i, word in enumerate(pieces) if not word]  # off: missed, so at the end
+            found.append(torch.stack([scores[list(pieces[i])].max() for i in seen]))
+            truth.append([sample.rationale[i] for i in (*seen, *cut)])
+        return self.metric(found, truth)
 
 
 @dataclass(frozen=True)
@@ -241,12 +214,6 @@ class Answer(OfLabel):
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         truth = torch.zeros_like(batch.parts["content"])
         for row, pieces, sample in zip(truth, batch.parts["pieces"], batch.samples, strict=True):
-            row[
-                [
-                    token
-                    for word, reason in zip(pieces, sample.rationale, strict=True)
-                    if reason
-                    for token in word
-                ]
-            ] = True
+            words = zip(pieces, sample.rationale, strict=True)
+            row[[token for word, reason in words if reason for token in word]] = True
         return self.metric(maps.of(batch.main()), truth, content=batch.parts["content"])[:, None]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation
 
@@ -25,10 +25,8 @@ def scores_and_content(
         content, scores = scores.content if content is None else content, scores.scores
     if content is None:
         raise InputError(
-            message(
-                "content says which tokens are not special, and scores as a tensor do not",
-                then=["content=   # (batch, tokens), 1 for the words' tokens"],
-            )
+            "content says which tokens are not special, and scores as a tensor do not",
+            then=["content=   # (batch, tokens), 1 for the words' tokens"],
         )
     values = finite("scores", scores, "batch, tokens").cpu()
     if ids is not None and values.shape != ids.shape:
@@ -45,28 +43,17 @@ def text_of(
     """Token ids, their scores, and which of them are content, each (batch, tokens), the last two on
     the CPU. Raises ``InputError``."""
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
-        raise InputError(
-            message(
-                f"inputs: {', '.join(map(repr, other))} is no tensor",
-                then=['tokenizer(..., padding=True, return_tensors="pt")'],
-            )
-        )
+        fact = f"inputs: {', '.join(map(repr, other))} is no tensor"
+        raise InputError(fact, then=['tokenizer(..., padding=True, return_tensors="pt")'])
     ids = inputs.get("input_ids")
     if ids is None or ids.dim() != 2 or not len(ids):
-        raise InputError(
-            "inputs: input_ids (batch, tokens) are needed; there are "
-            f"{', '.join(f'{k} {list(v.shape)}' for k, v in inputs.items()) or 'none'}"
-        )
-    uneven = [
-        f"{name} {list(value.shape)}"
-        for name, value in inputs.items()
-        if value.dim() == 0 or len(value) != len(ids)
-    ]
+        there = ", ".join(f"{k} {list(v.shape)}" for k, v in inputs.items()) or "none"
+        raise InputError(f"inputs: input_ids (batch, tokens) are needed; there are {there}")
+    uneven = {k: v for k, v in inputs.items() if v.dim() == 0 or len(v) != len(ids)}
     if uneven:
-        raise InputError(
-            f"inputs: {', '.join(uneven)} beside input_ids {list(ids.shape)}: one row "
-            "per sample is needed"
-        )
+        there = ", ".join(f"{name} {list(value.shape)}" for name, value in uneven.items())
+        beside = f"beside input_ids {list(ids.shape)}"
+        raise InputError(f"inputs: {there} {beside}: one row per sample is needed")
     values, found = scores_and_content(scores, content, ids)
     mask = inputs.get("attention_mask")
     if mask is not None and (found & (mask.cpu() == 0)).any():
@@ -94,34 +81,28 @@ def words_of(scores: Explanation | Tensor, words: Words | None) -> tuple[Tensor,
     ``InputError``."""
     if isinstance(scores, Explanation):
         known = scores.streams[scores.stream].words
-        words = (
-            [[tokens for _, tokens in sample] for sample in known]
-            if words is None and known is not None
-            else words
-        )
+        if words is None and known is not None:
+            words = [[tokens for _, tokens in sample] for sample in known]
         scores = scores.scores
     if words is None:
-        raise InputError(
-            message(
-                "the words are not known",
-                then=[
-                    "relprop.explain(model, inputs, processor=tokenizer)",
-                    "words=   # of each sample the words, each with its tokens' places",
-                ],
-            )
-        )
+        then = [
+            "relprop.explain(model, inputs, processor=tokenizer)",
+            "words=   # of each sample the words, each with its tokens' places",
+        ]
+        raise InputError("the words are not known", then=then)
     values = finite("scores", scores, "batch, tokens").cpu()
     if len(words) != len(values):
         raise InputError(f"words of {len(words)} samples, scores of {len(values)}")
     for i, sample in enumerate(words):
-        places = [place for word in sample for place in word]
-        if (
-            not all(map(len, sample))
-            or len(set(places)) != len(places)
-            or not all(0 <= place < values.shape[1] for place in places)
-        ):
-            raise InputError(
-                f"words of sample {i}: each needs tokens of its own, with places from 0 "
-                f"to {values.shape[1] - 1}"
-            )
+        _check_words(i, sample, values.shape[1])
     return values, words
+
+
+def _check_words(number: int, sample: Sequence[Sequence[int]], tokens: int) -> None:
+    places = [place for word in sample for place in word]
+    inside = all(0 <= place < tokens for place in places)
+    if not inside or not all(map(len, sample)) or len(set(places)) != len(places):
+        raise InputError(
+            f"words of sample {number}: each needs tokens of its own, with places from 0 to "
+            f"{tokens - 1}"
+        )

@@ -39,18 +39,12 @@ class TokenF1:
         "Chefer, Gur & Wolf, CVPR 2021, Fig. 4; DeYoung et al., ACL 2020 (ERASER)"
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "The published code sets negative scores to 0 before it ranks, which makes ties "
-            "of them; here they keep their order (the paper's own method has none)."
-        ),
-        (
-            "The published code also runs k = 5, 15, ..., 75 and fails on a document of "
-            "fewer than k words; here all its words are marked."
-        ),
-        (
-            "Evidence beyond where a document was cut off counts as missed, as in the "
-            "published code; so does a document without evidence: its F1 is 0."
-        ),
+        "The published code sets negative scores to 0 before it ranks, which makes ties "
+        "of them; here they keep their order (the paper's own method has none).",
+        "The published code also runs k = 5, 15, ..., 75 and fails on a document of "
+        "fewer than k words; here all its words are marked.",
+        "Evidence beyond where a document was cut off counts as missed, as in the "
+        "published code; so does a document without evidence: its F1 is 0.",
         "The published code skips [UNK] with the special tokens; here an unknown word is a word.",
     )
 
@@ -103,10 +97,8 @@ class PrecisionAtK:
     protocol: ClassVar[str] = "paper"
     source: ClassVar[str] = "Qiang et al., NeurIPS 2022 (AttCAT), Fig. 3"
     deviations: ClassVar[tuple[str, ...]] = (
-        (
-            "A count of tokens, as in the paper, not divided by K: answers of few tokens "
-            "cannot reach K."
-        ),
+        "A count of tokens, as in the paper, not divided by K: answers of few tokens "
+        "cannot reach K.",
         "Special tokens and padding are not ranked; the paper does not say.",
     )
 

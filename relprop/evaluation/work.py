@@ -3,7 +3,7 @@ table is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 
 from relprop.errors import RelpropError
 from relprop.evaluation.entries import Entry
-from relprop.evaluation.measures import Measure
+from relprop.evaluation.measures import Batch, Maps, Measure
 from relprop.evaluation.table import Numbers
 from relprop.evaluation.tasks import Task
 from relprop.runs import Record
@@ -42,11 +42,8 @@ class EvaluationWork:
         }
 
     def __len__(self) -> int:
-        return (
-            len(self.task.source)
-            if self.samples is None
-            else min(self.samples, len(self.task.source))
-        )
+        count = len(self.task.source)
+        return count if self.samples is None else min(self.samples, count)
 
     def key(self, index: int) -> str:
         """The sample's name, for messages."""
@@ -56,29 +53,25 @@ class EvaluationWork:
         batch = self.task.batch(indices)
         lines: list[list[dict[str, Any]]] = [[] for _ in indices]
         for row, maps in zip(self.rows, self.task.maps(batch, self.rows), strict=True):
-            if isinstance(maps, RelpropError):
-                for line in lines:
-                    line.append(
-                        {"method": row.name, "measure": "", "values": [], "refused": str(maps)}
-                    )
-                continue
-            for measure in self.task.measures:
-                if measured(row, measure):
-                    for line, values in zip(
-                        lines, measure(self.task, batch, maps).tolist(), strict=True
-                    ):
-                        line.append(
-                            {
-                                "method": row.name,
-                                "measure": measure.name,
-                                "values": values,
-                                "refused": "",
-                            }
-                        )
+            for measure, refused, values in self._numbers(batch, row, maps):
+                named = {"method": row.name, "measure": measure, "refused": refused}
+                for line, own in zip(lines, values, strict=True):
+                    line.append({**named, "values": own})
         return [
             Record(i, sample.key, tuple(line))
             for i, sample, line in zip(indices, batch.samples, lines, strict=True)
         ]
+
+    def _numbers(
+        self, batch: Batch, row: Entry, maps: Maps | RelpropError
+    ) -> Iterator[tuple[str, str, list[list[float]]]]:
+        """A row's measures by name, why there is none, and each sample's numbers."""
+        if isinstance(maps, RelpropError):
+            yield "", str(maps), [[] for _ in batch.samples]
+            return
+        for measure in self.task.measures:
+            if measured(row, measure):
+                yield measure.name, "", measure(self.task, batch, maps).tolist()
 
 
 def measured(row: Entry, measure: Measure) -> bool:
@@ -98,13 +91,10 @@ def numbers(
         if line["refused"]:
             refused.setdefault(line["method"], line["refused"])
         else:
-            values.setdefault((line["method"], line["measure"]), []).append(
-                (index, list(line["values"]))
-            )
-    tables = {
-        at: torch.tensor(
-            [v for _, v in sorted(found, key=lambda pair: pair[0])], dtype=torch.float64
-        )
-        for at, found in values.items()
-    }
+            at = line["method"], line["measure"]
+            values.setdefault(at, []).append((index, list(line["values"])))
+    tables = {}
+    for at, found in values.items():
+        ordered = [v for _, v in sorted(found, key=lambda pair: pair[0])]
+        tables[at] = torch.tensor(ordered, dtype=torch.float64)
     return Numbers(tuple(rows), task.measures, tables, refused)

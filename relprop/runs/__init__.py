@@ -2,9 +2,10 @@
 process or many."""
 
 from relprop.runs.base import Record, Work
-from relprop.runs.explaining import ExplainWork, explanation_of
+from relprop.runs.explaining import ExplainWork
 from relprop.runs.reading import RunResults, read_run
 from relprop.runs.running import Summary, run
+from relprop.runs.stored import explanation_of
 
 __all__ = [
     "ExplainWork",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from relprop.data import Source, image_transform, open_data
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
 from relprop.runs import processes
 from relprop.runs.explaining import ExplainWork, MethodChoice
@@ -149,25 +149,18 @@ def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
     images that are tensors already are taken as they are.
     """
     if source.kind == "text":
-        if not hasattr(
-            getattr(opened.processor, "tokenizer", opened.processor), "convert_ids_to_tokens"
-        ):
-            raise InputError(
-                message(
-                    "the data set is of texts, and no tokenizer came with the model",
-                    then=["save it into the model's folder: tokenizer.save_pretrained(folder)"],
-                )
-            )
+        tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
+        if not hasattr(tokenizer, "convert_ids_to_tokens"):
+            fact = "the data set is of texts, and no tokenizer came with the model"
+            then = "save it into the model's folder: tokenizer.save_pretrained(folder)"
+            raise InputError(fact, then=[then])
         return source, None
     configured = opened.processor if opened.processor is not None else opened.model
     if opened.processor is None and not getattr(opened.model, "pretrained_cfg", None):
         return source, None
     transform, normalize = image_transform(configured)
     reader: Any = source
-    if (
-        "transform" in getattr(reader, "__dataclass_fields__", ())
-        and reader.transform is None
-        and getattr(reader, "size", None) is None
-    ):
+    takes = "transform" in getattr(reader, "__dataclass_fields__", ())
+    if takes and reader.transform is None and getattr(reader, "size", None) is None:
         source = dataclasses.replace(reader, transform=transform)
     return source, normalize

@@ -3,7 +3,6 @@ by one method or several."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
 from relprop.data import Sample, Source
-from relprop.errors import InputError, OptionError, message
-from relprop.explanation import Explanation, TokenScores
+from relprop.errors import InputError, OptionError
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
 from relprop.runner.ask import ask
@@ -22,13 +20,11 @@ from relprop.runner.question import Conditions, Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
 from relprop.runs.preparing import Group, Images, Preparation, Texts
-from relprop.runs.reading import RunResults
+from relprop.runs.stored import COLUMNS, row_of, tensors_of
 from relprop.tracer.surroundings import undisturbed
 
 TARGETS = ("predicted", "label")
 MethodChoice = str | tuple[str, Mapping[str, Any]]
-PER_TOKEN = ("scores", "row", "content")
-LAYOUT = ("source", "spans")
 
 
 class ExplainWork:
@@ -47,18 +43,7 @@ class ExplainWork:
     inputs ``<input>.`` comes next. ``explanation_of`` puts an ``Explanation`` together again.
     """
 
-    columns: Mapping[str, str] = {
-        "method": "string",
-        "target": "string",
-        "output": "float64",
-        "probability": "float64",
-        "predicted": "int64",
-        "label": "int64",
-        "rules": "string",
-        "layout": "string",
-        "tokens": "string",
-        "truncated": "int64",
-    }
+    columns: Mapping[str, str] = COLUMNS
 
     def __init__(
         self,
@@ -123,15 +108,7 @@ class ExplainWork:
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
-        methods = [
-            [
-                label,
-                call.method,
-                fingerprints.of_value(call.options),
-                fingerprints.of_value(call.rules),
-            ]
-            for label, call in self.calls.items()
-        ]
+        of, rules = fingerprints.of_value, fingerprints.of_registered_rules()
         found = {
             "work": "explain",
             "model": fingerprints.of_model(self.model),
@@ -139,12 +116,11 @@ class ExplainWork:
             "samples": self.samples,
             "target": self.target,
             "classes": self.classes,
-            "methods": methods,
+            "methods": [[n, c.method, of(c.options), of(c.rules)] for n, c in self.calls.items()],
             "precision": self.precision,
             "on_unknown": self.on_unknown,
             **self.preparation.identity(),
         }
-        rules = fingerprints.of_registered_rules()
         return found | ({"registered_rules": rules} if rules else {})
 
     def identity(self) -> dict[str, Any]:
@@ -174,78 +150,23 @@ class ExplainWork:
         )
         questions = list(self.calls.values())
         (explanations,) = ask(self.model, group.inputs, [target], questions, how)
-        named = {k: e for k, e in zip(self.calls, explanations, strict=True) if e is not None}
-        shares = class_probabilities(self.model, group.inputs, len(samples))
+        found = zip(self.calls, explanations, strict=True)
+        named = {label: explanation for label, explanation in found if explanation is not None}
+        classes = class_probabilities(self.model, group.inputs, len(samples))
         done = []
         for k, sample in enumerate(samples):
-            tensors: dict[str, Tensor] = {}
-            rows = []
-            for label, explanation in named.items():
-                rows.append(
-                    {
-                        "method": label,
-                        "label": sample.label,
-                        **self._facts(explanation, group, k, None if shares is None else shares[k]),
-                    }
-                )
-                for name, stream in explanation.streams.items():
-                    prefix = (f"{label}." if len(named) > 1 else "") + (
-                        f"{name}." if len(explanation.streams) > 1 else ""
-                    )
-                    tensors |= {
-                        prefix + n: t
-                        for n, t in _tensors(stream, k, _kept(stream, group, k)).items()
-                    }
-            done.append((rows, tensors))
+            shares = None if classes is None else classes[k]
+            rows = [
+                {"method": label, "label": sample.label, **row_of(explanation, group, k, shares)}
+                for label, explanation in named.items()
+            ]
+            done.append((rows, tensors_of(named, group, k)))
         return done
-
-    def _facts(
-        self, explanation: Explanation, group: Group, k: int, shares: Tensor | None
-    ) -> dict[str, Any]:
-        target = explanation.target[k]
-        of_class = shares is not None and isinstance(target, int)
-        tokens = {}
-        for name, stream in explanation.streams.items():
-            if stream.tokens is not None:
-                kept = _kept(stream, group, k)
-                tokens[name] = (
-                    stream.tokens[k]
-                    if kept is None
-                    else [
-                        t for t, keep in zip(stream.tokens[k], kept.tolist(), strict=True) if keep
-                    ]
-                )
-        layout = {}
-        for name, s in explanation.streams.items():
-            padded = group.lengths is not None and _kept(s, group, k) is not None
-            layout[name] = {
-                "grid": s.grid,
-                "image": s.image,
-                "extent": (group.lengths[k],) if padded and group.lengths is not None else s.extent,
-            }
-        return {
-            "target": json.dumps(target, default=str),
-            "output": float(explanation.output[k]),
-            "rules": explanation.rules,
-            "layout": json.dumps(layout),
-            "probability": float(shares[target]) if of_class and shares is not None else None,
-            "predicted": None if shares is None else int(shares.argmax()),
-            "tokens": json.dumps(
-                next(iter(tokens.values())) if len(tokens) == 1 else tokens, ensure_ascii=False
-            )
-            if tokens
-            else None,
-            "truncated": None if group.truncated is None else int(group.truncated[k]),
-        }
 
     def _label(self, sample: Sample) -> int:
         if sample.label is None:
-            raise InputError(
-                message(
-                    f"sample {sample.key!r} has no label",
-                    then=["target='predicted' explains what the model says"],
-                )
-            )
+            then = "target='predicted' explains what the model says"
+            raise InputError(f"sample {sample.key!r} has no label", then=[then])
         return sample.label if self.classes is None else self.classes[sample.label]
 
 
@@ -255,103 +176,38 @@ def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | N
     with undisturbed(model), torch.no_grad():
         output = model(**inputs) if hasattr(inputs, "keys") else model(inputs)
     scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if (
-        not isinstance(scores, Tensor)
-        or scores.dim() != 2
-        or len(scores) != batch
-        or not scores.is_floating_point()
-    ):
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        return None
+    if scores.dim() != 2 or len(scores) != batch:
         return None
     return scores.double().softmax(1).cpu()
 
 
-def explanation_of(results: RunResults, index: int, method: str | None = None) -> Explanation:
-    """One sample's explanation, a batch of 1, from a run of ``ExplainWork``: scores, tokens,
-    ``heatmap()``; without ledger and blocks.
-
-    ``method``: which one, if there are several. Raises ``OptionError`` for a sample that is not
-    done, or without a choice among several methods.
-    """
-    tensors = results.tensors(index)
-    rows = {row["method"]: row for row in results.rows_of(index)}
-    if method is None and len(rows) == 1:
-        method = next(iter(rows))
-    if method is None or method not in rows:
-        raise OptionError(f"explanation_of(method={method!r}): there are {', '.join(rows)}")
-    row = rows[method]
-    layouts = json.loads(row["layout"])
-    tokens = json.loads(row["tokens"]) if row["tokens"] else {}
-    tokens = (
-        {next(iter(layouts)): tokens} if isinstance(tokens, list) and len(layouts) == 1 else tokens
-    )
-    streams = {}
-    for name, layout in layouts.items():
-        prefix = (f"{method}." if len(rows) > 1 else "") + (f"{name}." if len(layouts) > 1 else "")
-        scores, flow, content = (tensors[prefix + n][None] for n in PER_TOKEN)
-        source, spans = (tensors.get(prefix + n) for n in LAYOUT)
-        streams[name] = TokenScores(
-            name,
-            scores,
-            flow,
-            flow - scores,
-            content,
-            torch.arange(scores.shape[1]) if source is None else source.long(),
-            tokens=[tokens[name]] if name in tokens else None,
-            grid=_tuple(layout["grid"]),
-            image=_tuple(layout["image"]),
-            extent=tuple(layout["extent"]),
-            spans=None if spans is None else spans.long(),
-        )
-    target = json.loads(row["target"])
-    target = tuple(target) if isinstance(target, list) else target
-    return Explanation(
-        streams, (target,), torch.tensor([row["output"]], dtype=torch.float64), method, row["rules"]
-    )
-
-
-def _tensors(stream: TokenScores, k: int, kept: Tensor | None) -> dict[str, Tensor]:
-    found = {name: getattr(stream, name)[k].detach().cpu() for name in PER_TOKEN}
-    if stream.grid is not None:
-        found |= {
-            name: t.cpu().int() for name in LAYOUT if (t := getattr(stream, name)) is not None
-        }
-    return found if kept is None else {name: t[kept] for name, t in found.items()}
-
-
-def _kept(stream: TokenScores, group: Group, k: int) -> Tensor | None:
-    """Which tokens of a text are not made from padding, which is on its right."""
-    if group.lengths is None or stream.grid is not None:
-        return None
-    return stream.source.cpu() < group.lengths[k]
-
-
-def _tuple(value: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
-
-
 def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, Question]:
     """The calls by label: the method's name, with its options if it is there more than once."""
-    chosen = [
-        (m, {}) if isinstance(m, str) else (m[0], dict(m[1]))
-        for m in ([methods] if isinstance(methods, str) else methods)
-    ]
+    given = [methods] if isinstance(methods, str) else methods
+    chosen = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in given]
     calls: dict[str, Question] = {}
     for name, options in chosen:
         rules = options.pop("rules", None)
         call = Question(name, options, rules)
         method_named(name, level=None).checked(options)
-        shown = options | ({} if rules is None else {"rules": getattr(rules, "name", rules)})
-        label = (
-            f"{name}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
-            if sum(n == name for n, _ in chosen) > 1 and shown
-            else name
-        )
+        several = sum(n == name for n, _ in chosen) > 1
+        label = _label_of(call) if several else name
         if label in calls:
             raise OptionError(f"methods has {label} twice")
         calls[label] = call
     if not calls:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
     return calls
+
+
+def _label_of(call: Question) -> str:
+    shown = dict(call.options)
+    if call.rules is not None:
+        shown["rules"] = getattr(call.rules, "name", call.rules)
+    options = ", ".join(f"{k}={v!r}" for k, v in shown.items())
+    return f"{call.method}({options})" if shown else call.method
 
 
 def model_classes(model: nn.Module, source: Source) -> list[int] | None:

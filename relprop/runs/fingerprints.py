@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import registered
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+UNTOLD = "so that a run cannot tell whether it is the same when it goes on"
+NO_SETTINGS = ("_name_or_path", "transformers_version", "dtype")  # of a config
+PER_CALL = ("truncation", "padding")  # of a tokenizer: these change from call to call
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
@@ -33,17 +36,10 @@ def of_model(model: nn.Module) -> dict[str, Any]:
     settings = [ADDRESS.sub("", repr(model))]
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
-        known = {
-            k: v
-            for k, v in config.to_dict().items()
-            if k not in ("_name_or_path", "transformers_version", "dtype")
-        }
+        known = {k: v for k, v in config.to_dict().items() if k not in NO_SETTINGS}
         settings.append(json.dumps(known, sort_keys=True, default=str))
-    return {
-        "class": _name(type(model)),
-        "weights": digest.hexdigest(),
-        "settings": _sha("\n".join(settings)),
-    }
+    weights, told = digest.hexdigest(), _sha("\n".join(settings))
+    return {"class": _name(type(model)), "weights": weights, "settings": told}
 
 
 def of_callable(thing: Any) -> str | None:
@@ -52,40 +48,24 @@ def of_callable(thing: Any) -> str | None:
     if thing is None:
         return None
     if inspect.isfunction(thing) or inspect.ismethod(thing):
-        if (
-            inspect.ismethod(thing) or thing.__closure__
-        ):  # what it does depends on more than its source
-            raise OptionError(
-                message(
-                    (
-                        f"{_name(thing)} holds values that do not show in its source, so "
-                        "that a run cannot tell whether it is the same when it goes on"
-                    ),
-                    then=[
-                        "give a plain function",
-                        (
-                            "or an object whose __repr__ tells all of its settings, as "
-                            "torchvision's transforms have it"
-                        ),
-                    ],
-                )
-            )
-        try:
-            source = inspect.getsource(thing)
-        except (OSError, TypeError):
-            source = thing.__code__.co_code.hex() + repr(thing.__code__.co_names)
-        return f"{_name(thing)} {_sha(source)}"
+        return _of_function(thing)
     if ADDRESS.search(text := repr(thing)) and type(thing).__repr__ is object.__repr__:
-        raise OptionError(
-            message(
-                (
-                    f"an object of {_name(type(thing))} prints only its address, so that a "
-                    "run cannot tell whether it is the same when it goes on"
-                ),
-                then=["give its class a __repr__ that tells all of its settings"],
-            )
-        )
+        fact = f"an object of {_name(type(thing))} prints only its address, {UNTOLD}"
+        then = "give its class a __repr__ that tells all of its settings"
+        raise OptionError(fact, then=[then])
     return ADDRESS.sub("", text)
+
+
+def _of_function(function: Any) -> str:
+    if inspect.ismethod(function) or function.__closure__:  # more decides than its source
+        fact = f"{_name(function)} holds values that do not show in its source, {UNTOLD}"
+        then = "or an object whose __repr__ tells all of its settings, as torchvision's transforms"
+        raise OptionError(fact, then=["give a plain function", f"{then} have it"])
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = function.__code__.co_code.hex() + repr(function.__code__.co_names)
+    return f"{_name(function)} {_sha(source)}"
 
 
 def of_tokenizer(tokenizer: Any) -> dict[str, Any]:
@@ -97,17 +77,10 @@ def of_tokenizer(tokenizer: Any) -> dict[str, Any]:
     ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        facts.append(
-            {
-                k: v
-                for k, v in json.loads(backend.to_str()).items()
-                if k not in ("truncation", "padding")
-            }
-        )  # these two change from call to call
-    return {
-        "class": _name(type(tokenizer)),
-        "sha256": _sha(json.dumps(facts, sort_keys=True, default=str)),
-    }
+        does = json.loads(backend.to_str())
+        facts.append({k: v for k, v in does.items() if k not in PER_CALL})
+    sha256 = _sha(json.dumps(facts, sort_keys=True, default=str))
+    return {"class": _name(type(tokenizer)), "sha256": sha256}
 
 
 def of_value(value: Any) -> Any:
@@ -124,11 +97,9 @@ def of_value(value: Any) -> Any:
         _hash(digest, value, "an option")
         return f"tensor {tuple(value.shape)} {digest.hexdigest()}"
     if isinstance(value, RuleSet):
-        return (
-            value.name
-            if PRESETS.get(value.name) == value
-            else f"{value.name} {_sha(ADDRESS.sub('', repr(value)))}"
-        )
+        if PRESETS.get(value.name) == value:
+            return value.name
+        return f"{value.name} {_sha(ADDRESS.sub('', repr(value)))}"
     return of_callable(value) if callable(value) else ADDRESS.sub("", repr(value))
 
 
@@ -143,10 +114,8 @@ def _hash(digest: Any, value: Any, name: str) -> None:
         return
     if value.is_meta:
         raise InputError(
-            message(
-                f"the weight {name!r} is on the meta device: it is not loaded, or offloaded",
-                then=["load the model whole"],
-            )
+            f"the weight {name!r} is on the meta device: it is not loaded, or offloaded",
+            then=["load the model whole"],
         )
     digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
     if hasattr(value, "__tensor_flatten__"):  # a quantised weight, made of others

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from relprop.errors import InputError, OptionError, message, warn
+from relprop.errors import InputError, OptionError, warn
 from relprop.runs.base import Work
 from relprop.runs.disk import write_json
 
@@ -58,10 +58,8 @@ class Manifest:
             return cls(**written)
         except FileNotFoundError:
             raise InputError(
-                message(
-                    f"{folder.name!r} is no run folder: it has no {NAME}",
-                    then=["give the folder that a run wrote, or an empty one"],
-                )
+                f"{folder.name!r} is no run folder: it has no {NAME}",
+                then=["give the folder that a run wrote, or an empty one"],
             ) from None
         except (ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{NAME} in {folder.name!r} cannot be read: {error}") from error
@@ -83,14 +81,10 @@ class Manifest:
                 f"{path}: {_short(a)} in the folder, {_short(b)} now" for path, a, b in found[:8]
             ]
             raise InputError(
-                message(
-                    (
-                        f"{folder.name!r} holds a run of something else; {len(found)} "
-                        f"difference{'s' * (len(found) > 1)}"
-                    ),
-                    at="\n        ".join(shown),
-                    then=["go on with what the folder was begun with, or give another folder"],
-                )
+                f"{folder.name!r} holds a run of something else; {len(found)} "
+                f"difference{'s' * (len(found) > 1)}",
+                at="\n        ".join(shown),
+                then=["go on with what the folder was begun with, or give another folder"],
             )
         for name, version in now.versions.items():
             if self.versions.get(name) != version:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.data import Sample
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
 
@@ -68,27 +68,21 @@ class Images:
 
     def image(self, sample: Sample) -> Tensor:
         """One image as the model takes it. Raises ``InputError`` with the sample's key."""
-        if not isinstance(sample.inputs, Tensor) or sample.inputs.dim() != 3:
-            what = (
-                tuple(sample.inputs.shape)
-                if isinstance(sample.inputs, Tensor)
-                else type(sample.inputs).__name__
-            )
+        image = sample.inputs
+        if not isinstance(image, Tensor) or image.dim() != 3:
+            what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise InputError(f"sample {sample.key!r} is no image (C, H, W): {what}")
         if self.normalize is None:
-            return sample.inputs
+            return image
         try:
-            made = self.normalize(sample.inputs)
+            made = self.normalize(image)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise InputError(
-                f"normalize does not take sample {sample.key!r}, "
-                f"{tuple(sample.inputs.shape)}: {error}"
-            ) from error
+            given = f"sample {sample.key!r}, {tuple(image.shape)}"
+            raise InputError(f"normalize does not take {given}: {error}") from error
         if not isinstance(made, Tensor) or made.dim() != 3:
+            gave = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
             raise InputError(
-                f"normalize gave {type(made).__name__} "
-                f"{tuple(getattr(made, 'shape', ()))} for sample {sample.key!r}, not "
-                "an image (C, H, W)"
+                f"normalize gave {gave} for sample {sample.key!r}, not an image (C, H, W)"
             )
         return made
 
@@ -103,10 +97,8 @@ class Texts:
     def __init__(self, tokenizer: Any, max_length: int | None) -> None:
         if tokenizer is None:
             raise OptionError(
-                message(
-                    "texts need what turns them into tokens",
-                    then=["ExplainWork(model, source, processor=tokenizer)"],
-                )
+                "texts need what turns them into tokens",
+                then=["ExplainWork(model, source, processor=tokenizer)"],
             )
         self.processor = tokenizer
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -135,54 +127,39 @@ class Texts:
         pads = self.tokenizer.pad_token is not None
         for length in [max(lengths)] if pads else dict.fromkeys(lengths):
             places = tuple(i for i, n in enumerate(lengths) if pads or n == length)
-            padding: dict[str, Any] = {}
-            if pads:
-                padding = {
-                    "padding": "max_length",
-                    "max_length": self.padded(length, model),
-                    "padding_side": "right",
-                }
-            elif self.max_length is not None:
-                padding = {"max_length": self.max_length}
-            made = self.tokenize(
-                [texts[i] for i in places],
-                return_tensors="pt",
-                truncation=self.max_length is not None,
-                **padding,
-            )
-            yield Group(
-                places,
-                _accepted(made, model),
-                tuple(lengths[i] for i in places),
-                tuple(whole[i] > lengths[i] for i in places),
-            )
+            made = self._tensors([texts[i] for i in places], length, model)
+            own = tuple(lengths[i] for i in places)
+            cut = tuple(whole[i] > lengths[i] for i in places)
+            yield Group(places, _accepted(made, model), own, cut)
+
+    def _tensors(self, texts: Sequence[tuple[str, ...]], length: int, model: nn.Module) -> Any:
+        """The encoding of texts of at most ``length`` tokens, padded if the tokenizer can."""
+        cuts = self.max_length is not None
+        options: dict[str, Any] = {"max_length": self.max_length} if cuts else {}
+        if self.tokenizer.pad_token is not None:
+            padded = self.padded(length, model)
+            options = {"padding": "max_length", "max_length": padded, "padding_side": "right"}
+        return self.tokenize(texts, return_tensors="pt", truncation=cuts, **options)
 
     def padded(self, length: int, model: nn.Module) -> int:
         """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not
         at all if that is not known."""
-        most = self.max_length or getattr(
-            getattr(base_model(model), "config", None), "max_position_embeddings", None
-        )
-        return (
-            length
-            if not isinstance(most, int)
-            else max(length, min(-(-length // STEP) * STEP, most))
-        )
+        config = getattr(base_model(model), "config", None)
+        most = self.max_length or getattr(config, "max_position_embeddings", None)
+        if not isinstance(most, int):
+            return length
+        return max(length, min(-(-length // STEP) * STEP, most))
 
     def tokenize(self, texts: Sequence[tuple[str, ...]], **options: Any) -> Any:
         """The tokenizer's encoding of texts, or of pairs."""
-        return self.tokenizer(
-            *[list(column) for column in zip(*texts, strict=True)], verbose=False, **options
-        )
+        columns = (list(column) for column in zip(*texts, strict=True))
+        return self.tokenizer(*columns, verbose=False, **options)
 
 
 def _texts(sample: Sample) -> tuple[str, ...]:
     texts = (sample.inputs,) if isinstance(sample.inputs, str) else sample.inputs
-    if (
-        not isinstance(texts, tuple)
-        or len(texts) not in (1, 2)
-        or not all(isinstance(t, str) for t in texts)
-    ):
+    known = isinstance(texts, tuple) and all(isinstance(t, str) for t in texts)
+    if not known or len(texts) not in (1, 2):
         raise InputError(f"sample {sample.key!r} is neither a text nor a pair of texts")
     return texts
 

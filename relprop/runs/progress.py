@@ -62,10 +62,8 @@ class Progress:
         rate = self.done / max(self.told - self.began, 1e-9)
         left = (self.total - self.done) / rate if rate else float("inf")
         print(
-            (
-                f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, "
-                f"{duration(left)} left"
-            ),
+            f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, "
+            f"{duration(left)} left",
             file=self.stream,
             flush=True,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.errors import OptionError, message, warn
+from relprop.errors import OptionError, warn
 from relprop.runs.manifest import Failure, Manifest, read_failures
 from relprop.runs.shards import Catalogue, Shard, arrow, schema
 
@@ -115,10 +115,8 @@ class RunResults:
                 else "it is not done yet"
             )
             raise OptionError(
-                message(
-                    f"tensors({index}): {why}",
-                    then=["resume the run", "run.missing and run.failed list such samples"],
-                )
+                f"tensors({index}): {why}",
+                then=["resume the run", "run.missing and run.failed list such samples"],
             )
         return shard.tensors(index)
 

@@ -8,32 +8,25 @@ do it.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
-from relprop import errors
-from relprop.errors import InputError, OptionError, RelpropError, first_line, message
-from relprop.runs.base import Record, Work
+from relprop.errors import InputError, OptionError, RelpropError
+from relprop.runs.base import Work
+from relprop.runs.batches import Batches
 from relprop.runs.disk import remove_leftovers
 from relprop.runs.manifest import (
-    Failure,
     Manifest,
-    add_failure,
-    failed_file,
     read_failures,
-    remember_batch_size,
 )
 from relprop.runs.processes import Processes, current
 from relprop.runs.progress import Progress, duration
-from relprop.runs.shards import Catalogue, arrow, remove_unfinished, schema, write_shard
+from relprop.runs.shards import Catalogue, arrow, remove_unfinished, schema
 
 START = 64  # samples in a batch, where nothing else is known
 # seconds without any new shard after which the first process no longer waits for the others
@@ -66,9 +59,8 @@ class Summary:
         failed = f"; {self.failed} failed, listed in failed*.jsonl" if self.failed else ""
         left = f"; {self.missing} missing" if self.missing else ""
         return (
-            f"{self.done} of {self.samples} samples{who} in "
-            f"{duration(self.seconds)}{rate}, batch size "
-            f"{self.batch_size}{failed}{left}: {self.folder.name}"
+            f"{self.done} of {self.samples} samples{who} in {duration(self.seconds)}{rate}, batch "
+            f"size {self.batch_size}{failed}{left}: {self.folder.name}"
         )
 
 
@@ -108,12 +100,7 @@ def run(
         OptionError: a wrong option, or a folder that is not empty without ``resume``.
         RelpropError: what the work raised at a sample, with the sample's key.
     """
-    if on_error not in ("stop", "skip"):
-        raise OptionError(f"on_error={on_error!r}: 'stop' or 'skip'")
-    if batch_size is not None and (
-        not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1
-    ):
-        raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
+    _check_options(on_error, batch_size)
     arrow()
     processes, folder = current(), Path(out)
     mine = Manifest.of(work)
@@ -123,35 +110,38 @@ def run(
     todo = processes.share(opening.missing, opening.batch_size)
     bar = Progress(len(todo), _title(processes), wanted=progress and processes.first)
     began = time.monotonic()
+    doing = Batches(work, folder, processes.number, opening.batch_size, on_error, bar)
     with bar:
-        if opening.removed and progress and processes.first:
-            bar.say(
-                f"removed {opening.removed} unfinished file{'s' * (opening.removed > 1)} "
-                "of a killed run"
-            )
-        doing = _Doing(work, folder, processes, opening.batch_size, on_error, bar)
-        try:
+        if opening.removed and bar.wanted:
+            files = f"unfinished file{'s' * (opening.removed > 1)}"
+            bar.say(f"removed {opening.removed} {files} of a killed run")
+        with _told_when_interrupted(doing):
             doing.all(todo)
             seconds = time.monotonic() - began
             left = _wait(folder, len(work), processes, bar, patience)
-        except KeyboardInterrupt:
-            bar.say(
-                f"interrupted after {doing.done} samples, which are in {folder.name!r}; "
-                "resume=True, or --resume on the command line, goes on with the rest"
-            )
-            raise
-    failed = read_failures(folder)
-    return Summary(
-        folder,
-        len(work),
-        doing.done,
-        left,
-        len(failed),
-        seconds,
-        doing.size,
-        processes.number,
-        processes.count,
-    )
+    failed = len(read_failures(folder))
+    counts = len(work), doing.done, left, failed, seconds, doing.size
+    return Summary(folder, *counts, processes.number, processes.count)
+
+
+def _check_options(on_error: str, batch_size: int | None) -> None:
+    if on_error not in ("stop", "skip"):
+        raise OptionError(f"on_error={on_error!r}: 'stop' or 'skip'")
+    number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if batch_size is not None and (not number or batch_size < 1):
+        raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
+
+
+@contextmanager
+def _told_when_interrupted(doing: Batches) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        doing.bar.say(
+            f"interrupted after {doing.done} samples, which are in {doing.folder.name!r}; "
+            "resume=True, or --resume on the command line, goes on with the rest"
+        )
+        raise
 
 
 @dataclass(frozen=True)
@@ -171,38 +161,25 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            message(
-                f"the run folder {str(folder)!r} cannot be made: {error.strerror}",
-                then=["give one below a folder of your own"],
-            )
-        ) from error
-    if not [
-        p for p in folder.iterdir() if not (p.name.startswith(".") and p.name.endswith(".tmp"))
-    ]:
-        manifest = mine.with_batch_size(batch_size or START)
-    elif not resume:
-        raise OptionError(
-            message(
-                f"the folder {folder.name!r} is not empty",
-                then=[
-                    "resume=True, or --resume, goes on with the run in it",
-                    "or give another folder",
-                ],
-            )
-        )
-    else:
+        fact = f"the run folder {str(folder)!r} cannot be made: {error.strerror}"
+        raise InputError(fact, then=["give one below a folder of your own"]) from error
+    if all(p.name.startswith(".") and p.name.endswith(".tmp") for p in folder.iterdir()):
+        manifest, size = mine, batch_size or START
+    elif resume:
         manifest = Manifest.read(folder)
         manifest.check_same(mine, folder)
-        manifest = manifest.with_batch_size(batch_size or manifest.batch_size or START)
+        size = batch_size or manifest.batch_size or START
+    else:
+        goes_on = "resume=True, or --resume, goes on with the run in it"
+        fact = f"the folder {folder.name!r} is not empty"
+        raise OptionError(fact, then=[goes_on, "or give another folder"])
+    manifest = manifest.with_batch_size(size)
     manifest.write(folder)
     shards = folder / "shards"
     shards.mkdir(exist_ok=True)
     removed = remove_unfinished(shards) + remove_leftovers(folder, lambda path: True)
-    assert manifest.batch_size is not None
-    return _Opening(
-        manifest, _missing(folder, Catalogue(shards, mine.samples)), manifest.batch_size, removed
-    )
+    missing = _missing(folder, Catalogue(shards, mine.samples))
+    return _Opening(manifest, missing, size, removed)
 
 
 def _missing(folder: Path, catalogue: Catalogue) -> np.ndarray:
@@ -233,162 +210,6 @@ def _wait(folder: Path, samples: int, processes: Processes, bar: Progress, patie
         if now < left:
             left, changed = now, time.monotonic()
         elif time.monotonic() - changed > patience:
-            raise RelpropError(
-                message(
-                    (
-                        f"{left} samples are missing, and no other process has finished any "
-                        f"for {duration(patience)}"
-                    ),
-                    then=["launch it again with resume"],
-                )
-            )
+            fact = f"{left} samples are missing, and no other process has finished any for"
+            raise RelpropError(f"{fact} {duration(patience)}", then=["launch it again with resume"])
     return left
-
-
-class _OutOfMemory(RelpropError):
-    """Stands for an error that says memory ran out, without the tensors that its traceback
-    holds."""
-
-
-class _Doing:
-    """One process's share, batch by batch."""
-
-    def __init__(
-        self,
-        work: Work,
-        folder: Path,
-        processes: Processes,
-        size: int,
-        on_error: str,
-        bar: Progress,
-    ) -> None:
-        self.work, self.folder, self.size, self.on_error, self.bar = (
-            work,
-            folder,
-            size,
-            on_error,
-            bar,
-        )
-        self.failed_file = failed_file(folder, processes.number)
-        self.done = 0
-
-    def all(self, todo: np.ndarray) -> None:
-        """Every batch of ``todo``, each cut at multiples of the batch size of the moment."""
-        at = 0
-        while at < len(todo):
-            end = int(np.searchsorted(todo, (todo[at] // self.size + 1) * self.size))
-            self.batch(todo[at:end].tolist())
-            at = end
-
-    def batch(self, indices: list[int]) -> None:
-        """One batch: in smaller pieces where memory runs out, or to find the sample that cannot be
-        done."""
-        pieces, size = deque([indices]), self.size
-        while pieces:
-            piece = pieces.popleft()
-            found = self.attempt(piece)
-            if not isinstance(found, RelpropError):
-                write_shard(self.folder / "shards", found, self.work.columns)
-                self.done += len(piece)
-                self.bar.advance(len(piece))
-            elif len(piece) == 1:
-                if isinstance(found, _OutOfMemory):
-                    self.use(size)  # one sample that is too large says nothing of the others
-                self.failed(piece[0], found)
-            elif isinstance(found, _OutOfMemory):
-                smaller = self.size
-                while smaller >= len(piece):
-                    smaller //= 2
-                self.use(smaller)
-                blocks = np.array(piece) // smaller
-                pieces.extendleft(
-                    reversed(
-                        [
-                            [i for i, b in zip(piece, blocks, strict=True) if b == block]
-                            for block in np.unique(blocks)
-                        ]
-                    )
-                )
-            else:
-                pieces.extendleft([piece[len(piece) // 2 :], piece[: len(piece) // 2]])
-
-    def use(self, size: int) -> None:
-        """Another batch size from now on, and in later runs."""
-        if size == self.size:
-            return
-        if size < self.size:
-            self.bar.say(f"out of memory with {self.size} samples at a time; going on with {size}")
-        self.size = size
-        remember_batch_size(self.folder, size)
-
-    def attempt(self, indices: list[int]) -> list[Record] | RelpropError:
-        """The records, or why there are none."""
-        try:
-            records = self.work(indices)
-        except Exception as error:
-            if not isinstance(error, RelpropError) and not out_of_memory(error):
-                error.add_note(
-                    f"while samples {indices[0]} to {indices[-1]} of the data set were worked on"
-                )
-                raise
-            found: RelpropError = (
-                _OutOfMemory(str(error)) if out_of_memory(error) else error.with_traceback(None)  # type: ignore[assignment]
-            )
-        else:
-            return _checked(records, indices)
-        if isinstance(
-            found, _OutOfMemory
-        ):  # outside the except: nothing refers to the traceback, and its tensors, any more
-            gc.collect()
-            if torch.accelerator.is_available():
-                torch.accelerator.empty_cache()
-        return found
-
-    def failed(self, index: int, error: RelpropError) -> None:
-        """A sample that cannot be done alone: raise, or write it down."""
-        key = str(getattr(self.work, "key", str)(index))
-        if self.on_error == "skip":
-            add_failure(self.failed_file, Failure(index, key, str(error)))
-            self.bar.say(f"sample {key!r} failed: {first_line(error)}")
-            self.bar.advance(1)
-            return
-        then = (
-            "on_error='skip', or --on-error skip, writes such samples to failed.jsonl and goes on"
-        )
-        if isinstance(error, _OutOfMemory):
-            raise InputError(
-                message(
-                    (
-                        f"sample {key!r} (number {index}) does not fit into memory, even "
-                        f"alone: {error}"
-                    ),
-                    then=[then],
-                )
-            )
-        kind = type(error) if type(error).__module__ == errors.__name__ else RelpropError
-        raise kind(f"sample {key!r} (number {index}): {error}\n  {then}") from error
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that memory ran out, on the CPU or on
-    an accelerator."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS):
-            return True
-        error = error.__cause__
-    return False
-
-
-SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-
-
-def _checked(records: Sequence[Any], indices: list[int]) -> list[Record]:
-    """The records, if they are those that were asked for."""
-    if [r.index for r in records] != indices:
-        raise TypeError(
-            f"the work was asked for samples {indices} and gave records of "
-            f"{[r.index for r in records]}"
-        )
-    return list(records)

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError, RelpropError, first_line, message
+from relprop.errors import InputError, OptionError, RelpropError, first_line
 from relprop.runs.base import Record
 from relprop.runs.disk import owner, remove_leftovers, write_atomically
 
@@ -91,8 +91,7 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
     if tensors:  # as bytes: `save_file` has a temporary file of its own, which a kill leaves
         write_atomically(
-            path.with_suffix(".safetensors"),
-            lambda temporary: temporary.write_bytes(save(tensors)),
+            path.with_suffix(".safetensors"), lambda temporary: temporary.write_bytes(save(tensors))
         )
     table = table.replace_schema_metadata(
         {META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()}
@@ -113,10 +112,8 @@ def schema(columns: Mapping[str, str]) -> pa.Schema:
     for name, kind in columns.items():
         if kind not in kinds or name in ("index", "key"):
             raise RelpropError(
-                message(
-                    f"column {name!r} of type {kind!r}",
-                    then=[f"the types are {', '.join(TYPES)}; index and key are there already"],
-                )
+                f"column {name!r} of type {kind!r}",
+                then=[f"the types are {', '.join(TYPES)}; index and key are there already"],
             )
     return pa.schema(
         [
@@ -211,10 +208,6 @@ def _read(path: Path, samples: int) -> Shard:
 def _damaged(path: Path, error: Exception | str) -> InputError:
     said = error if isinstance(error, str) else first_line(error)
     return InputError(
-        message(
-            f"the shard {path.name} cannot be read: {said}",
-            then=[
-                "delete its .parquet and .safetensors files and resume: its samples are done again"
-            ],
-        )
+        f"the shard {path.name} cannot be read: {said}",
+        then=["delete its .parquet and .safetensors files and resume: its samples are done again"],
     )

@@ -14,7 +14,7 @@ from relprop import cli
 from relprop.commands.steps import Steps
 from relprop.errors import RelpropWarning
 
-COMMANDS = ("demo", "explain", "compare", "check", "methods", "doctor", "evaluate", "sweep")
+COMMANDS = ("demo", "explain", "compare", "check", "methods", "doctor", "evaluate")
 
 
 def ran(*arguments, options=(), **kwargs):

@@ -1,4 +1,4 @@
-"""``relprop compare``, ``check``, ``methods``, ``doctor``, ``demo``, ``sweep --list``: what they
+"""``relprop compare``, ``check``, ``methods``, ``doctor``, ``demo``: what they
 print is what the library found."""
 
 import json
@@ -249,48 +249,6 @@ def test_demo_overwrites_only_if_told(relprop_says, tmp_path):
         and json.loads(said.out)["picture"] == str(out)
         and out.read_bytes()[:4] == b"\x89PNG"
     )
-
-
-def test_sweep_lists_as_json(relprop_says):
-    assert json.loads(relprop_says("sweep", "hf", "--list", "--filter", "hf/gpt2/", "--json").out)
-    assert relprop_says("sweep", "nonsense", "--list").code == 2
-
-
-def test_sweeps_outcome_as_json(relprop_says, tmp_path):
-    said = relprop_says(
-        "sweep",
-        "hf",
-        "--filter",
-        "hf/bert/BertForMaskedLM",
-        "--out",
-        tmp_path,
-        "--timeout",
-        "0.01",
-        "--json",
-    )
-    found = json.loads(said.out)
-    assert (
-        said.code == 0
-        and found["ok"]
-        and json.loads((tmp_path / "supported-models.json").read_text())
-        and found["report"] == str(tmp_path / "supported-models.json")
-    )
-    assert "1 models: 0 explained" in said.err
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::relprop.errors.RelpropWarning")  # two samples are few
-def test_the_shipped_evaluation_as_json(relprop_says, tmp_path):
-    said = relprop_says(
-        "evaluate", "--only", "reviews", "--samples", 2, "--out", tmp_path / "tables", "--json"
-    )
-    assert said.code == 0, said.err
-    found = json.loads(said.out)
-    assert (
-        found["runs"] == {"reviews": str(tmp_path / "tables" / "reviews")}
-        and "| transformer_attribution" in (tmp_path / "tables" / "evaluation.md").read_text()
-    )
-    assert relprop_says("evaluate", "--model", "demo:reviews", "--out", tmp_path / "x").code == 2
 
 
 def test_a_data_sets_summary_as_json(relprop_says, tmp_path):

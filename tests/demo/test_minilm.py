@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import relprop
-from relprop.demo import minilm
+from examples import minilm
 from relprop.errors import InputError, OptionError
 
 needed = pytest.mark.skipif(

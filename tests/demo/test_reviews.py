@@ -1,6 +1,7 @@
 """The grammar of reviews: the label follows from the rationale and from nothing else, spans are
 those of the words, and what is held out is."""
 
+import gzip
 import re
 from collections import Counter
 
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relprop.data import Source
-from relprop.demo.reviews import LONGEST, SHORTEST, Reviews, make_review, make_reviews
+from relprop.demo.reviews import FILE, SEEDS, Reviews
 from relprop.errors import OptionError
+from tools.reviews import LONGEST, SHORTEST, make_review, make_reviews, shipped
 
 GOOD = set(
     (
@@ -193,23 +195,35 @@ def test_labels_are_balanced_and_words_alone_do_not_tell():
     assert right < 0.6, right
 
 
+def fields(samples):
+    return [(s.key, s.inputs, s.label, s.words, s.rationale) for s in samples]
+
+
 def test_the_source():
-    source = Reviews(5, seed=2)
-    assert (
-        isinstance(source, Source)
-        and len(source) == 5
-        and source.kind == "text"
-        and source.labels == ("negative", "positive")
-    )
-    assert [s.inputs for s in source] == [s.inputs for s in make_reviews(5, seed=2)] and source[
-        1
-    ].key == "1"
-    assert source.identity() == {"name": "film reviews", "n": 5, "seed": 2}
+    source = Reviews(5)
+    assert isinstance(source, Source) and len(source) == 5 and source.kind == "text"
+    assert source.labels == ("negative", "positive") and source[1].key == "1"
+    assert source.identity() == {"name": "film reviews", "n": 5, "seed": 0}
     with pytest.raises(IndexError, match="review 5 of 5"):
         source[5]
 
 
-@pytest.mark.parametrize("call", [lambda: Reviews(0), lambda: make_reviews(-1, seed=0)])
-def test_a_number_of_reviews_is_needed(call):
-    with pytest.raises(OptionError, match="review"):
+def test_the_shipped_file_is_what_the_grammar_makes():
+    assert gzip.decompress(FILE.read_bytes()) == shipped()
+    for seed in SEEDS:
+        assert fields(Reviews(30, seed=seed)) == fields(make_reviews(30, seed=seed))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: Reviews(0), lambda: Reviews(1001), lambda: Reviews(4, seed=3)],
+    ids=["none", "too many", "seed"],
+)
+def test_so_many_reviews_are_shipped(call):
+    with pytest.raises(OptionError, match="1 to 1000 reviews of seed 0 or 30000001 are shipped"):
         call()
+
+
+def test_a_number_of_reviews_is_needed():
+    with pytest.raises(OptionError, match="review"):
+        make_reviews(-1, seed=0)

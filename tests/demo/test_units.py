@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import relprop
-from relprop.demo.units import Answer, units
 from tests.demo.units_table import PATH, UNITS, WHY, cell, column, reasons
+from tools.units import Answer, units
 
 EXACT = 1e-9
 OUTPUTS = {

@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 
 import relprop
-from relprop.demo.units import units
 from relprop.errors import RelpropError
+from tools.units import units
 
 PATH = Path(__file__).parents[2] / "docs" / "units.md"
 UNITS = {unit.name: unit for unit in units()}
@@ -189,7 +189,7 @@ def written(columns):
         "",
         (
             "Transformers of one or two blocks with weights set by hand "
-            "(`relprop.demo.units`), in double precision. What a right explanation must "
+            "(`tools.units`), in double precision. What a right explanation must "
             "say of each token is known"
         ),
         "before anything is computed, and asks for no scale:",

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 import relprop
-from relprop.sweep.subjects import build as build_subject
-from relprop.sweep.subjects import subjects
+from tools.sweep.subjects import build as build_subject
+from tools.sweep.subjects import subjects
 
 TOKENS, VOCABULARY = 7, 50
 SMALL = {

@@ -20,7 +20,7 @@ def test_the_example_runs(capsys):
 
 
 def test_the_page_of_tables_has_a_place_for_each_and_its_example_runs(capsys):
-    from relprop.evaluation.papers import TABLES
+    from tools.evaluation.papers import TABLES
 
     page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
     for name in (*(paper.key for paper in TABLES), "all-digit_scenes", "all-reviews", "all-sanity"):

@@ -21,10 +21,10 @@ from relprop.evaluation import (
 from relprop.evaluation.base import Interval
 from relprop.evaluation.entries import entries
 from relprop.evaluation.measures import Batch
-from relprop.evaluation.report import blocks, fenced, update
 from relprop.evaluation.table import Cell
 from relprop.evaluation.work import EvaluationWork, numbers
 from relprop.runner.question import Question
+from tools.evaluation.page import blocks, fenced, update
 
 pytestmark = pytest.mark.filterwarnings("ignore:class sensitivity is not defined")
 METHODS = ["transformer_attribution", "rollout"]
@@ -312,7 +312,7 @@ class TestPages:
         assert fenced("a", "x").startswith("<!-- a: generated -->")
 
     def test_the_papers_tables_have_all_rows(self, task):
-        from relprop.evaluation.papers import IMAGE_ROWS, TABLES, TEXT_ROWS
+        from tools.evaluation.papers import IMAGE_ROWS, TABLES, TEXT_ROWS
 
         rows = entries(IMAGE_ROWS)
         names = {row.name for row in rows}

@@ -3,6 +3,7 @@ a number per token; runs on disk and the command line."""
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ import relprop
 from relprop.cli import app
 from relprop.errors import InputError, OptionError, RelpropError
 from relprop.evaluation import AOPC, LOdds, TextTask, TokenF1, digit_scenes, evaluate, reviews
-from relprop.evaluation.command import evaluate_shipped, measure
+from relprop.evaluation.command import measure
 from relprop.evaluation.text_task import _apart
+from tools.evaluation.__main__ import app as tables
+from tools.evaluation.papers import TABLES
+from tools.evaluation.tasks import SHIPPED, measure_shipped, write_page
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:class sensitivity is not defined", "ignore:Kendall's τ is not defined"
@@ -144,26 +148,15 @@ class TestRuns:
             measure(task, ["attcat"], tmp_path / "run", resume=True, progress=False)
 
     def test_the_shipped_tables(self, tmp_path, monkeypatch):
-        import relprop.evaluation.command as command
-        from relprop.evaluation.papers import TABLES
-
-        monkeypatch.setattr(
-            command,
-            "TEXT_ROWS",
-            tuple(dict.fromkeys(r for p in TABLES if p.task == "reviews" for r in p.rows)),
-        )
+        rows = tuple(dict.fromkeys(r for p in TABLES if p.task == "reviews" for r in p.rows))
+        monkeypatch.setitem(SHIPPED, "reviews", lambda samples: (reviews(samples), rows))
         page = tmp_path / "docs" / "page.md"
         (page.parent / "pictures").mkdir(parents=True)
         page.write_text("kept\n<!-- attcat-table-1: generated -->\n<!-- /attcat-table-1 -->\n")
         said = []
-        found = evaluate_shipped(
-            tmp_path / "out",
-            samples=4,
-            only=["reviews"],
-            page_to_update=page,
-            tell=said.append,
-            progress=False,
-        )
+        out = tmp_path / "out"
+        found = measure_shipped(out, samples=4, only=["reviews"], tell=said.append, progress=False)
+        write_page(found, out, "make evaluate", page_to_update=page, tell=said.append)
         assert list(found) == ["reviews"] and "attcat-table-1" in said[1]
         assert (
             page.read_text().startswith("kept\n")
@@ -174,7 +167,7 @@ class TestRuns:
             page.parent / "pictures" / "evaluation-token-f1.png"
         ).stat().st_size > 5000 and "Figure 4" in (tmp_path / "out" / "evaluation.md").read_text()
         with pytest.raises(OptionError, match="nothing"):
-            evaluate_shipped(tmp_path / "other", only=["nothing"])
+            measure_shipped(tmp_path / "other", samples=4, only=["nothing"])
 
 
 class TestCommandLine:
@@ -212,21 +205,24 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (["--method", "rollout"], "--method: only with --data"),
-            (["--data", "demo:digits"], "--data needs --model"),
-            (
-                ["--data", "demo:digits", "--model", "demo:digits", "--only", "reviews"],
-                "are for the shipped tasks",
-            ),
+            (["--method", "rollout"], "evaluate needs --data; the papers' tables"),
+            (["--data", "demo:digits"], "evaluate needs --model; .* make evaluate"),
         ],
     )
     def test_refusals(self, arguments, complaint, tmp_path):
         result = CliRunner().invoke(app, ["evaluate", "--out", str(tmp_path / "run"), *arguments])
-        assert (
-            result.exit_code
-            and isinstance(result.exception, OptionError)
-            and complaint in str(result.exception)
-        )
+        assert result.exit_code and isinstance(result.exception, OptionError)
+        assert re.search(complaint, str(result.exception))
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore::relprop.errors.RelpropWarning")  # two samples are few
+    def test_the_shipped_tables_as_json(self, tmp_path):
+        out = tmp_path / "tables"
+        arguments = ["--only", "reviews", "--samples", "2", "--out", str(out), "--json"]
+        said = CliRunner().invoke(tables, arguments)
+        assert said.exit_code == 0, said.output
+        assert json.loads(said.stdout)["runs"] == {"reviews": str(out / "reviews")}
+        assert "| transformer_attribution" in (out / "evaluation.md").read_text()
 
     def test_scenes_and_reviews_differ(self):
         assert digit_scenes(2).kind == "image" and reviews(2).kind == "text"

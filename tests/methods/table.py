@@ -10,7 +10,7 @@ import transformers as hf
 
 import relprop
 from relprop.errors import RelpropError
-from relprop.sweep.snapshot import differences, snapshot
+from tools.sweep.snapshot import differences, snapshot
 
 PATH = Path(__file__).parents[2] / "docs" / "methods-on-models.md"
 SMALL = {

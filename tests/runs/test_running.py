@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from relprop.errors import InputError, OptionError, RelpropError, RelpropWarning
-from relprop.runs import Record, Summary, disk, manifest, read_run, run, running
+from relprop.runs import Record, Summary, batches, disk, manifest, read_run, run
 from relprop.runs.progress import Progress
 from relprop.runs.shards import write_shard
 from tests.runs.works import Numbers, committed, contents, same
@@ -188,13 +188,13 @@ def test_out_of_memory_halves_the_batch_and_is_remembered(tmp_path, capsys):
     ids=lambda e: f"{type(e).__name__} {e}"[:30],
 )
 def test_errors_that_mean_too_little_memory(error):
-    assert running.out_of_memory(error) and not running.out_of_memory(
+    assert batches.out_of_memory(error) and not batches.out_of_memory(
         RuntimeError("shape mismatch")
     )
     try:
         raise InputError("wrapped") from error
     except InputError as outer:
-        assert running.out_of_memory(outer)
+        assert batches.out_of_memory(outer)
 
 
 def test_one_large_sample_does_not_make_all_batches_small(tmp_path):

@@ -6,9 +6,9 @@ import functools
 import pytest
 import torch
 
-from relprop.sweep import subjects
-from relprop.sweep.examine import examine
-from relprop.sweep.record import EXPLAINED, NO_ATTENTION
+from tools.sweep import subjects
+from tools.sweep.examine import examine
+from tools.sweep.record import EXPLAINED, NO_ATTENTION
 
 EXAMPLES = (
     "timm/vision_transformer/vit_tiny_patch16_224 (map pool)",

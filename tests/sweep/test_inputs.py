@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from relprop.sweep import build, subjects
-from relprop.sweep.examine import examine
-from relprop.sweep.record import NOT_BUILT, Record
-from relprop.sweep.snapshot import differences, snapshot
-from relprop.sweep.subject import Subject
-from relprop.sweep.targets import element
-from relprop.sweep.weights import enliven
+from tools.sweep import build, subjects
+from tools.sweep.examine import examine
+from tools.sweep.record import NOT_BUILT, Record
+from tools.sweep.snapshot import differences, snapshot
+from tools.sweep.subject import Subject
+from tools.sweep.targets import element
+from tools.sweep.weights import enliven
 
 
 def built(name):

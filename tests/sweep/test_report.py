@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from relprop.cli import app
-from relprop.sweep import subjects
-from relprop.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
-from relprop.sweep.report import markdown, read_report, regressions, with_attention, write_report
-from relprop.sweep.run import read_records, run
+from tools.sweep import subjects
+from tools.sweep.__main__ import app
+from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
+from tools.sweep.report import markdown, read_report, regressions, with_attention, write_report
+from tools.sweep.run import read_records, run
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 GOOD = Record(
@@ -96,7 +96,7 @@ def test_results_are_kept_and_a_slow_model_is_ended(tmp_path):
 
 
 def test_the_command_lists_and_writes(tmp_path):
-    listed = CliRunner().invoke(app, ["sweep", "hf", "--list", "--filter", "hf/gpt2/"])
+    listed = CliRunner().invoke(app, ["hf", "--list", "--filter", "hf/gpt2/"])
     assert listed.exit_code == 0 and "hf/gpt2/GPT2LMHeadModel" in listed.output.splitlines()
     good = tmp_path / "before.json"
     good.write_text(
@@ -105,7 +105,6 @@ def test_the_command_lists_and_writes(tmp_path):
     swept = CliRunner().invoke(
         app,
         [
-            "sweep",
             "hf",
             "--filter",
             "hf/bert/BertForMaskedLM",
@@ -126,6 +125,18 @@ def test_the_command_lists_and_writes(tmp_path):
         "supported-models.json",
         "supported-models.md",
     ]
+
+
+def test_the_command_answers_as_json(tmp_path):
+    listed = CliRunner().invoke(app, ["hf", "--list", "--filter", "hf/gpt2/", "--json"])
+    assert "hf/gpt2/GPT2LMHeadModel" in json.loads(listed.output)
+    assert CliRunner().invoke(app, ["nonsense", "--list"]).exit_code == 2
+    one = ["hf", "--filter", "hf/bert/BertForMaskedLM", "--timeout", "0.01", "--json"]
+    swept = CliRunner().invoke(app, [*one, "--out", str(tmp_path)])
+    assert swept.exit_code == 0 and "1 models: 0 explained" in swept.stderr
+    found = json.loads(swept.stdout)
+    assert found["ok"] and found["report"] == str(tmp_path / "supported-models.json")
+    assert json.loads((tmp_path / "supported-models.json").read_text())
 
 
 @pytest.mark.skipif(

@@ -3,8 +3,8 @@
 import pytest
 import transformers
 
-from relprop.sweep.shrink import HEADS, HIDDEN, VOCABULARY, shrink
-from relprop.sweep.timm_models import shrunk_arguments
+from tools.sweep.shrink import HEADS, HIDDEN, VOCABULARY, shrink
+from tools.sweep.timm_models import shrunk_arguments
 
 
 def test_widths_heads_and_lengths_are_capped():

@@ -9,10 +9,10 @@ import timm
 from transformers.models.auto import modeling_auto
 
 from relprop.errors import OptionError
-from relprop.sweep import subjects
-from relprop.sweep.command import excluded
-from relprop.sweep.subject import Subject
-from relprop.sweep.timm_models import size_hint
+from tools.sweep import subjects
+from tools.sweep.command import excluded
+from tools.sweep.subject import Subject
+from tools.sweep.timm_models import size_hint
 
 EXCLUSIONS = json.loads((Path(__file__).parent / "exclusions.json").read_text())
 MAPPINGS = (

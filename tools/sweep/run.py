@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from relprop.sweep.record import FAILED, Record
-from relprop.sweep.subject import Subject
+from tools.sweep.record import FAILED, Record
+from tools.sweep.subject import Subject
 
 RECYCLE = 40  # subjects per worker process: libraries keep caches
 MEMORY = 12 << 30  # bytes of address space for data per worker
@@ -180,7 +180,7 @@ def _serve(pipe: Connection, log: str) -> None:
     _limit_memory()
     import torch
 
-    from relprop.sweep.examine import examine
+    from tools.sweep.examine import examine
 
     torch.set_num_threads(1)
     while True:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from relprop.sweep.record import EXPLAINED, NO_ATTENTION, Record
-from relprop.sweep.report import read_report, regressions, write_report
-from relprop.sweep.run import run
-from relprop.sweep.subject import Subject
-from relprop.sweep.subjects import SOURCES, subjects
+from tools.sweep.record import EXPLAINED, NO_ATTENTION, Record
+from tools.sweep.report import read_report, regressions, write_report
+from tools.sweep.run import run
+from tools.sweep.subject import Subject
+from tools.sweep.subjects import SOURCES, subjects
 
 
 def chosen_subjects(source: str, pattern: str) -> tuple[Subject, ...]:

@@ -17,19 +17,19 @@ from torch import Tensor, fx, nn
 import relprop
 from relprop.errors import NoAttentionError, RoundingError, TargetError, first_line
 from relprop.explanation import Explanation
-from relprop.sweep.huggingface_inputs import along
-from relprop.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
-from relprop.sweep.reviewed import is_reviewed
-from relprop.sweep.snapshot import differences, snapshot
-from relprop.sweep.subject import Built, CannotBuild, Subject
-from relprop.sweep.subjects import build
-from relprop.sweep.targets import element
 from relprop.tracer.binding import bind, flatten_output
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
+from tools.sweep.huggingface_inputs import along
+from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
+from tools.sweep.reviewed import is_reviewed
+from tools.sweep.snapshot import differences, snapshot
+from tools.sweep.subject import Built, CannotBuild, Subject
+from tools.sweep.subjects import build
+from tools.sweep.targets import element
 
 GRAPH, LEDGER, BATCH = (
     1e-4,

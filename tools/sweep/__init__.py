@@ -5,7 +5,7 @@ It knows which models there are and how to make them small. It knows nothing of 
 explained: that is ``relprop.explain``.
 """
 
-from relprop.sweep.subject import Built, CannotBuild, Subject
-from relprop.sweep.subjects import build, subjects
+from tools.sweep.subject import Built, CannotBuild, Subject
+from tools.sweep.subjects import build, subjects
 
 __all__ = ["Built", "CannotBuild", "Subject", "build", "subjects"]

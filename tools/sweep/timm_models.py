@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from relprop.errors import OptionError
-from relprop.sweep.subject import Built, CannotBuild, Subject
-from relprop.sweep.weights import enliven
+from tools.sweep.subject import Built, CannotBuild, Subject
+from tools.sweep.weights import enliven
 
 SIZE_WORDS = {
     "test": 0,

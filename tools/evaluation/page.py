@@ -12,10 +12,10 @@ from torch import Tensor
 
 from relprop.errors import InputError, writable
 from relprop.evaluation.base import needed
-from relprop.evaluation.papers import TABLES, PaperTable
 from relprop.evaluation.table import FLOORS, Column, Numbers, Table, markdown_grid
 from relprop.views.curves import curves
 from relprop.views.plot import figure
+from tools.evaluation.papers import TABLES, PaperTable
 
 #: Of each task the picture's file, the table whose rows it has, its measures, and what the axes
 #: are.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -125,10 +125,8 @@ def similarity_inputs(
         or not len(first)
     ):
         raise InputError(
-            message(
-                "two lists of sentences, as long as each other, are needed",
-                then=["similarity_inputs([a, c], [b, d])   # a with b, c with d"],
-            )
+            "two lists of sentences, as long as each other, are needed",
+            then=["similarity_inputs([a, c], [b, d])   # a with b, c with d"],
         )
     tokenizer = tokenizer or minilm_tokenizer()
     made: dict[str, Tensor] = {}

@@ -163,30 +163,24 @@ def units() -> tuple[Unit, ...]:
             Pooled([mean], read),
             [[3.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [2.0, 1.0, 0.0]],
             Answer(zero=(2,), positive=(0, 1, 3), ratio=((0, 3.0), (1, 1.0), (3, 2.0))),
-            (
-                "Attention is uniform, so y = (3 + 1 + 0 + 2)/4: the function is linear and "
-                "its terms are the scores."
-            ),
+            "Attention is uniform, so y = (3 + 1 + 0 + 2)/4: the function is linear and "
+            "its terms are the scores.",
         ),
         _unit(
             "signed mean",
             Pooled([mean], read),
             [[3.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 1.0, 0.0]],
             Answer(zero=(2,), positive=(0,), negative=(1,)),
-            (
-                "As before with terms 3, −1 and 0: token 1 lowers y, so that it scores below "
-                "0 or, where a method is not signed, 0."
-            ),
+            "As before with terms 3, −1 and 0: token 1 lowers y, so that it scores below "
+            "0 or, where a method is not signed, 0.",
         ),
         _unit(
             "copy",
             Pooled([Block([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])], read),
             [[2.0, 0.0, 0.0], [2.0, 1.0, 0.0], [3.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
             Answer(zero=(0, 2, 3), positive=(1,)),
-            (
-                "Feature 1 is a mark: the head attends to the marked token with weight 1 − "
-                "3·e⁻⁶⁰ and copies its feature 0. No other token's value has a part in y."
-            ),
+            "Feature 1 is a mark: the head attends to the marked token with weight 1 − "
+            "3·e⁻⁶⁰ and copies its feature 0. No other token's value has a part in y.",
         ),
         _unit(
             "and",
@@ -196,10 +190,8 @@ def units() -> tuple[Unit, ...]:
             ),
             [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]],
             Answer(zero=(2,), positive=(0, 1), equal=(0, 1)),
-            (
-                "y = (a + b + c − 1)⁺ with a = b = 1 and c = 0: neither of the two does it "
-                "alone, they are exchangeable, and token 2 adds nothing."
-            ),
+            "y = (a + b + c − 1)⁺ with a = b = 1 and c = 0: neither of the two does it "
+            "alone, they are exchangeable, and token 2 adds nothing.",
         ),
         _unit(
             "or",
@@ -211,10 +203,8 @@ def units() -> tuple[Unit, ...]:
             ),
             [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]],
             Answer(zero=(2,), positive=(0, 1), equal=(0, 1)),
-            (
-                "y = s⁺ − (s − 1)⁺ with s = a + b + c, a = b = 1 and c = 0: either is "
-                "enough, so ∂y/∂a = ∂y/∂b = 0, and yet without both y falls to 0."
-            ),
+            "y = s⁺ − (s − 1)⁺ with s = a + b + c, a = b = 1 and c = 0: either is "
+            "enough, so ∂y/∂a = ∂y/∂b = 0, and yet without both y falls to 0.",
         ),
         _unit(
             "two classes",
@@ -224,10 +214,8 @@ def units() -> tuple[Unit, ...]:
             ),
             [[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]],
             Answer(zero=(1,), positive=(0, 2), equal=(0, 2)),
-            (
-                "Block 1 reads feature 0 for class 0, block 2 feature 1 for class 1; asked "
-                "for class 0, token 1 has nothing of it, and tokens 0 and 2 have the same."
-            ),
+            "Block 1 reads feature 0 for class 0, block 2 feature 1 for class 1; asked "
+            "for class 0, token 1 has nothing of it, and tokens 0 and 2 have the same.",
         ),
         _unit(
             "cancelling branches",

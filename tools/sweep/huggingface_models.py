@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from relprop.errors import OptionError
-from relprop.sweep.huggingface_inputs import call_for
-from relprop.sweep.reviewed import CHANGES, TARGETS
-from relprop.sweep.shrink import LABELS, shrink
-from relprop.sweep.subject import Built, CannotBuild, Subject
-from relprop.sweep.weights import enliven
+from tools.sweep.huggingface_inputs import call_for
+from tools.sweep.reviewed import CHANGES, TARGETS
+from tools.sweep.shrink import LABELS, shrink
+from tools.sweep.subject import Built, CannotBuild, Subject
+from tools.sweep.weights import enliven
 
 TASKS = {
     "SEQUENCE_CLASSIFICATION": "sequence classification",
@@ -45,11 +45,10 @@ TASKS = {
     "TIME_SERIES_REGRESSION": "time series",
 }
 PROMISED = (  # model types, named in the project's promise
-    "bert roberta distilbert albert electra deberta-v2 modernbert xlnet mpnet longformer "
-    "big_bird gpt2 gpt_neox opt llama mistral qwen2 qwen3 gemma2 gemma3_text phi3 "
-    "mixtral bloom falcon t5 bart marian pegasus vit deit swin dinov2 segformer clip "
-    "siglip vilt blip lxmert visual_bert detr maskformer wav2vec2 whisper "
-    "audio-spectrogram-transformer patchtst"
+    "bert roberta distilbert albert electra deberta-v2 modernbert xlnet mpnet longformer big_bird "
+    "gpt2 gpt_neox opt llama mistral qwen2 qwen3 gemma2 gemma3_text phi3 mixtral bloom falcon t5 "
+    "bart marian pegasus vit deit swin dinov2 segformer clip siglip vilt blip lxmert visual_bert "
+    "detr maskformer wav2vec2 whisper audio-spectrogram-transformer patchtst"
 ).split()
 MOST_PARAMETERS = 40_000_000
 EXTRA = {  # promised by name, in no mapping of those tasks

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relprop.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
+from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
 
 COMMAND = "make sweep"
 SOURCES = {"timm": "timm", "hf": "Hugging Face"}

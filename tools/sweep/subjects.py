@@ -5,9 +5,9 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 from relprop.errors import OptionError
-from relprop.sweep.huggingface_models import build_huggingface, huggingface_subjects
-from relprop.sweep.subject import Built, Subject
-from relprop.sweep.timm_models import build_timm, timm_subjects
+from tools.sweep.huggingface_models import build_huggingface, huggingface_subjects
+from tools.sweep.subject import Built, Subject
+from tools.sweep.timm_models import build_timm, timm_subjects
 
 SOURCES = {"timm": (timm_subjects, build_timm), "hf": (huggingface_subjects, build_huggingface)}
 

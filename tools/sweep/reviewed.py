@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from relprop.sweep.subject import Subject
+from tools.sweep.subject import Subject
 
 RESNET = {"encoder_in_channels": [32, 64, 128]}
 EFFICIENT = {
