@@ -1,7 +1,7 @@
 """Plan: Program × RuleSet, matched and checked before anything runs. The one place where the two
 meet."""
 
-from relprop.plan.planning import Plan, flowing, make_plan
+from relprop.plan.planning import Plan, flowing, make_field_plan, make_plan
 from relprop.plan.steps import Edge, Finding, Step
 
-__all__ = ["Edge", "Finding", "Plan", "Step", "flowing", "make_plan"]
+__all__ = ["Edge", "Finding", "Plan", "Step", "flowing", "make_field_plan", "make_plan"]

@@ -3,6 +3,7 @@ here; the run is straight-line code."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor, fx, nn
 from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
-from relprop.plan.regions import find_regions, region_step
+from relprop.plan.regions import Region, find_regions, region_step
 from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.call import Call
 from relprop.rules.notes import Note
@@ -88,8 +89,6 @@ def make_plan(
     wanted: frozenset[fx.Node],
     *,
     on_unknown: str = "generic",
-    notes: Mapping[fx.Node, Note] | None = None,
-    regions: bool = True,
 ) -> Plan:
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
@@ -100,52 +99,125 @@ def make_plan(
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
-    outputs, inner = find_regions(program, model, rules, flow, findings) if regions else ({}, set())
+    outputs, inner = find_regions(program, model, rules, flow, findings)
+    treated = inner | set(outputs)
     sites = tuple(
-        s
-        for s in program.sites
-        if s.contraction in flow.members
-        and s.contraction not in inner
-        and s.contraction not in outputs
+        s for s in program.sites if s.contraction in flow.members and s.contraction not in treated
     )
-    wanted = frozenset(w for w in wanted if w in flow.members and w not in inner)
-    needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
-    if notes is None and regions:
-        notes = gate_notes(flow, sites)
     if on_unknown == "error":
-        _refuse_unknown(flow, starts, inner | set(outputs), rules)
-    steps: list[Step] = []
-    for node in reversed(flow.nodes):
-        if not any(flow.reaches(node, s) for s in starts) or node in inner or node not in needed:
-            continue
-        if not any(i in needed for i in flow.inputs[node]) and node not in outputs:
-            continue
-        region = outputs.get(node)
-        step = (
-            region_step(program, region, flow, needed)
-            if region
-            else _op_step(program, node, rules, flow, needed, on_unknown, findings, notes or {})
+        _refuse_unknown(flow, starts, treated, rules)
+    seen = frozenset(w for w in wanted if w in flow.members and w not in inner)
+    planning = Planning(program, rules, flow, seen, gate_notes(flow, sites), on_unknown, findings)
+    steps = planning.steps(starts, outputs, inner)
+    return planning.plan(starts, steps, sites)
+
+
+def make_field_plan(
+    program: Program,
+    rules: RuleSet,
+    starts: tuple[fx.Node, ...],
+    wanted: frozenset[fx.Node],
+    notes: Mapping[fx.Node, Note],
+) -> Plan:
+    """The same for the roll-up, which passes every operation by itself, by what is noted of it."""
+    flow = flowing(program, rules)
+    seen = frozenset(w for w in wanted if w in flow.members)
+    planning = Planning(program, rules, flow, seen, notes, "generic", [])
+    sites = tuple(s for s in program.sites if s.contraction in flow.members)
+    return planning.plan(starts, planning.steps(starts, {}, set()), sites)
+
+
+class Planning:
+    """One plan in the making: which nodes are on the way, and the step of each."""
+
+    def __init__(
+        self,
+        program: Program,
+        rules: RuleSet,
+        flow: Flow,
+        wanted: frozenset[fx.Node],
+        notes: Mapping[fx.Node, Note],
+        on_unknown: str,
+        findings: list[Finding],
+    ) -> None:
+        self.program, self.rules, self.flow, self.wanted = program, rules, flow, wanted
+        self.notes, self.on_unknown, self.findings = notes, on_unknown, findings
+        self.needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
+
+    def steps(
+        self, starts: tuple[fx.Node, ...], regions: Mapping[fx.Node, Region], inner: set[fx.Node]
+    ) -> list[Step]:
+        """A step for every node between the starts and what is wanted, the target first; one for
+        all of a region, at its output."""
+        found = []
+        for node in reversed(self.flow.nodes):
+            if node in inner or node not in self.needed:
+                continue
+            if not any(self.flow.reaches(node, s) for s in starts):
+                continue
+            region = regions.get(node)
+            if region is not None:
+                found.append(region_step(self.program, region, self.flow, self.needed))
+            elif any(i in self.needed for i in self.flow.inputs[node]):
+                found.append(self._step(node))
+        return [step for step in found if any(step.needed)]
+
+    def _step(self, node: fx.Node) -> Step:
+        operands, rebuild = template(node, self.program.dtype)
+        roles = tuple("activation" if o in self.flow.members else _other_role(o) for o in operands)
+        flows = [role == "activation" for role in roles]
+        return Step(
+            node,
+            self._rule(node, lone=sum(flows) == 1),
+            operands,
+            roles,
+            tuple(o in self.needed and f for o, f in zip(operands, flows, strict=True)),
+            rebuild,
+            node.target,  # type: ignore[arg-type]
+            node.target,
+            argument_names(node, operands),
+            note=self.notes.get(node),
+            output=node.args[1] if kind(node) is Kind.OUTPUT else 0,  # type: ignore[arg-type]
         )
-        if any(step.needed):
-            steps.append(step)
-    uses: dict[fx.Node, int] = dict.fromkeys(starts, 1)
+
+    def _rule(self, node: fx.Node, *, lone: bool) -> Rule:
+        """The rule of one operation; ``lone``: only one of its operands is an activation."""
+        if kind(node) is Kind.OUTPUT:
+            return _getitem
+        rule = self.rules.for_op(node.target)
+        if rule is not None and rule.lone is not None and lone:
+            rule = rule.lone
+        if rule is None or (rule.for_one_activation and not lone):
+            return _unknown(node, self.rules, self.on_unknown, self.findings)
+        return rule
+
+    def plan(self, starts: tuple[fx.Node, ...], steps: list[Step], sites: tuple[Site, ...]) -> Plan:
+        """The plan of these steps."""
+        joined = _used_twice(starts, steps) if self.rules.fan_out is not None else frozenset()
+        return Plan(
+            self.program,
+            self.rules,
+            starts,
+            tuple(steps),
+            self.wanted,
+            _kept(steps) | joined,
+            joined,
+            tuple(self.findings),
+            sites,
+        )
+
+
+def _used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.Node]:
+    """The nodes at which several relevances meet."""
+    uses = Counter(starts)
     for step in steps:
-        for operand, is_needed in zip(step.operands, step.needed, strict=True):
-            uses[operand] = uses.get(operand, 0) + is_needed
-    joined = (
-        frozenset(n for n, k in uses.items() if k > 1) if rules.fan_out is not None else frozenset()
-    )
-    return Plan(
-        program,
-        rules,
-        starts,
-        tuple(steps),
-        wanted,
-        _kept(steps) | joined,
-        joined,
-        tuple(findings),
-        sites,
-    )
+        uses.update(o for o, n in zip(step.operands, step.needed, strict=True) if n)
+    return frozenset(n for n, count in uses.items() if count > 1)
+
+
+def _other_role(operand: fx.Node) -> str:
+    """What an operand is that no relevance reaches."""
+    return "parameter" if role(operand) == "parameter" else "constant"
 
 
 def _refuse_unknown(
@@ -154,17 +226,10 @@ def _refuse_unknown(
     """Every op between the inputs and the target must have a rule, also where no relevance is asked
     for."""
     for node in reversed(flow.nodes):
-        called = (
-            node.op == "call_function"
-            and kind(node) is not Kind.OUTPUT
-            and node not in treated
-            and flow.inputs[node]
-        )
-        if (
-            called
-            and rules.for_op(node.target) is None
-            and any(flow.reaches(node, s) for s in starts)
-        ):
+        called = node.op == "call_function" and kind(node) is not Kind.OUTPUT
+        if not called or node in treated or not flow.inputs[node]:
+            continue
+        if rules.for_op(node.target) is None and any(flow.reaches(node, s) for s in starts):
             _unknown(node, rules, "error", [])
 
 
@@ -179,45 +244,6 @@ def _kept(steps: list[Step]) -> frozenset[fx.Node]:
     return frozenset(keep)
 
 
-def _op_step(
-    program: Program,
-    node: fx.Node,
-    rules: RuleSet,
-    flow: Flow,
-    needed: set[fx.Node],
-    on_unknown: str,
-    findings: list[Finding],
-    notes: Mapping[fx.Node, Note],
-) -> Step:
-    operands, rebuild = template(node, program.dtype)
-    roles = tuple(
-        "activation" if o in flow.members else "parameter" if role(o) == "parameter" else "constant"
-        for o in operands
-    )
-    rule = rules.for_op(node.target)
-    if kind(node) is Kind.OUTPUT:
-        rule = _getitem
-    lone = sum(r == "activation" for r in roles) == 1
-    if rule is not None and rule.lone is not None and lone:
-        rule = rule.lone
-    if rule is None or (rule.for_one_activation and not lone):
-        rule = _unknown(node, rules, on_unknown, findings)
-    wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))
-    return Step(
-        node,
-        rule,
-        operands,
-        roles,
-        wants,
-        rebuild,
-        node.target,
-        node.target,
-        argument_names(node, operands),
-        note=notes.get(node),
-        output=node.args[1] if kind(node) is Kind.OUTPUT else 0,
-    )  # type: ignore[arg-type]
-
-
 def _pick(relevance: Tensor, call: Call) -> tuple[Tensor]:
     return (relevance,)
 
@@ -229,43 +255,32 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     """The generic rule, reported; or the refusal that says how to write a rule."""
     if rules.fixed:
         return rules.generic
-    lacks = _lacks(node)
-    op = str(node.target)
+    lacks, op = _lacks(node), str(node.target)
     refused = on_unknown == "error" or bool(lacks) or isinstance(val(node), (tuple, list))
-    if refused and on_unknown == "collect":
-        findings.append(
-            Finding("unknown", node, f"{op} has no rule" + (f", and {lacks}" if lacks else ""))
-        )
-        return rules.generic
-    if refused:
-        why = f", and {lacks}" if lacks else ""
-        raise UnknownOperation(
-            message(
-                f"no relevance rule for {op}{why}",
-                at=f"{describe(node)}, feeds {len(node.users)} operations",
-                then=[
-                    (
-                        "rules = "
-                        f"relprop.rules.{rules.name.split('+')[0].upper()}.with_rule(torch.ops.{op}, "  # noqa: E501
-                        "relprop.rules.carry)  "
-                        " # "
-                        "one "
-                        "element "
-                        "in, "
-                        "one "
-                        "element "
-                        "out"
-                    ),
-                    (
-                        "@relprop.register_rule(op)  def rule(relevance, call): return "
-                        "share_of_each_input   # docs/write-a-rule.md"
-                    ),
-                    "relprop.check(model, inputs)   # to see every operation of this model",
-                ],
-            )
-        )
-    findings.append(Finding("generic", node, f"{op} has no rule; Eq. 2 is used"))
+    why = f", and {lacks}" if lacks else ""
+    if refused and on_unknown != "collect":
+        raise _no_rule(node, rules, why)
+    text = f"{op} has no rule{why}" if refused else f"{op} has no rule; Eq. 2 is used"
+    findings.append(Finding("unknown" if refused else "generic", node, text))
     return rules.generic
+
+
+def _no_rule(node: fx.Node, rules: RuleSet, why: str) -> UnknownOperation:
+    """The refusal of an operation, with what to write."""
+    op, preset = str(node.target), rules.name.split("+")[0].upper()
+    return UnknownOperation(
+        message(
+            f"no relevance rule for {op}{why}",
+            at=f"{describe(node)}, feeds {len(node.users)} operations",
+            then=[
+                f"rules = relprop.rules.{preset}.with_rule(torch.ops.{op}, relprop.rules.carry)  "
+                " # one element in, one element out",
+                "@relprop.register_rule(op)  def rule(relevance, call): return "
+                "share_of_each_input   # docs/write-a-rule.md",
+                "relprop.check(model, inputs)   # to see every operation of this model",
+            ],
+        )
+    )
 
 
 def _lacks(node: fx.Node) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import fx, nn
+from torch import fx
 
 from relprop.errors import RollUpError, message
-from relprop.plan import Plan, Step, flowing, make_plan
+from relprop.plan import Plan, Step, flowing, make_field_plan
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.streams import Stream, streams
 from relprop.rules.mixing import mixed, weighed
@@ -21,7 +21,6 @@ from relprop.tracer.program import Program, Site, describe
 
 def rollup_plan(
     program: Program,
-    model: nn.Module | None,
     starts: tuple[fx.Node, ...],
     sites: tuple[Site, ...],
     read: tuple[Stream, ...] | None = None,
@@ -31,9 +30,7 @@ def rollup_plan(
     flow = flowing(program, PAPER)
     found = streams(program, flow, starts, sites) if read is None else read
     notes = rollup_notes(program, flow, sites)
-    plan = make_plan(
-        program, model, ROLLUP, starts, frozenset(s.node for s in found), notes=notes, regions=False
-    )
+    plan = make_field_plan(program, ROLLUP, starts, frozenset(s.node for s in found), notes)
     plan = _with_values(replace(plan, steps=_reached(plan, starts, sites)))
     for step in plan.steps:
         if step.rule is ROLLUP.generic and any(
@@ -76,15 +73,8 @@ def rollup_plan_through(program: Program, starts: tuple[fx.Node, ...]) -> Plan:
     """The roll-up of a graph without attention (a target callable's), from ``starts`` to its
     leaves."""
     flow = flowing(program, PAPER)
-    plan = make_plan(
-        program,
-        None,
-        ROLLUP,
-        starts,
-        frozenset(program.leaves.values()),
-        notes=rollup_notes(program, flow, ()),
-        regions=False,
-    )
+    notes = rollup_notes(program, flow, ())
+    plan = make_field_plan(program, ROLLUP, starts, frozenset(program.leaves.values()), notes)
     return _with_values(replace(plan, steps=_reached(plan, starts, ())))
 
 

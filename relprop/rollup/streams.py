@@ -49,71 +49,96 @@ def streams(
     site passes, and which no other explained input has entered (where text and image tokens are
     joined to one sequence, each ends before).
     """
-    found = []
-    for name, leaf in program.leaves.items():
-        ends = [s for s in starts if s in flow.members and flow.reaches(leaf, s)]
-        read = [
-            s
-            for s in sites
-            if flow.reaches(leaf, s.contraction)
-            and any(flow.reaches(s.contraction, e) for e in ends)
-        ]
-        below = [
-            n
-            for s in read
-            for n in (s.attention, s.values)
-            if n in flow.members and flow.reaches(leaf, n)
-        ]
-        if not below:
-            continue
-        part = Flow((n for n in flow.nodes if flow.reaches(leaf, n)), {leaf})
-        node = part.common_dominator([*ends, *below])
-        others = [other for other in program.leaves.values() if other is not leaf]
-        while node is not None and (
-            any(flow.reaches(o, node) for o in others) or _out_of_order(part, node)
-        ):
-            node = part.dominator(node)
-        alone = node
-        while node is not None and not token_axes(program, node):
-            node = part.dominator(node)
-        joined = joined_tokens(leaf, program.axes) if node is None else []
-        if [part for part, _ in joined] == [alone]:
-            found.append(Stream(name, leaf, *joined[0][:1], joined[0][1:]))
-            continue
-        if node is None and kind(leaf) is Kind.EMBEDDING and val(leaf).dim() > 2:  # one of one
-            found.append(Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1))))
-            continue
-        if node is None and not with_tokens({name: leaf}, (program.axes, sites)):
-            raise RollUpError(
-                message(
-                    f"input {name!r} has no axis of tokens: methods over attention have no "
-                    "scores for it",
-                    at=describe(leaf),
-                    then=[
-                        "leave it out of explain_inputs=: it is then a constant",
-                        "method='lrp' and the others at the input explain every input",
-                    ],
-                )
-            )
-        if node is None:
-            raise RollUpError(
-                message(
-                    (
-                        f"the roll-up of input {name!r} does not arrive: no tensor all its "
-                        "attention descends from has an axis known to hold tokens"
-                    ),
-                    at=describe(leaf),
-                    then=[
-                        (
-                            "relprop.instrument(model, inputs, target=...).relevance(...) "
-                            "gives relevance at any layer without a roll-up"
-                        )
-                    ],
-                )
-            )
+    found = [_stream(program, flow, name, (starts, sites)) for name in program.leaves]
+    return tuple(stream for stream in found if stream is not None)
+
+
+def _stream(
+    program: Program,
+    flow: Flow,
+    name: str,
+    ends: tuple[tuple[fx.Node, ...], tuple[Site, ...]],
+) -> Stream | None:
+    """The token tensor of one leaf; ``None`` if no attention site reads it. ``ends``: starts and
+    attention sites."""
+    leaf = program.leaves[name]
+    below = _read_by_attention(flow, leaf, *ends)
+    if not below:
+        return None
+    part = Flow((n for n in flow.nodes if flow.reaches(leaf, n)), {leaf})
+    alone = _before_others(program, flow, part, below, leaf)
+    node = alone
+    while node is not None and not token_axes(program, node):
+        node = part.dominator(node)
+    if node is not None:
         node = _before_masks(program, part, node)
-        found.append(Stream(name, leaf, node, token_axes(program, node)))
-    return tuple(found)
+        return Stream(name, leaf, node, token_axes(program, node))
+    joined = joined_tokens(leaf, program.axes)
+    if [part for part, _ in joined] == [alone]:
+        return Stream(name, leaf, *joined[0][:1], joined[0][1:])
+    if kind(leaf) is Kind.EMBEDDING and val(leaf).dim() > 2:  # one token of one
+        return Stream(name, leaf, leaf, tuple(range(1, val(leaf).dim() - 1)))
+    if with_tokens({name: leaf}, (program.axes, ends[1])):
+        raise _lost(leaf, name)
+    raise _without_tokens(leaf, name)
+
+
+def _read_by_attention(
+    flow: Flow, leaf: fx.Node, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
+) -> list[fx.Node]:
+    """The maps and values that descend from a leaf at sites from which the target descends, and
+    that target; nothing where there is no such site."""
+    ends = [s for s in starts if s in flow.members and flow.reaches(leaf, s)]
+    below = [
+        n
+        for s in sites
+        if flow.reaches(leaf, s.contraction) and any(flow.reaches(s.contraction, e) for e in ends)
+        for n in (s.attention, s.values)
+        if n in flow.members and flow.reaches(leaf, n)
+    ]
+    return [*ends, *below] if below else []
+
+
+def _before_others(
+    program: Program, flow: Flow, part: Flow, below: list[fx.Node], leaf: fx.Node
+) -> fx.Node | None:
+    """The last node before all of ``below`` that no other explained input has entered, and before
+    any pick of positions by chance or by the input."""
+    node = part.common_dominator(below)
+    others = [other for other in program.leaves.values() if other is not leaf]
+    while node is not None:
+        entered = any(flow.reaches(other, node) for other in others)
+        if not entered and not _out_of_order(part, node):
+            return node
+        node = part.dominator(node)
+    return None
+
+
+def _without_tokens(leaf: fx.Node, name: str) -> RollUpError:
+    return RollUpError(
+        message(
+            f"input {name!r} has no axis of tokens: methods over attention have no scores for it",
+            at=describe(leaf),
+            then=[
+                "leave it out of explain_inputs=: it is then a constant",
+                "method='lrp' and the others at the input explain every input",
+            ],
+        )
+    )
+
+
+def _lost(leaf: fx.Node, name: str) -> RollUpError:
+    return RollUpError(
+        message(
+            f"the roll-up of input {name!r} does not arrive: no tensor all its "
+            "attention descends from has an axis known to hold tokens",
+            at=describe(leaf),
+            then=[
+                "relprop.instrument(model, inputs, target=...).relevance(...) "
+                "gives relevance at any layer without a roll-up"
+            ],
+        )
+    )
 
 
 def _before_masks(program: Program, part: Flow, node: fx.Node) -> fx.Node:

@@ -66,7 +66,7 @@ class Session:
     ) -> tuple[Plan, tuple[Stream, ...]]:
         """The roll-up pass from ``starts`` to the token tensors."""
         return self.kept(
-            ("rollup", starts, sites), lambda: rollup_plan(self.program, self.model, starts, sites)
+            ("rollup", starts, sites), lambda: rollup_plan(self.program, starts, sites)
         )  # type: ignore[no-any-return]
 
     def handing_down(
@@ -75,7 +75,7 @@ class Session:
         """The walk from some tensors to the token tensors of ``read``."""
         return self.kept(
             ("down", nodes, sites, read),
-            lambda: rollup_plan(self.program, self.model, nodes, sites, read)[0],
+            lambda: rollup_plan(self.program, nodes, sites, read)[0],
         )  # type: ignore[no-any-return]
 
     def segment(self, changed: fx.Node, end: fx.Node) -> Segment:
