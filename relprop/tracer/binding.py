@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import CaptureError, InputError, message
+from relprop.operations import Args, Kwargs
 from relprop.tracer.program import OutputTree
 
 
@@ -23,7 +24,7 @@ class Inputs:
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
-    rebuild: Callable[[tuple[Tensor, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
+    rebuild: Callable[[tuple[Tensor, ...]], tuple[Args, Kwargs]]
     batched: tuple[bool, ...]
     batch: int
     static: str = ""
@@ -61,7 +62,7 @@ class Inputs:
         return dataclasses.replace(self, batched=batched)
 
     @property
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[Hashable, ...]:
         """What a captured graph depends on: names, per-sample shapes, dtypes, devices and the
         values that are not tensors."""
         kinds = tuple(
@@ -74,8 +75,8 @@ class Inputs:
 def bind(inputs: Any) -> Inputs:
     """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword
     arguments), batch first."""
-    args: tuple[Any, ...]
-    no_kwargs: dict[str, Any] = {}
+    args: Args
+    no_kwargs: Kwargs = {}
     if isinstance(inputs, Tensor):
         args, kwargs = (inputs,), no_kwargs
     elif isinstance(inputs, (tuple, list)):
@@ -102,7 +103,7 @@ def bind(inputs: Any) -> Inputs:
     names = tuple(str(key) if kind == "kwargs" else f"input_{key}" for kind, key in tensor_places)
     _refuse_bad(names, tensors, [(k, v) for _, k, v in places])
 
-    def rebuild(replaced: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def rebuild(replaced: tuple[Tensor, ...]) -> tuple[Args, Kwargs]:
         new_args, new_kwargs = list(args), dict(kwargs)
         for (kind, key), value in zip(tensor_places, replaced, strict=True):
             (new_args if kind == "args" else new_kwargs)[key] = value  # type: ignore[index]
@@ -126,7 +127,7 @@ def refuse_unlike(inputs: Inputs) -> None:
 
 
 def _refuse_bad(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[Any, Any]]
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[object, object]]
 ) -> None:
     for key, value in places:
         if isinstance(value, (list, dict)) and any(

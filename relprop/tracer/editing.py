@@ -37,12 +37,12 @@ def applied(node: fx.Node, x: Tensor) -> Tensor:
     return made
 
 
-def shape_of(x: Any) -> list[int]:
+def shape_of(x: object) -> list[int]:
     """The shape of a node's value."""
     return list(val(x).shape)
 
 
-def rank(x: Any) -> int:
+def rank(x: object) -> int:
     """How many axes a node's value has."""
     return int(val(x).dim())
 
@@ -112,7 +112,7 @@ def dims_of(node: fx.Node) -> list[int]:
     return [d % wide for d in given]
 
 
-def is_live(node: Any) -> bool:
+def is_live(node: object) -> bool:
     """Whether a node depends on an input of the graph; parameters and constants do not."""
     if not isinstance(node, fx.Node):
         return False
@@ -195,12 +195,12 @@ def tensor_inputs(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
-def is_tensor(x: Any) -> TypeGuard[fx.Node]:
+def is_tensor(x: object) -> TypeGuard[fx.Node]:
     """Whether an argument is a node whose value is one tensor."""
     return isinstance(x, fx.Node) and isinstance(val(x), Tensor)
 
 
-def is_float(x: Any) -> TypeGuard[fx.Node]:
+def is_float(x: object) -> TypeGuard[fx.Node]:
     """Whether an argument is a node whose value is one floating tensor."""
     return is_tensor(x) and bool(val(x).is_floating_point())
 

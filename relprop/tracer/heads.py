@@ -107,7 +107,7 @@ def _heads_first(
     return reshaped(at, cut, [*before, count, math.prod(sizes) // count, *after])
 
 
-def _hides(number: Any) -> bool:
+def _hides(number: object) -> bool:
     return isinstance(number, (int, float)) and number <= HIDES
 
 

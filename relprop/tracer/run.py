@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from relprop.errors import InputError, first_line, message
+from relprop.operations import Args, Kwargs
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
@@ -120,7 +121,7 @@ def _run_section(
     for used, user in last.items():
         gone.setdefault(user, []).append(used)
 
-    def section(*given: Any) -> tuple[Any, ...]:
+    def section(*given: object) -> Args:
         env = _Layered(dict(zip(entering, given, strict=True)), values)
         for node in nodes:
             env.own[node] = call_node(node, env, dtype)
@@ -164,7 +165,7 @@ def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor
 
 def template(
     node: fx.Node, dtype: torch.dtype | None = None
-) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]:
+) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[Args, Kwargs]]]:
     """The nodes that enter a call, in order of appearance, and a function that puts tensors in
     their places.
 
@@ -172,7 +173,7 @@ def template(
     """
     operands = tensor_inputs(node)
 
-    def rebuild(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def rebuild(*tensors: Any) -> tuple[Args, Kwargs]:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
         return _plain(args, dtype), _plain(kwargs, dtype)

@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,8 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
-    restore = [_kept(container) for container in _containers(model)]
-    restore += [_kept_values(t) for t in _tensors(model)]
+    restore = [_restored(container) for container in _containers(model)]
+    restore += [_values_restored(t) for t in _tensors(model)]
 
     def put_back() -> None:
         for one in restore:
@@ -42,7 +41,7 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-def _containers(model: nn.Module) -> list[Any]:
+def _containers(model: nn.Module) -> list[object]:
     """Every mutable container near a module's attributes, a hook or a patched forward, each
     once."""
     modules = list(model.modules())
@@ -55,8 +54,8 @@ def _containers(model: nn.Module) -> list[Any]:
             vars(m).get("forward"),
         )
     ]
-    found: dict[int, Any] = {}
-    roots: tuple[list[Any], list[Any]] = [vars(m) for m in modules], hooks
+    found: dict[int, object] = {}
+    roots: tuple[list[object], list[object]] = [vars(m) for m in modules], hooks
     for level, depth in zip(roots, DEPTHS, strict=True):
         reached = {id(m) for m in modules}
         for _ in range(depth):
@@ -71,7 +70,7 @@ def _containers(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[object]:
     """What ``value`` holds or closes over."""
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         return (
@@ -100,43 +99,54 @@ def _parts(value: Any) -> Iterable[Any]:
         return ()
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is not assigned yet
         return None
 
 
-def _kept(container: Any) -> Callable[[], None]:
+def _restored(container: object) -> Callable[[], None]:
     """A function that puts back what ``container`` holds now, if it holds anything else by then."""
     if isinstance(container, types.CellType):
-        before = _content(container)
-        return lambda: (
-            setattr(container, "cell_contents", before)
-            if _content(container) is not before
-            else None
-        )
+        return _cell_restored(container)
     if isinstance(container, dict):
-        items = dict(container)
+        return _mapping_restored(container)
+    assert isinstance(container, (list, deque, set))
+    return _items_restored(container)
 
-        def put_back() -> None:
-            if list(items) != list(container) or any(
-                container[k] is not v for k, v in items.items()
-            ):
-                container.clear()
-                container.update(items)
 
-        return put_back
-    held = list(container)
+def _cell_restored(cell: types.CellType) -> Callable[[], None]:
+    before = _content(cell)
 
-    def refill() -> None:
-        if len(container) != len(held) or any(
-            a is not b for a, b in zip(container, held, strict=True)
-        ):
-            container.clear()
-            (container.update if isinstance(container, set) else container.extend)(held)
+    def put_back() -> None:
+        if _content(cell) is not before:
+            cell.cell_contents = before
 
-    return refill
+    return put_back
+
+
+def _mapping_restored(mapping: dict[object, object]) -> Callable[[], None]:
+    before = dict(mapping)
+
+    def put_back() -> None:
+        if list(before) != list(mapping) or any(mapping[k] is not v for k, v in before.items()):
+            mapping.clear()
+            mapping.update(before)
+
+    return put_back
+
+
+def _items_restored(items: list[object] | deque[object] | set[object]) -> Callable[[], None]:
+    before = list(items)
+
+    def put_back() -> None:
+        same = len(items) == len(before)
+        if not same or any(a is not b for a, b in zip(items, before, strict=True)):
+            items.clear()
+            (items.update if isinstance(items, set) else items.extend)(before)
+
+    return put_back
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -151,7 +161,7 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
                 yield value
 
 
-def _kept_values(tensor: Tensor) -> Callable[[], None]:
+def _values_restored(tensor: Tensor) -> Callable[[], None]:
     version, before = tensor._version, tensor.detach().clone()
     attached = tensor.requires_grad
 

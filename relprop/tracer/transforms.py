@@ -25,6 +25,8 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
+from relprop.operations import Args, Kwargs, Operator
+
 
 @contextmanager
 def seen_through() -> Iterator[None]:
@@ -42,7 +44,7 @@ def seen_through() -> Iterator[None]:
         yield
 
 
-def _replaced(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
+def _replaced(stack: ExitStack, owner: object, name: str, new: object) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, new)
 
@@ -51,8 +53,12 @@ _record = ProxyTorchDispatchMode.__torch_dispatch__
 
 
 def _recorded(
-    mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-) -> Any:
+    mode: ProxyTorchDispatchMode,
+    func: Operator,
+    types: Any,
+    args: Args = (),
+    kwargs: Kwargs | None = None,
+) -> object:
     """``ProxyTorchDispatchMode.__torch_dispatch__``, but below the transforms that are active."""
     if not mode.pre_dispatch or peek_interpreter_stack() is None:
         return _record(mode, func, types, args, kwargs)
@@ -60,13 +66,13 @@ def _recorded(
         return func(*args, **(kwargs or {}))
 
 
-def _called(mode: Any, *args: Any) -> Any:
+def _called(mode: ProxyTorchDispatchMode, *args: Any) -> object:
     """A function with a backward of its own, called inside a transform: its operations."""
     with _below(mode):
         return custom_function_call(*args)
 
 
-def _below(mode: Any) -> ProxyTorchDispatchMode:
+def _below(mode: ProxyTorchDispatchMode) -> ProxyTorchDispatchMode:
     """A mode that records for the same graph what is left when the transforms are through."""
     return ProxyTorchDispatchMode(
         mode.tracer,
@@ -86,9 +92,9 @@ def _attention(
     key: Tensor,
     value: Tensor,
     score_mod: Callable[..., Tensor],
-    block_mask: tuple[Any, ...],
+    block_mask: Args,
     scale: float,
-    *_: Any,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``flex_attention`` written out: its result (batch, heads, queries, features), and of every
     row of scores the logarithm of the sum and the largest, both over log 2."""
@@ -112,7 +118,9 @@ def _attention(
     return result, size, scores.amax(dim=-1) / math.log(2)
 
 
-def _by_places(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _by_places(
+    mode: object, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+) -> object:
     """``TransformGetItemToIndex.__torch_function__``, in one operation: ``table[head, query]``
     picks by tensors that hold one number each, which PyTorch would read as Python's numbers."""
     if func is Tensor.__getitem__:
