@@ -261,3 +261,13 @@ def test_facts_of_nodes_are_typed():
         if isinstance(node, ast.Attribute) and node.attr == "meta"
     ]
     assert not opened, opened
+
+
+def test_the_first_call_of_a_process_knows_the_methods():
+    """Nothing but the call itself need be imported for the methods to be in their table."""
+    code = (
+        "import torch, relprop\n"
+        "from tests.common.models import build, sample\n"
+        "assert relprop.explain(build(), sample()).scores.shape == (3, 6)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

@@ -1,4 +1,6 @@
-"""The calls of the public door, and the one place where adapter, plan, interpreter and method
-meet."""
+"""The public door: one page for each thing a user may ask for. Importing it puts the shipped methods
+into their table."""
 
-import relprop.methods  # noqa: F401  -- every method is known wherever the door is opened
+import relprop.methods as methods
+
+__all__ = ["methods"]
