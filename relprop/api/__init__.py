@@ -1,5 +1,5 @@
-"""The public door: one page for each thing a user may ask for. Importing it puts the shipped methods
-into their table."""
+"""The public door: one page for each thing a user may ask for. Importing it puts the shipped
+methods into their table."""
 
 import relprop.methods as methods
 
