@@ -1,4 +1,4 @@
-"""What ``relprop sweep`` does, apart from reading its arguments."""
+"""What ``python -m tools.sweep`` does, apart from reading its arguments."""
 
 from __future__ import annotations
 
