@@ -350,7 +350,7 @@ class Explanation:
     ) -> Path:
         """Write one HTML file to look into this explanation with, without any network: see
         ``relprop.report``. Needs ``relprop[report]``."""
-        from relprop.report import report
+        from relprop.reporting import report
 
         return report(
             self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes

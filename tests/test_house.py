@@ -37,7 +37,7 @@ FLOORS = {
     "api": 7,
     "data": 5,
     "demo": 8,
-    "report": 8,
+    "reporting": 8,
     "runs": 8,
     "evaluation": 9,
     "cli": 10,

@@ -28,7 +28,7 @@ def json_of(explanation: Explanation) -> Any:
 
 def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
     """What writes explanations of one input, one per target, as one HTML file."""
-    from relprop.report import report
+    from relprop.reporting import report
 
     picture = subject.own_image()
     return lambda path: report(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relprop.explanation import Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
-from relprop.report.chunks import Chunks
+from relprop.reporting.chunks import Chunks
 
 MOST_CELLS = (
     4096  # more positions than that are shown as sums over neighbours: no hand finds a single one

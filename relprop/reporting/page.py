@@ -68,7 +68,9 @@ def _json(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("relprop.report").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    return (
+        files("relprop.reporting").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    )
 
 
 def _hash(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from relprop.explanation import Block
-from relprop.report.chunks import Chunks
+from relprop.reporting.chunks import Chunks
 
 LEVELS = (4095, 255, 191, 127, 95, 63, 47, 31, 23, 15)
 FEWER_ROWS = 63  # the resolution at which rows are left out

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError, message, warn, writable
 from relprop.explanation import Block, Explanation
-from relprop.report.chunks import Chunks, png
-from relprop.report.code import code_for
-from relprop.report.content import facts_of, ledger_content, stream_content
-from relprop.report.maps import KINDS, Maps
-from relprop.report.page import rendered
+from relprop.reporting.chunks import Chunks, png
+from relprop.reporting.code import code_for
+from relprop.reporting.content import facts_of, ledger_content, stream_content
+from relprop.reporting.maps import KINDS, Maps
+from relprop.reporting.page import rendered
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
