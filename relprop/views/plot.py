@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relprop.errors import OptionError
 from relprop.views.curves import curves
 from relprop.views.figure import LABEL, figure, room_for, show_heatmap, show_image, write_title
-from relprop.views.flow import ledger
+from relprop.views.ledgers import ledger
 from relprop.views.maps import compare, heatmap
 from relprop.views.matrices import bars, heads, layers, matrix
 from relprop.views.shown import checked, target_of

@@ -15,7 +15,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.perturbation import PerturbationCurve
 from relprop.views.figure import figure, pixels
-from relprop.views.flow import part_of, short_names, stages
+from relprop.views.stages import part_of, short_names, stages
 from tests.views.conftest import explain_texts
 
 
