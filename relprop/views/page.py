@@ -31,27 +31,20 @@ def page(explanation: Explanation) -> str:
     """The first samples, each with what was explained, its words or map, and its concerns."""
     parts = [_sample(explanation, i) for i in range(min(len(explanation), SAMPLES))]
     left = len(explanation) - SAMPLES
-    parts += (
-        [
-            (
-                f"<p>{left} more samples: explanation.show(sample), "
-                "relprop.plot.text(explanation, sample=...)</p>"
-            )
-        ]
-        if left > 0
-        else []
-    )
+    if left > 0:
+        parts.append(
+            f"<p>{left} more samples: explanation.show(sample), "
+            "relprop.plot.text(explanation, sample=...)</p>"
+        )
     return f'<div style="font-family:sans-serif;line-height:1.7">{"".join(parts)}</div>'
 
 
 def picture(explanation: Explanation) -> bytes | None:
     """The first sample's heat map as PNG; ``None`` for what is no image."""
     stream = next(iter(explanation.streams.values()))
-    return (
-        None
-        if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1
-        else _heat_png(explanation, 0)
-    )
+    if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1:
+        return None
+    return _heat_png(explanation, 0)
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
@@ -59,12 +52,10 @@ def _sample(explanation: Explanation, sample: int) -> str:
     parts = [f"<p><b>{markup(head_line(explanation, sample), 200)}</b> <small>{how}</small></p>"]
     for name in explanation.streams:
         one = explanation[name]
-        parts += [f"<p><small>{markup(name)}</small></p>"] if len(explanation.streams) > 1 else []
-        parts.append(
-            _image(one, sample)
-            if one.grid is not None and len(one.grid) == 2
-            else _words(one, sample)
-        )
+        if len(explanation.streams) > 1:
+            parts.append(f"<p><small>{markup(name)}</small></p>")
+        draw = _image if one.grid is not None and len(one.grid) == 2 else _words
+        parts.append(draw(one, sample))
     parts += [
         f'<p style="color:#8a3b00">⚠ {markup(line, 300)}</p>'
         for line in concerns(explanation, sample)
