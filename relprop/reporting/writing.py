@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError, message, warn, writable
-from relprop.explanation import Block, Explanation
-from relprop.reporting.chunks import Chunks, png
+from relprop.errors import OptionError, message, warn, writable
+from relprop.explanation import Explanation
+from relprop.reporting.chunks import Chunks
 from relprop.reporting.code import code_for
-from relprop.reporting.content import facts_of, ledger_content, stream_content
-from relprop.reporting.maps import KINDS, Maps
+from relprop.reporting.content import facts_of
+from relprop.reporting.filling import Material, filled
+from relprop.reporting.given import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.page import rendered
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
 
-LONGEST = 448  # pixels of a picture's longer side
 TRIES = 5
 
 
@@ -69,21 +67,14 @@ def report(
     ...     relprop.report([e], f"{folder}/report.html", pictures=images).stat().st_size < 5e6
     True
     """
-    path, named = writable(path), _named(explanations)
-    given = [e for _, e in named]
-    batch = len(given[0])
-    if any(len(e) != batch for e in given):
-        raise OptionError(
-            "one report is for one batch: these explanations have "
-            f"{', '.join(str(len(e)) for e in given)} samples"
-        )
+    path, named = writable(path), named_explanations(explanations)
+    batch = batch_of(named)
     if not megabytes > 0:
         raise OptionError(f"megabytes={megabytes!r}: a positive number")
-    for label, e in named:
-        _refuse_nonfinite(label, e)
+    for label, explanation in named:
+        refuse_nonfinite(label, explanation)
     facts = None if model is None else _model_facts(model)
-    shown = _pictures(pictures, batch)
-    limit = megabytes * 1e6 * batch
+    material = Material([e for _, e in named], data_uris(pictures, batch), megabytes * 1e6)
     data: dict[str, Any] = {
         "title": title if title is not None else "What the model looked at",
         "batch": batch,
@@ -91,197 +82,38 @@ def report(
         "versions": _versions(),
         "megabytes": megabytes,
         "explanations": [
-            {
-                "label": label,
-                "method": e.method,
-                "facts": facts_of(e),
-                "code": code if code is not None else code_for(e, facts),
-            }
-            for label, e in named
+            _head(label, e, code_for(e, facts) if code is None else code) for label, e in named
         ],
     }
-    room, text = limit, ""
-    for _ in range(TRIES):
-        chunks = Chunks()
-        filled = data | {
-            "explanations": _filled(data["explanations"], given, shown, chunks, megabytes, room)
-        }
-        text = rendered(filled, chunks.texts)
-        size = len(text.encode("utf-8", "replace"))
-        if size <= limit or room <= 0:
-            break
-        room -= size - limit + 0.01 * limit
-    if size > limit:
-        warn(
-            message(
-                (
-                    f"the report has {size / 1e6:.1f} MB, more than {limit / 1e6:.1f}: "
-                    "scores and pictures alone take that much"
-                ),
-                then=["megabytes=", "fewer samples, targets or methods"],
-            )
-        )
-    path.write_bytes(text.encode("utf-8", "replace"))
+    path.write_bytes(_fitted(data, material))
     return path
 
 
-def _filled(
-    heads: list[dict[str, Any]],
-    given: list[Explanation],
-    pictures: list[str] | None,
-    chunks: Chunks,
-    megabytes: float,
-    limit: float,
-) -> list[dict[str, Any]]:
-    """The explanations with all they hold of every sample. Everything but the maps is written
-    first; the maps share what ``limit`` leaves."""
-    batch = len(given[0])
-    matrices = sum(s.matrix is not None for e in given for s in e.streams.values())
-    room = 0.6 * megabytes * 1e6 / max(matrices, 1)
-    filled: list[dict[str, Any]] = [
-        {**head, "samples": [_sample(e, n, pictures, chunks, room) for n in range(batch)]}
-        for head, e in zip(heads, given, strict=True)
-    ]
-    rest = limit - chunks.size() - len(rendered({"title": "", "explanations": filled}, []))
-    for n in range(batch):
-        maps = Maps()
-        keys = [[maps.add(block, n, _scores(e, n)) for block in e.blocks or ()] for e in given]
-        written = maps.written(chunks, max(0.0, rest / batch - 700 * len(maps.entries)))
-        for e, mine, one in zip(given, keys, filled, strict=True):
-            if e.blocks is not None:
-                one["samples"][n]["blocks"] = [
-                    {
-                        "path": b.path,
-                        **_tokens_of(b, e),
-                        **{kind: written[key] for kind, key in k.items()},
-                    }
-                    for b, k in zip(e.blocks, mine, strict=True)
-                ]
-    return filled
+def _head(label: str, explanation: Explanation, code: str) -> dict[str, Any]:
+    """What is said of an explanation above its samples."""
+    facts = facts_of(explanation)
+    return {"label": label, "method": explanation.method, "facts": facts, "code": code}
 
 
-def _tokens_of(block: Block, e: Explanation) -> dict[str, str | None]:
-    """Which input's tokens a block's queries and keys are taken to be: the one input with as many.
-    Windows have tokens of their own."""
-
-    def only(count: int) -> str | None:
-        names = [s.name for s in e.streams.values() if s.scores.shape[1] == count]
-        return names[0] if len(names) == 1 and block.attention.dim() == 4 else None
-
-    return {
-        "query_tokens": only(block.attention.shape[-2]),
-        "key_tokens": only(block.attention.shape[-1]),
-    }
-
-
-def _scores(e: Explanation, sample: int) -> Any:
-    return next(iter(e.streams.values())).scores[sample].detach().cpu().float().numpy()
-
-
-def _target(e: Explanation, n: int) -> str:
-    """What was explained in sample ``n``: the class's label, where the model has one, with its
-    index."""
-    label = None if e.labels is None else e.labels[n]
-    return (
-        str(e.target[n])
-        if label is None or label == str(e.target[n])
-        else f"{label} ({e.target[n]})"
-    )
-
-
-def _sample(
-    e: Explanation, n: int, pictures: list[str] | None, chunks: Chunks, room: float
-) -> dict[str, Any]:
-    picture = None if pictures is None else pictures[n]
-    return {
-        "target": _target(e, n),
-        "output": float(e.output[n]),
-        "streams": [stream_content(s, n, picture, chunks, room) for s in e.streams.values()],
-        "blocks": None,
-        "ledger": None if e.ledger is None else ledger_content(e.ledger, n),
-    }
-
-
-def _named(explanations: Any) -> list[tuple[str, Explanation]]:
-    """The explanations, each with its method's name; two of one method for the same targets are
-    told apart by number."""
-    explanations = getattr(explanations, "explanations", explanations)  # a Comparison
-    pairs = (
-        list(explanations.items())
-        if isinstance(explanations, Mapping)
-        else [
-            (None, e)
-            for e in ([explanations] if isinstance(explanations, Explanation) else explanations)
-        ]
-    )
-    if not pairs or not all(isinstance(e, Explanation) for _, e in pairs):
-        kinds = ", ".join(sorted({type(e).__name__ for _, e in pairs}))
-        raise OptionError(
-            message(
-                f"report() is of explanations, not of {kinds or 'an empty list'}",
-                then=["relprop.report([explanation], 'report.html')"],
-            )
+def _fitted(data: dict[str, Any], material: Material) -> bytes:
+    """The page, with maps as finely written as the limit allows: where the page is too large, once
+    more with less room."""
+    limit = room = material.limit
+    for _ in range(TRIES):
+        chunks = Chunks()
+        explanations = filled(data["explanations"], material, chunks, room)
+        text = rendered(data | {"explanations": explanations}, chunks.texts)
+        page = text.encode("utf-8", "replace")
+        if len(page) <= limit or room <= 0:
+            break
+        room -= len(page) - limit + 0.01 * limit
+    if len(page) > limit:
+        fact = (
+            f"the report has {len(page) / 1e6:.1f} MB, more than {limit / 1e6:.1f}: "
+            "scores and pictures alone take that much"
         )
-    seen: Counter[tuple[str, str]] = Counter()
-    named = []
-    for label, e in pairs:
-        name = str(label) if label is not None else e.method
-        seen[name, str(e.target)] += 1
-        times = seen[name, str(e.target)]
-        named.append((name if times == 1 else f"{name} ({times})", e))
-    return named
-
-
-def _refuse_nonfinite(label: str, e: Explanation) -> None:
-    held = {"the output": e.output} | {
-        f"{n} of {s.name!r}": getattr(s, n)
-        for s in e.streams.values()
-        for n in ("scores", "row", "identity", "matrix")
-    }
-    held |= {f"{kind} of {b.path}": getattr(b, kind) for b in e.blocks or () for kind in KINDS}
-    bad = [
-        name
-        for name, values in held.items()
-        if values is not None and not bool(torch.isfinite(values).all())
-    ]
-    if bad:
-        raise InputError(
-            message(
-                f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows",
-                then=["relprop.explain(..., precision='float64')"],
-            )
-        )
-
-
-def _pictures(pictures: Tensor | None, batch: int) -> list[str] | None:
-    if pictures is None:
-        return None
-    if (
-        not isinstance(pictures, Tensor)
-        or pictures.dim() != 4
-        or pictures.shape[0] != batch
-        or pictures.shape[1] not in (1, 3)
-    ):
-        raise InputError(
-            f"pictures is a tensor ({batch}, 1 or 3, H, W), not "
-            f"{list(pictures.shape) if isinstance(pictures, Tensor) else type(pictures).__name__}"
-        )
-    if (
-        not pictures.is_floating_point()
-        or not bool(torch.isfinite(pictures).all())
-        or float(pictures.min()) < -1e-3
-        or float(pictures.max()) > 1 + 1e-3
-    ):
-        raise InputError(
-            message(
-                (
-                    f"pictures has values from {float(pictures.min()):.3g} to "
-                    f"{float(pictures.max()):.3g}, not in [0, 1]"
-                ),
-                then=["give the pictures as they were before normalisation"],
-            )
-        )
-    return [png(p, LONGEST) for p in pictures]
+        warn(message(fact, then=["megabytes=", "fewer samples, targets or methods"]))
+    return page
 
 
 def _model_facts(model: nn.Module) -> dict[str, Any]:
