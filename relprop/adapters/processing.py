@@ -1,4 +1,4 @@
-"""From text, pictures and sound to what a model reads, by Hugging Face tokenizers and processors."""
+"""From text, pictures and sound to what a model reads, by Hugging Face processors."""
 
 from __future__ import annotations
 
