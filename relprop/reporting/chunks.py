@@ -53,7 +53,7 @@ def png(picture: Tensor, longest: int) -> str:
     colours = 2 if channels == 3 else 0
     header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
     data = zlib.compress(_filtered(pixels), 9)
-    parts = [_part(b"IHDR", header), _part(b"IDAT", data), _part(b"IEND", b"")]
+    parts = [_png_part(b"IHDR", header), _png_part(b"IDAT", data), _png_part(b"IEND", b"")]
     file = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
@@ -66,5 +66,5 @@ def _filtered(pixels: np.ndarray) -> bytes:
     return np.concatenate([np.full((height, 1), 2, np.uint8), differences], axis=1).tobytes()
 
 
-def _part(kind: bytes, data: bytes) -> bytes:
+def _png_part(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -42,12 +42,12 @@ def _arguments(explanation: Explanation) -> tuple[list[str], str]:
     if explanation.ledger is not None:
         arguments.append(f"rules={explanation.rules!r}")
     arguments += [f"{name}={value}" for name, value in _changed(explanation).items()]
-    if keep := _kept(explanation):
+    if keep := _keep_argument(explanation):
         arguments.append(f"keep={keep!r}")
     return arguments, comment
 
 
-def _kept(explanation: Explanation) -> tuple[str, ...]:
+def _keep_argument(explanation: Explanation) -> tuple[str, ...]:
     blocks = explanation.blocks is not None
     matrix = any(stream.matrix is not None for stream in explanation.streams.values())
     return ("blocks",) * blocks + ("matrix",) * matrix

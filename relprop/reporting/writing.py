@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from relprop.errors import OptionError, message, warn, writable
 from relprop.explanation import Explanation
+from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.code import code_for
 from relprop.reporting.content import facts_of
 from relprop.reporting.filling import Material, filled
-from relprop.reporting.given import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.page import rendered
 
 if TYPE_CHECKING:
@@ -82,14 +82,14 @@ def report(
         "versions": _versions(),
         "megabytes": megabytes,
         "explanations": [
-            _head(label, e, code_for(e, facts) if code is None else code) for label, e in named
+            _heading(label, e, code_for(e, facts) if code is None else code) for label, e in named
         ],
     }
     path.write_bytes(_fitted(data, material))
     return path
 
 
-def _head(label: str, explanation: Explanation, code: str) -> dict[str, Any]:
+def _heading(label: str, explanation: Explanation, code: str) -> dict[str, Any]:
     """What is said of an explanation above its samples."""
     facts = facts_of(explanation)
     return {"label": label, "method": explanation.method, "facts": facts, "code": code}

@@ -19,7 +19,7 @@ from relprop.targets.outputs import (
     listed,
 )
 from relprop.targets.plain import Index, plain_index
-from relprop.targets.start import Choice, Context, Part, Target, has_batch_axis
+from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
 from relprop.tracer.facts import shape
 from relprop.tracer.program import Program
 
@@ -74,7 +74,7 @@ class Output(Target):
         """The one output it names."""
         return (chosen_output(program, self.name).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One element, with weight 1; its label is the index alone where the output is the class
         output."""
         output = chosen_output(context.program, self.name)
@@ -94,14 +94,14 @@ class Nothing(Target):
         """The class output."""
         return (class_output(program).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One part without elements."""
         output = class_output(context.program)
         none = torch.empty(0, len(output.size), dtype=torch.long)
-        return [Choice(None, (Part(output.node, none),)) for _ in samples]
+        return [ChosenTarget(None, (Elements(output.node, none),)) for _ in samples]
 
 
-def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) -> Choice:
+def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) -> ChosenTarget:
     """One element with weight 1. Its label is a class or a tuple, or ``name[index]`` if the target
     named the output."""
     label: str | int | tuple[int, ...] = index[0] if len(index) == 1 else index
@@ -109,7 +109,7 @@ def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) 
         label = output.name
     elif named:
         label = f"{output.name}[{', '.join(map(str, index))}]"
-    return Choice(label, (Part(output.node, index),))
+    return ChosenTarget(label, (Elements(output.node, index),))
 
 
 def elements(

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError
 from relprop.targets.index import element_choice, elements
 from relprop.targets.outputs import chosen_output
-from relprop.targets.start import Choice, Context, Target
+from relprop.targets.start import ChosenTarget, Context, Target
 from relprop.tracer.program import Program
 
 
@@ -29,7 +29,7 @@ class Query(Target):
         """The queries' class logits."""
         return (chosen_output(program, self.output).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One element: (query, class)."""
         output = chosen_output(context.program, self.output)
         size = output.size

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError, message
 from relprop.targets.index import label_index
 from relprop.targets.outputs import ModelOutput, chosen_output
-from relprop.targets.start import Choice, Context, Part, Target
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
 
@@ -38,7 +38,7 @@ class Region(Target):
         """The class maps."""
         return (chosen_output(program, self.output).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One part of many elements: they start together, with equal weights that sum to 1."""
         output = chosen_output(context.program, self.output)
         if len(output.size) < 2:
@@ -56,7 +56,7 @@ class Region(Target):
 
     def _choice(
         self, output: ModelOutput, label: tuple[int, ...], places: Tensor, sample: int
-    ) -> Choice:
+    ) -> ChosenTarget:
         shown = f"{output.name}[{label[0]}]" if label else output.name
         count = len(places)
         if not count:
@@ -67,8 +67,8 @@ class Region(Target):
                 )
             )
         first = torch.tensor([label], dtype=torch.long).expand(count, len(label))
-        part = Part(output.node, torch.cat([first, places], 1), 1 / count)
-        return Choice(f"mean of {shown} over {count} places", (part,))
+        part = Elements(output.node, torch.cat([first, places], 1), 1 / count)
+        return ChosenTarget(f"mean of {shown} over {count} places", (part,))
 
     def _label(self, output: ModelOutput, context: Context) -> tuple[int, ...]:
         """The class's index, as the beginning of an element's; nothing for an output without a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -12,7 +13,7 @@ from relprop.targets.index import Output
 from relprop.targets.outputs import CLASSES, class_output
 from relprop.targets.plain import plain_index, without_tensors
 from relprop.targets.spans import SPAN, Span
-from relprop.targets.start import Choice, Context, Start, Target, start_of
+from relprop.targets.start import ChosenTarget, Context, Start, Target, start_of
 from relprop.targets.tail import resolve_callable
 from relprop.targets.vocabulary import SIMILARITY, similarity
 from relprop.tracer.editing import aten, tensor_inputs
@@ -34,7 +35,7 @@ def resolve(target: Any, context: Context) -> Start:
     return start_of(_choices(chosen, context), context)
 
 
-def _choices(targets: list[Target], context: Context) -> list[Choice]:
+def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
     """Each sample's choice; samples with the same target are looked at together."""
     samples: dict[Target, list[int]] = {}
     for i, target in enumerate(targets):
@@ -47,7 +48,7 @@ def _choices(targets: list[Target], context: Context) -> list[Choice]:
     return [found[i] for i in range(len(targets))]
 
 
-def possible_starts(program: Program, targets: list[Any]) -> tuple[fx.Node, ...]:
+def possible_starts(program: Program, targets: Sequence[Any]) -> tuple[fx.Node, ...]:
     """The outputs that ``targets`` may read, before the model has run. A callable may read any
     floating one. Raises ``TargetError``."""
     found: dict[fx.Node, None] = {}

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError
 from relprop.targets.index import elements
 from relprop.targets.outputs import ModelOutput, named_output
-from relprop.targets.start import Choice, Context, Part, Target
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
 SPAN = ("start_logits", "end_logits")
@@ -32,7 +32,7 @@ class Span(Target):
         """The start's and the end's logits."""
         return tuple(named_output(program, name).node for name in SPAN)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """Two parts, the start's logit and the end's."""
         outputs = [named_output(context.program, name) for name in SPAN]
         if self.start is None or self.end is None:
@@ -50,11 +50,13 @@ class Span(Target):
         """A position that is given, counted from 0."""
         return elements([(k,)], self, output, context, samples[:1])[0][0]
 
-    def _choice(self, start: int, end: int, outputs: Sequence[ModelOutput]) -> Choice:
+    def _choice(self, start: int, end: int, outputs: Sequence[ModelOutput]) -> ChosenTarget:
         if end < start:
             raise TargetError(f"target {self}: the span ends at {end}, before its start at {start}")
         first, last = (output.node for output in outputs)
-        return Choice(str(Span(start, end)), (Part(first, (start,)), Part(last, (end,))))
+        return ChosenTarget(
+            str(Span(start, end)), (Elements(first, (start,)), Elements(last, (end,)))
+        )
 
 
 def _best_spans(starts: Tensor, ends: Tensor, *, real: Tensor | None) -> list[tuple[int, int]]:

@@ -88,7 +88,7 @@ def has_batch_axis(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class Elements:
     """One sample's share of a term: elements of one output, all of one ``weight``; the weights sum
     to 1.
 
@@ -102,12 +102,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTarget:
     """What a target is in one sample: its label, and the parts y_t is the sum of, each of which is
     explained by itself."""
 
     label: Any
-    parts: tuple[Part, ...]
+    parts: tuple[Elements, ...]
 
 
 class Target(ABC):
@@ -123,7 +123,7 @@ class Target(ABC):
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""
 
     @abstractmethod
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """What it is in each of these samples. Raises ``TargetError`` naming what was given and
         what the output has."""
 
@@ -134,7 +134,7 @@ def field_of(seed: Tensor) -> Tensor:
     return torch.stack([marks, marks], 1)
 
 
-def start_of(choices: Sequence[Choice], context: Context) -> Start:
+def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
     """The start of a batch: the k-th parts of all samples make the k-th term."""
     terms, field, scalars = [], dict[fx.Node, Tensor](), torch.zeros(())
     for k in range(max(len(choice.parts) for choice in choices)):
@@ -150,7 +150,7 @@ def start_of(choices: Sequence[Choice], context: Context) -> Start:
     return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
 
 
-def _seed(parts: Mapping[int, Part], node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
+def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of some samples' elements in an output, and for each sample the sum of these
     elements, each times its weight."""
     value = value.to(torch.promote_types(value.dtype, torch.float32))
@@ -164,7 +164,7 @@ def _seed(parts: Mapping[int, Part], node: fx.Node, value: Tensor) -> tuple[Tens
 
 
 def _places(
-    parts: Mapping[int, Part], like: Tensor, row: tuple[int, ...]
+    parts: Mapping[int, Elements], like: Tensor, row: tuple[int, ...]
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The elements that the parts of some samples name, as an index of the whole output (in its
     ``row`` of the sample), and their weights."""

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError
 from relprop.targets.index import Output, element_choice, elements
 from relprop.targets.outputs import class_output
-from relprop.targets.start import Choice, Context, Target
+from relprop.targets.start import ChosenTarget, Context, Target
 from relprop.tracer.program import Program
 
 
@@ -31,7 +31,7 @@ class Token(Target):
         """The class output."""
         return (class_output(program).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One element: the position given, the sample's one mask token, or a language model's last;
         the token given, or the likeliest."""
         output = class_output(context.program)

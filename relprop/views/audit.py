@@ -98,7 +98,7 @@ def _worst_residual(ledger: Ledger, sample: int) -> float:
     return max(map(float, shares), default=0.0)
 
 
-def head_line(explanation: Explanation, sample: int) -> str:
+def heading(explanation: Explanation, sample: int) -> str:
     """What was explained: ``the prediction 'negative' (0.97)``, or the target by name with its
     y_t."""
     label = None if explanation.labels is None else explanation.labels[sample]
@@ -121,7 +121,7 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     parts = units(explanation, sample, what="summary()").inside()
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
     against = f"; against it most: {visible(named(name), 40)}" if least < 0 else ""
-    sentence = f"{head_line(explanation, sample)} rests on{_strongest(parts, k)}{against}."
+    sentence = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
     warnings = [f"warning: {line}" for line in concerns(explanation, sample)]
     return "\n".join([sentence, *warnings])
 

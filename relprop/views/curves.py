@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from relprop.errors import InputError, OptionError
-from relprop.views.figure import LABEL, TICK, bare, given, write_title
+from relprop.views.figure import LABEL, TICK, axes_or_new, bare, write_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def curves(
     named = found if isinstance(found, Mapping) else {"": found}
     if not named:
         raise OptionError("curves(): none given")
-    axes = given(ax, 4.6, 3.2)
+    axes = axes_or_new(ax, 4.6, 3.2)
     for i, (label, curve) in enumerate(named.items()):
         _draw(axes, label, curve, STYLES[i % len(STYLES)], band)
     axes.set_xlabel("share removed (%)" if xlabel is None else xlabel, fontsize=LABEL)

@@ -44,7 +44,7 @@ def blank(width: float, height: float) -> Figure:
     return fig
 
 
-def given(ax: Axes | None, width: float, height: float) -> Axes:
+def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
     """``ax``, or the axes of a new figure of that size in inches."""
     return figure(1, width, height)[1][0] if ax is None else ax
 

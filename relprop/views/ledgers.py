@@ -13,7 +13,7 @@ import numpy as np
 from relprop.errors import OptionError, message
 from relprop.interpreter.ledger import Ledger
 from relprop.views.escape import visible
-from relprop.views.figure import GREY, TICK, given, write_title
+from relprop.views.figure import GREY, TICK, axes_or_new, write_title
 from relprop.views.shown import checked, target_of
 from relprop.views.stages import KINDS, SMALL, Stage, short_names, stages
 
@@ -80,7 +80,7 @@ def ledger(
     sample, books = checked(explanation, sample), _books(explanation)
     found, start = stages(books, sample), float(books.started[sample])
     frame = _frame(found, start)
-    axes = given(ax, max(6.4, 0.6 * (len(found) + 4)), 4.2)
+    axes = axes_or_new(ax, max(6.4, 0.6 * (len(found) + 4)), 4.2)
     _draw_band(axes, frame.widths)
     about = f"{visible(target_of(explanation, sample), 16)}\n{start:.3g}"
     _write(axes, -1.0, 0, about, ha="right", color="black")

@@ -11,7 +11,7 @@ import torch
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
     add_scale,
-    given,
+    axes_or_new,
     room_for,
     scale_of,
     several,
@@ -58,7 +58,7 @@ def heatmap(
     'target 3'
     """
     sample, heat = checked(explanation, sample), _heat(explanation, sample, image)
-    axes = given(ax, 4.0, 3.6)
+    axes = axes_or_new(ax, 4.0, 3.6)
     title = f"target {target_of(explanation, sample)}" if title is None else title
     drawn = show_heatmap(axes, heat, title, image, scale=scale_of(heat, strongest=strongest))
     if colorbar:

@@ -13,7 +13,7 @@ from relprop.views.figure import (
     TICK,
     TITLE,
     add_scale,
-    given,
+    axes_or_new,
     room_for,
     scale_of,
     several,
@@ -107,7 +107,7 @@ def _matrix_axes(
     labels = _labels(explanation, sample)
     room = 0.4 if labels is None else room_for(labels)
     side = min(max(2.0, 0.17 * max(shape)), 3.6 if labels is None else 7.0) + room + 0.4
-    return given(ax, side + 0.6, max(side * shape[0] / max(shape), room + 1.2))
+    return axes_or_new(ax, side + 0.6, max(side * shape[0] / max(shape), room + 1.2))
 
 
 def layers(
@@ -130,7 +130,7 @@ def layers(
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
     labels = stream.tokens[sample] if stream.tokens is not None else None
     width = min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0)
-    axes = given(ax, width, 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
+    axes = axes_or_new(ax, width, 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
     drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
     _ticks_of_tokens(axes, "x", labels, rows.shape[1])
     summed = np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())

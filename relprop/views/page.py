@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from relprop.views.audit import concerns, head_line
+from relprop.views.audit import concerns, heading
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import markup
 from relprop.views.heat import patches
@@ -49,7 +49,7 @@ def picture(explanation: Explanation) -> bytes | None:
 
 def _sample(explanation: Explanation, sample: int) -> str:
     how = f"{html.escape(explanation.method)}, rules {html.escape(explanation.rules)}"
-    parts = [f"<p><b>{markup(head_line(explanation, sample), 200)}</b> <small>{how}</small></p>"]
+    parts = [f"<p><b>{markup(heading(explanation, sample), 200)}</b> <small>{how}</small></p>"]
     for name in explanation.streams:
         one = explanation[name]
         if len(explanation.streams) > 1:
@@ -67,14 +67,14 @@ def _words(explanation: Explanation, sample: int) -> str:
     found = units(explanation, sample)
     shown = list(zip(found.names, found.scores, found.relative(), found.content, strict=True))
     spans = [
-        _span(named(name), score, share if content else 0.0, content)
+        _shaded(named(name), score, share if content else 0.0, content)
         for name, score, share, content in shown[:WORDS]
     ]
     more = f" <small>and {len(shown) - WORDS} more</small>" if len(shown) > WORDS else ""
     return f"<p>{' '.join(spans)}{more}</p>"
 
 
-def _span(text: str, score: float, share: float, content: bool) -> str:
+def _shaded(text: str, score: float, share: float, content: bool) -> str:
     ground = shade(share)
     style = (
         f"background:{hexadecimal(ground)};color:{hexadecimal(ink(ground))}"

@@ -12,7 +12,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from relprop.errors import OptionError
-from relprop.views.audit import concerns, head_line
+from relprop.views.audit import concerns, heading
 from relprop.views.colours import colours, ink, shade
 from relprop.views.escape import visible
 from relprop.views.heat import patches
@@ -36,7 +36,7 @@ def terminal(
         raise OptionError(f"terminal(width={width}): at least 20 columns")
     colour = has_colour() if colour is None else colour
     width = width or min(shutil.get_terminal_size((100, 24)).columns, 160)
-    lines = [f"{head_line(explanation, sample)}, {explanation.method}"]
+    lines = [f"{heading(explanation, sample)}, {explanation.method}"]
     for name in explanation.streams:
         one = explanation[name]
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
