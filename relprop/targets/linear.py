@@ -81,18 +81,19 @@ def linear_start(
 
 def _gradients(scalars: Tensor, inputs: Inputs, context: Context) -> Mapping[fx.Node, Tensor]:
     """∂y_t/∂output of each output that the callable reads: the coefficients of its elements."""
-    floating = {
-        node: tensor
-        for node, tensor in zip(context.program.output_nodes, inputs.tensors, strict=True)
-        if tensor.is_floating_point() and tensor.requires_grad
-    }
+    both = zip(
+        context.program.output_nodes, inputs.tensors, strict=True
+    )  # a node may be there twice
+    floating = [(n, t) for n, t in both if t.is_floating_point() and t.requires_grad]
     if not floating:
         return {}
-    found = torch.autograd.grad(
-        scalars.sum(), list(floating.values()), retain_graph=True, allow_unused=True
-    )
-    both = zip(floating, found, strict=True)
-    return {node: g for node, g in both if g is not None and bool((g[0] != 0).any())}
+    tensors = [tensor for _, tensor in floating]
+    found = torch.autograd.grad(scalars.sum(), tensors, retain_graph=True, allow_unused=True)
+    return {
+        node: gradient
+        for (node, _), gradient in zip(floating, found, strict=True)
+        if gradient is not None and bool((gradient[0] != 0).any())
+    }
 
 
 def _like_output(gradient: Tensor, node: fx.Node) -> Tensor:
