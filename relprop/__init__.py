@@ -12,8 +12,6 @@ for PyTorch.
 
 import importlib
 import importlib.util
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Explanation
     from relprop.opening import open_model
-    from relprop.report import report
+    from relprop.reporting import report
     from relprop.rules import Rule, RuleSet, register_rule
     from relprop.storage import load
     from relprop.views import plot
@@ -63,7 +61,7 @@ __all__ = [
     "trace",
 ]
 
-#: Where each name is defined; what is not here is a module of the package.
+#: The module in which each public name is defined; a name that is missing here is a module itself.
 _HOMES = {
     "api.check": ("check",),
     "api.compare": ("Comparison", "compare"),
@@ -75,41 +73,29 @@ _HOMES = {
     "api.stability": ("stability",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Explanation",),
-    "report": ("report",),
+    "reporting": ("report",),
     "rules": ("Rule", "RuleSet", "register_rule"),
     "storage": ("load",),
-    "views": ("plot",),
 }
+#: Modules that have a shorter public name than their own.
+_SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """A public name or a module of the package, imported now and kept."""
     if name in _HOME_OF:
-        home = importlib.import_module(f"relprop.{_HOME_OF[name]}")
-        found = (
-            getattr(home, name)
-            if hasattr(home, name)
-            else importlib.import_module(f"{home.__name__}.{name}")
-        )
-    elif not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None:
-        found = importlib.import_module(f"relprop.{name}")
+        found = getattr(importlib.import_module(f"relprop.{_HOME_OF[name]}"), name)
+    elif name in _SHORT_NAMES or _is_module(name):
+        found = importlib.import_module(f"relprop.{_SHORT_NAMES.get(name, name)}")
     else:
         raise AttributeError(f"module 'relprop' has no attribute {name!r}")
     globals()[name] = found
     return found
 
 
-class _Package(ModuleType):
-    """Where a function is called as the module it lives in, ``relprop.report``, the name is the
-    function's, whichever is imported first."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = isinstance(value, ModuleType) and _HOME_OF.get(name) == name
-        super().__setattr__(name, getattr(value, name) if own else value)
-
-
-sys.modules[__name__].__class__ = _Package
+def _is_module(name: str) -> bool:
+    return not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None
 
 
 def __dir__() -> list[str]:

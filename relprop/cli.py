@@ -6,10 +6,39 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from relprop.commands.options import (
+    MODEL,
+    BatchSize,
+    CheckedMethod,
+    ComparisonOut,
+    Data,
+    DataOption,
+    Force,
+    Input,
+    Json,
+    Limit,
+    MaxLength,
+    Method,
+    Model,
+    OnError,
+    Out,
+    Precision,
+    Resume,
+    Rules,
+    Stream,
+    Target,
+    Targets,
+    Text,
+    TextFile,
+    Trust,
+)
 
 CODES = (
     "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
@@ -23,56 +52,6 @@ app = typer.Typer(
     help="Explain what a transformer looked at.",
     epilog=CODES,
 )
-
-MODEL = "demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers or timm."
-Input = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[INPUT]",
-        help="A picture's file, or a text as it is; - reads standard input.",
-        show_default=False,
-    ),
-]
-Model = Annotated[str, typer.Option(help=MODEL)]
-Text = Annotated[str | None, typer.Option(help="A text, beside a picture for models of both.")]
-TextFile = Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")]
-Method = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A method (relprop methods), with options if wanted: "
-        "name:option=value,option=value. May be repeated."
-    ),
-]
-Precision = Annotated[
-    str | None, typer.Option(help="float32 or float64; the model's own if not given.")
-]
-MaxLength = Annotated[int | None, typer.Option(help="Longer texts are cut to so many tokens.")]
-Stream = Annotated[
-    str | None,
-    typer.Option(help="Of several explained inputs only this one, by its name: pixel_values."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-DataOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="With --data: what its reader should know: text=review, split=test. May be repeated."
-    ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Samples at a time; found and remembered if not given.")
-]
-OnError = Annotated[
-    str,
-    typer.Option(
-        help="With --data: stop, or skip samples that cannot be done; they are listed in "
-        "failed.jsonl."
-    ),
-]
 
 
 @app.callback()
@@ -88,19 +67,9 @@ def demo(
     json_output: Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
-    from relprop.commands.steps import Steps
-    from relprop.commands.telling import tell, tell_json
-    from relprop.commands.writing import check_outs
+    from relprop.commands.demo import demo as run
 
-    check_outs([out], [".png"], force=force)
-    with Steps(1) as steps:
-        steps.next("explaining a scene")
-        from relprop.demo.show import run_demo
-
-        report = run_demo(out, seed)
-    tell_json(
-        {"seed": seed, "picture": str(out), "report": report.splitlines()}
-    ) if json_output else tell(report)
+    run(out, seed, force=force, json_output=json_output)
 
 
 @app.command(epilog=CODES)
@@ -109,43 +78,18 @@ def explain(
     input: Input = None,
     text: Text = None,
     text_file: TextFile = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="predicted (the default), a class's index or name, token:TEXT of a "
-            "language model; with --data predicted or label. May be repeated for one input."
-        ),
-    ] = None,
+    target: Targets = None,
     method: Method = None,
-    rules: Annotated[
-        str | None,
-        typer.Option(
-            help="A rule set by name: paper, stable, reference, ...; the method's own if not given."
-        ),
-    ] = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data "
-            "the run folder."
-        ),
-    ] = None,
+    rules: Rules = None,
+    out: Out = None,
     force: Force = False,
     json_output: Json = False,
     stream: Stream = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
-            "or file (docs/whole-data-sets.md)."
-        ),
-    ] = None,
+    data: Data = None,
     data_option: DataOption = None,
     resume: Resume = False,
     batch_size: BatchSize = None,
-    limit: Annotated[
-        int | None, typer.Option(help="With --data: only the first so many samples.")
-    ] = None,
+    limit: Limit = None,
     on_error: OnError = "stop",
     precision: Precision = None,
     max_length: MaxLength = None,
@@ -153,45 +97,16 @@ def explain(
 ) -> None:
     """Explain one picture or text; or, with --data, every sample of a data set, into a run folder
     (in several processes under accelerate launch -m relprop explain)."""
-    from relprop.commands import explain as commands
+    from relprop.commands.asked import Asked, AskedDataSet, AskedModel
+    from relprop.commands.explain import Answer
+    from relprop.commands.explain import explain as run
 
-    options: dict[str, Any] = {
-        "--text": text,
-        "--text-file": text_file,
-        "--stream": stream,
-        "--force": force,
-        "--data-option": data_option,
-        "--resume": resume,
-        "--batch-size": batch_size,
-        "--limit": limit,
-        "--on-error": None if on_error == "stop" else on_error,
-    }
-    shared: dict[str, Any] = {
-        "model": model,
-        "targets": target or (),
-        "methods": method or (),
-        "rules": rules,
-        "outs": out or (),
-        "precision": precision,
-        "max_length": max_length,
-        "json_output": json_output,
-        "trust_remote_code": trust_remote_code,
-    }
-    if commands.choose(input, data, options):
-        commands.explain_one(
-            input, text=text, text_file=text_file, force=force, stream=stream, **shared
-        )
-    else:
-        assert data is not None  # choose
-        commands.explain_all(
-            data,
-            data_options=data_option or (),
-            resume=resume,
-            batch_size=batch_size,
-            limit=limit,
-            on_error=on_error,
-            **shared,
-        )
+    opening = AskedModel(model, precision, max_length, trust_remote_code)
+    run(
+        Asked(opening, input, text, text_file, stream),
+        AskedDataSet(data, data_option or (), resume, batch_size, limit, on_error),
+        Answer(target or (), method or (), rules, out or (), force, json_output),
+    )
 
 
 @app.command(epilog=CODES)
@@ -200,15 +115,9 @@ def compare(
     input: Input = None,
     text: Text = None,
     text_file: TextFile = None,
-    target: Annotated[
-        str,
-        typer.Option(help="predicted, a class's index or name, token:TEXT of a language model."),
-    ] = "predicted",
+    target: Target = "predicted",
     method: Method = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
-    ] = None,
+    out: ComparisonOut = None,
     force: Force = False,
     json_output: Json = False,
     stream: Stream = None,
@@ -218,23 +127,12 @@ def compare(
 ) -> None:
     """Explain one input by several methods (all that are cheap, if none is named): rank
     correlations, and the maps side by side."""
+    from relprop.commands.asked import Asked, AskedModel
     from relprop.commands.compare import compare as run
 
-    run(
-        input,
-        model=model,
-        text=text,
-        text_file=text_file,
-        target=target,
-        methods=method or (),
-        outs=out or (),
-        force=force,
-        json_output=json_output,
-        stream=stream,
-        precision=precision,
-        max_length=max_length,
-        trust_remote_code=trust_remote_code,
-    )
+    opening = AskedModel(model, precision, max_length, trust_remote_code)
+    asked = Asked(opening, input, text, text_file, stream)
+    run(asked, target, method or (), out or (), force=force, json_output=json_output)
 
 
 @app.command(epilog=CODES)
@@ -243,9 +141,7 @@ def check(
     input: Input = None,
     text: Text = None,
     text_file: TextFile = None,
-    method: Annotated[
-        str, typer.Option(help="The exit code says whether this method can explain the model.")
-    ] = "transformer_attribution",
+    method: CheckedMethod = "transformer_attribution",
     rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
     precision: Precision = None,
     json_output: Json = False,
@@ -253,19 +149,12 @@ def check(
 ) -> None:
     """Is a model supported: each operation and its rule, where relevance is lost, and which methods
     apply. Without INPUT, for a random one."""
+    from relprop.commands.asked import Asked, AskedModel
     from relprop.commands.check import check as run
 
-    if not run(
-        input,
-        model=model,
-        text=text,
-        text_file=text_file,
-        method=method,
-        rules=rules,
-        precision=precision,
-        json_output=json_output,
-        trust_remote_code=trust_remote_code,
-    ):
+    opening = AskedModel(model, precision, trust_remote_code=trust_remote_code)
+    asked = Asked(opening, input, text, text_file)
+    if not run(asked, method, rules, json_output=json_output):
         raise typer.Exit(1)
 
 
@@ -352,41 +241,58 @@ def evaluate(
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: ``CODES``. A refusal is one message without a traceback; so are warnings."""
     from relprop.commands.telling import WrongUsage, tell
-    from relprop.errors import RelpropError, RelpropWarning
 
     if not sys.stderr.isatty():
         # read by huggingface_hub and transformers when they are imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    deprecations = logging.getLogger("torch.utils._pytree")  # for the authors of libraries
-    level = deprecations.level
-    deprecations.setLevel(logging.ERROR)
-    shown: Any = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
-        tell(f"warning: {message}", err=True) if issubclass(category, RelpropWarning) else shown(
-            message, category, *place, **line
-        )
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
+    with _deprecations_silenced(), _warnings_as_messages():
         try:
             app(arguments, prog_name="relprop")
         except WrongUsage as error:
             tell(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
             raise SystemExit(2) from None
         except Exception as error:
-            mismatched = "torchvision::nms" in str(error)
-            if not mismatched and not isinstance(error, (RelpropError, OSError)):
+            if (refusal := _refusal(error)) is None:
                 raise
-            tell(
-                f"relprop: {error}"
-                + (
-                    "\n  then  relprop doctor  # torchvision was made for another PyTorch"
-                    if mismatched
-                    else ""
-                ),
-                err=True,
-            )
+            tell(f"relprop: {refusal}", err=True)
             raise SystemExit(1) from None
-        finally:
-            deprecations.setLevel(level)
+
+
+def _refusal(error: Exception) -> str | None:
+    """What the user is told of an error that is no fault of relprop's; ``None`` for any other."""
+    from relprop.errors import RelpropError
+
+    if "torchvision::nms" in str(error):
+        return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
+    return str(error) if isinstance(error, (RelpropError, OSError)) else None
+
+
+@contextmanager
+def _deprecations_silenced() -> Iterator[None]:
+    """PyTorch's log of deprecated calls is written for the authors of libraries."""
+    log = logging.getLogger("torch.utils._pytree")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def _warnings_as_messages() -> Iterator[None]:
+    """Print relprop's own warnings as messages, without the line of code that warns."""
+    from relprop.commands.telling import tell
+    from relprop.errors import RelpropWarning
+
+    shown: Any = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
+        if issubclass(category, RelpropWarning):
+            tell(f"warning: {message}", err=True)
+        else:
+            shown(message, category, *place, **line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

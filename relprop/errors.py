@@ -86,26 +86,20 @@ def writable(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     folder = path.absolute().parent
     if path.is_dir():
-        raise InputError(
-            message(f"cannot write {str(path)!r}: it is a folder", then=["name a file in it"])
-        )
+        raise _unwritable(path, "it is a folder", "name a file in it")
     if not folder.is_dir():
+        made = [] if folder.exists() else [f"mkdir -p {shlex.quote(str(folder))}"]
         what = "is not a folder" if folder.exists() else "does not exist"
-        then = [] if folder.exists() else [f"mkdir -p {shlex.quote(str(folder))}"]
-        raise InputError(
-            message(
-                f"cannot write {str(path)!r}: {str(folder)!r} {what}",
-                then=[*then, "or give a path in a folder that exists"],
-            )
-        )
+        reason = f"{str(folder)!r} {what}"
+        raise _unwritable(path, reason, *made, "or give a path in a folder that exists")
     if not os.access(folder, os.W_OK):
-        raise InputError(
-            message(
-                f"cannot write {str(path)!r}: you may not write into {str(folder)!r}",
-                then=["give a path in a folder of your own"],
-            )
-        )
+        reason = f"you may not write into {str(folder)!r}"
+        raise _unwritable(path, reason, "give a path in a folder of your own")
     return path
+
+
+def _unwritable(path: Path, reason: str, *then: str) -> InputError:
+    return InputError(message(f"cannot write {str(path)!r}: {reason}", then=then))
 
 
 def warn(text: str) -> None:

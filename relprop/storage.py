@@ -4,6 +4,7 @@ No pickle."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,106 +17,124 @@ from relprop.errors import InputError, writable
 from relprop.interpreter.ledger import Account, Ledger
 
 if TYPE_CHECKING:
-    from relprop.explanation import Explanation, TokenScores
+    from relprop.explanation import Block, Explanation, TokenScores
 
 FORMAT = "relprop-explanation-2"
 TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
 PLAIN = ("method", "rules", "facts")
+MAPS = ("attention", "gradient", "relevance")
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
     path = writable(path)
-    given = {
-        f"streams.{i}.{n}": getattr(s, n)
-        for i, s in enumerate(explanation.streams.values())
-        for n in TENSORS
-    }
-    tensors = {name: value for name, value in given.items() if value is not None} | {
-        "output": explanation.output
-    }
-    if explanation.probability is not None:
-        tensors["probability"] = explanation.probability
-    header: dict[str, Any] = {name: getattr(explanation, name) for name in (*PLAIN, "labels")} | {
-        "target": [_plain(t) for t in explanation.target]
-    }
-    header["streams"] = [
-        {"name": name}
-        | {n: getattr(s, n) for n in STREAM}
-        | {"originals": s.originals and [[o.size, o.frame] for o in s.originals]}
-        for name, s in explanation.streams.items()
-    ]
-    for i, block in enumerate(explanation.blocks or ()):
-        parts = {
-            "attention": block.attention,
-            "gradient": block.gradient,
-            "relevance": block.relevance,
-        }
-        tensors |= {f"blocks.{i}.{name}": t for name, t in parts.items() if t is not None}
-    header["blocks"] = (
-        None if explanation.blocks is None else [block.path for block in explanation.blocks]
-    )
-    if explanation.ledger is not None:
-        header["ledger"] = _ledger_header(explanation.ledger, tensors)
+    tensors = {name: t for name, t in _tensors(explanation) if t is not None}
     save_file(
         {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
         path,
-        metadata={"format": FORMAT, "header": json.dumps(header)},
+        metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
     )
     return path
+
+
+def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
+    """Every tensor by the name it has in the file."""
+    for i, stream in enumerate(explanation.streams.values()):
+        yield from ((f"streams.{i}.{name}", getattr(stream, name)) for name in TENSORS)
+    yield "output", explanation.output
+    yield "probability", explanation.probability
+    for i, block in enumerate(explanation.blocks or ()):
+        yield from ((f"blocks.{i}.{name}", getattr(block, name)) for name in MAPS)
+    if explanation.ledger is not None:
+        yield from _ledger_tensors(explanation.ledger)
+
+
+def _ledger_tensors(ledger: Ledger) -> Iterator[tuple[str, Tensor]]:
+    yield "ledger.started", ledger.started
+    yield from ((f"ledger.reached.{name}", amount) for name, amount in ledger.reached.items())
+    for i, account in enumerate(ledger.accounts):
+        yield from ((f"ledger.{i}.{name}", getattr(account, name)) for name in AMOUNTS)
+        for kind in ("absorbed", "lost"):
+            amounts = enumerate(getattr(account, kind).values())
+            yield from ((f"ledger.{i}.{kind}.{j}", amount) for j, amount in amounts)
+
+
+def _header(explanation: Explanation) -> dict[str, Any]:
+    """All that is no tensor, as JSON has it."""
+    blocks, ledger = explanation.blocks, explanation.ledger
+    header: dict[str, Any] = {name: getattr(explanation, name) for name in (*PLAIN, "labels")}
+    header["target"] = [list(t) if isinstance(t, tuple) else t for t in explanation.target]
+    header["streams"] = [_stream_header(stream) for stream in explanation.streams.values()]
+    header["blocks"] = None if blocks is None else [block.path for block in blocks]
+    if ledger is not None:
+        rows = [
+            [a.node, a.path, a.op, a.rule, list(a.absorbed), list(a.lost)] for a in ledger.accounts
+        ]
+        header["ledger"] = {"rows": rows, "reached": list(ledger.reached)}
+    return header
+
+
+def _stream_header(stream: TokenScores) -> dict[str, Any]:
+    originals = stream.originals and [[o.size, o.frame] for o in stream.originals]
+    fields = {name: getattr(stream, name) for name in STREAM}
+    return {"name": stream.name, **fields, "originals": originals}
 
 
 def load(path: str | Path) -> Explanation:
     """Read an explanation that ``Explanation.save`` wrote. Raises ``InputError`` for any other
     file."""
-    from relprop.explanation import Block, Explanation
+    from relprop.explanation import Explanation
 
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise InputError(
-                    f"{path} is no saved explanation: its format is "
-                    f"{metadata.get('format')!r}, not {FORMAT!r}"
-                )
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} cannot be read as a saved explanation: {error}") from error
-    except Exception as error:  # safetensors raises a type of its own
-        raise InputError(f"{path} cannot be read as a saved explanation: {error}") from error
-    header = json.loads(metadata["header"])
-    blocks = header["blocks"]
-    kept = (
-        None
-        if blocks is None
-        else tuple(
-            Block(
-                p,
-                tensors[f"blocks.{i}.attention"],
-                tensors.get(f"blocks.{i}.gradient"),
-                tensors.get(f"blocks.{i}.relevance"),
-            )
-            for i, p in enumerate(blocks)
-        )
-    )
+    header, tensors = _read(path)
     streams = [
-        _read_stream(s, {n: tensors.get(f"streams.{i}.{n}") for n in TENSORS})
-        for i, s in enumerate(header["streams"])
+        _read_stream(stream, {n: tensors.get(f"streams.{i}.{n}") for n in TENSORS})
+        for i, stream in enumerate(header["streams"])
     ]
-    ledger = _read_ledger(header["ledger"], tensors) if "ledger" in header else None
     return Explanation(
-        {s.name: s for s in streams},
+        {stream.name: stream for stream in streams},
         output=tensors["output"],
         **{name: header[name] for name in PLAIN},
         target=tuple(_tuple(t) for t in header["target"]),
-        ledger=ledger,
-        blocks=kept,
+        ledger=_read_ledger(header["ledger"], tensors) if "ledger" in header else None,
+        blocks=_read_blocks(header["blocks"], tensors),
         labels=_tuple(header.get("labels")),
         probability=tensors.get("probability"),
+    )
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+    except Exception as error:  # safetensors raises a type of its own
+        raise InputError(f"{path} cannot be read as a saved explanation: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"{path} is no saved explanation: its format is "
+            f"{metadata.get('format')!r}, not {FORMAT!r}"
+        )
+    return json.loads(metadata["header"]), tensors
+
+
+def _read_blocks(
+    paths: list[str] | None, tensors: Mapping[str, Tensor]
+) -> tuple[Block, ...] | None:
+    from relprop.explanation import Block
+
+    if paths is None:
+        return None
+    return tuple(
+        Block(
+            path,
+            tensors[f"blocks.{i}.attention"],
+            tensors.get(f"blocks.{i}.gradient"),
+            tensors.get(f"blocks.{i}.relevance"),
+        )
+        for i, path in enumerate(paths)
     )
 
 
@@ -133,29 +152,6 @@ def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor | None]) -> T
         **{n: tuple(header[n]) if header.get(n) else None for n in ("grid", "image", "clock")},  # type: ignore[arg-type]
         **tensors,  # type: ignore[arg-type]
     )
-
-
-def _ledger_header(ledger: Ledger, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    rows = []
-    tensors["ledger.started"] = ledger.started
-    tensors |= {f"ledger.reached.{k}": v for k, v in ledger.reached.items()}
-    for i, account in enumerate(ledger.accounts):
-        tensors |= {f"ledger.{i}.{name}": getattr(account, name) for name in AMOUNTS}
-        for kind in ("absorbed", "lost"):
-            tensors |= {
-                f"ledger.{i}.{kind}.{j}": v for j, v in enumerate(getattr(account, kind).values())
-            }
-        rows.append(
-            [
-                account.node,
-                account.path,
-                account.op,
-                account.rule,
-                list(account.absorbed),
-                list(account.lost),
-            ]
-        )
-    return {"rows": rows, "reached": list(ledger.reached)}
 
 
 def _read_ledger(header: dict[str, Any], tensors: dict[str, Tensor]) -> Ledger:
@@ -176,10 +172,6 @@ def _read_ledger(header: dict[str, Any], tensors: dict[str, Tensor]) -> Ledger:
         tensors["ledger.started"],
         {k: tensors[f"ledger.reached.{k}"] for k in header["reached"]},
     )
-
-
-def _plain(target: Any) -> Any:
-    return list(target) if isinstance(target, tuple) else target
 
 
 def _tuple(target: Any) -> Any:

@@ -37,13 +37,13 @@ FLOORS = {
     "api": 7,
     "data": 5,
     "demo": 8,
-    "report": 8,
+    "reporting": 8,
     "runs": 8,
     "evaluation": 9,
-    "cli": 10,
     "commands": 10,
-    "__main__": 11,
-    "__init__": 12,
+    "cli": 11,
+    "__main__": 12,
+    "__init__": 13,
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 

@@ -143,13 +143,9 @@ def ready(inputs: Any) -> bool:
     """Whether ``inputs`` holds a tensor, as what a model is called with does."""
     if isinstance(inputs, Tensor):
         return True
-    values = (
-        [inputs[k] for k in list(inputs.keys())]
-        if hasattr(inputs, "keys")
-        else inputs
-        if isinstance(inputs, (list, tuple))
-        else ()
-    )
+    values = inputs if isinstance(inputs, (list, tuple)) else ()
+    if hasattr(inputs, "keys"):
+        values = [inputs[name] for name in list(inputs.keys())]
     return any(isinstance(v, Tensor) for v in values)
 
 
@@ -157,15 +153,11 @@ def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
     """The error for a thing that the processor does not take."""
     return InputError(
         message(
-            (
-                f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
-                f"{first_line(error)}"
-            ),
+            f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
+            f"{first_line(error)}",
             then=[
-                (
-                    "prepare the inputs yourself and give the model's own: "
-                    "inputs=processor(...), processor=processor"
-                )
+                "prepare the inputs yourself and give the model's own: "
+                "inputs=processor(...), processor=processor"
             ],
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, Protocol
 
 import torch
@@ -13,25 +14,36 @@ from relprop.adapters.base import Adapter, Given, Word
 class Places(Protocol):
     """Where tokens came from: see ``relprop.layout.Layout``."""
 
-    source: Tensor
-    spans: Tensor | None
-    extent: tuple[int, ...]
-    axes: tuple[int, ...]
+    @property
+    def source(self) -> Tensor: ...
+
+    @property
+    def spans(self) -> Tensor | None: ...
+
+    @property
+    def extent(self) -> tuple[int, ...]: ...
+
+    @property
+    def axes(self) -> tuple[int, ...]: ...
 
 
-def describe(adapter: Adapter, model: nn.Module, given: Given, places: Any) -> dict[str, Any]:
+def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -> dict[str, Any]:
     """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, the
     clock, the original pictures."""
-    clock = adapter.clock(model, given)
     return {
         "content": _content(adapter.content(model, given), given, places),
         "tokens": _labels(adapter.tokens(model, given), places),
         "words": _words(adapter.words(model, given), places),
-        "clock": (places.axes.index(clock[0]), clock[1])
-        if clock is not None and clock[0] in places.axes
-        else None,
+        "clock": _clock(adapter.clock(model, given), places),
         "originals": given.prepared.originals.get(given.stream),
     }
+
+
+def _clock(known: tuple[int, float] | None, places: Places) -> tuple[int, float] | None:
+    """The axis of positions that is time, with the seconds of a step."""
+    if known is None or known[0] not in places.axes:
+        return None
+    return places.axes.index(known[0]), known[1]
 
 
 def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
@@ -42,19 +54,21 @@ def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
         if known is None or known[0].numel() != placed.shape[1]:
             return placed.clone()
         return placed & known.cpu().flatten(1)
+    inside = (places.spans[..., 1] > 0) & (places.spans[..., 0] < torch.tensor(places.extent))
+    placed = placed & inside.all(1)
+    return placed if known is None else placed & _at_middles(known.cpu(), places)
+
+
+def _at_middles(known: Tensor, places: Places) -> Tensor:
+    """What is known of positions, at the middle of the positions each token was made from."""
+    assert places.spans is not None
     middle = ((places.spans.sum(-1) - 1) / 2).floor().long()
-    placed = placed & (
-        (places.spans[..., 1] > 0) & (places.spans[..., 0] < torch.tensor(places.extent))
-    ).all(1)
-    if known is None:
-        return placed
-    known = known.cpu()
-    index: list[Any] = [slice(None)] + [0] * (known.dim() - 1)
+    index: list[slice | int | Tensor] = [slice(None), *([0] * (known.dim() - 1))]
     for k, axis in enumerate(places.axes):
         if axis < known.dim() and known.shape[axis] == places.extent[k]:
             index[axis] = middle[:, k].clamp(0, places.extent[k] - 1)
     found = known[tuple(index)]
-    return placed & (found if found.dim() == 2 else found[:, None])
+    return found if found.dim() == 2 else found[:, None]
 
 
 def _labels(known: list[list[str]] | None, places: Places) -> list[list[str]] | None:
@@ -73,18 +87,21 @@ def _words(known: list[list[Word]] | None, places: Places) -> list[list[Word]] |
     """Words as the tokens they are made of."""
     if known is None:
         return None
+    tokens = _tokens_at(places)
+    return [
+        [(text, sorted({t for p in positions for t in tokens[p]})) for text, positions in row]
+        for row in known
+    ]
+
+
+def _tokens_at(places: Places) -> dict[int, list[int]]:
+    """The tokens that were made from each position."""
     if places.spans is None or len(places.extent) != 1:
         spans = [(i, i + 1) for i in places.source.tolist()]
     else:
         spans = [(int(a), int(b)) for a, b in places.spans[:, 0].tolist()]
-    tokens: dict[int, list[int]] = {}
-    for token, (a, b) in enumerate(spans):
-        for position in range(max(a, 0), b):
-            tokens.setdefault(position, []).append(token)
-    return [
-        [
-            (text, sorted({t for p in positions for t in tokens.get(p, ())}))
-            for text, positions in row
-        ]
-        for row in known
-    ]
+    tokens: dict[int, list[int]] = defaultdict(list)
+    for token, (first, end) in enumerate(spans):
+        for position in range(max(first, 0), end):
+            tokens[position].append(token)
+    return tokens

@@ -25,41 +25,40 @@ def measured_clock(extract: Callable[[np.ndarray], Tensor], rate: int) -> tuple[
     for noise, seconds in product(NOISES, LENGTHS):
         count = int(rate * seconds)
         heard = _Heard(extract, count, noise)
-        first, last = count // 8, count - count // 8
-        early, late = heard(first), heard(last)
+        early, late = heard(heard.first), heard(heard.last)
         if not (early.isfinite().all() and late.isfinite().all() and early.any() and late.any()):
             continue
         for axis in range(1, early.dim()):
             steps = _peak(late, axis) - _peak(early, axis)
-            if steps < 2:
-                continue
-            likely = (last - first) / steps
-            wide = math.ceil(2 * likely / steps)
-            hops = [
-                hop
-                for hop in range(max(round(likely) - wide, 1), round(likely) + wide + 1)
-                if first + steps * hop < count
-            ]
-            unlike = [
-                float(
-                    (heard(first + steps * hop).roll(-steps, axis) - early).abs().sum()
-                    / early.sum()
-                )
-                for hop in hops[:64]
-            ]
-            if unlike and min(unlike) < UNLIKE:
-                return axis, hops[unlike.index(min(unlike))] / rate
+            if steps >= 2 and (hop := _hop(heard, early, axis, steps)) is not None:
+                return axis, hop / rate
     return None
 
 
+def _hop(heard: _Heard, early: Tensor, axis: int, steps: int) -> int | None:
+    """How many samples of the recording one step of the features is, if two clicks are ``steps``
+    steps apart: that after which a click looks most like the early one."""
+    likely = (heard.last - heard.first) / steps
+    wide = math.ceil(2 * likely / steps)
+    around = range(max(round(likely) - wide, 1), round(likely) + wide + 1)
+    hops = [hop for hop in around if heard.first + steps * hop < len(heard.quiet)][:64]
+    unlike = []
+    for hop in hops:
+        moved = heard(heard.first + steps * hop).roll(-steps, axis)
+        unlike.append(float((moved - early).abs().sum() / early.sum()))
+    if not unlike or min(unlike) >= UNLIKE:
+        return None
+    return hops[unlike.index(min(unlike))]
+
+
 class _Heard:
-    """What a click changes in the features of a quiet recording."""
+    """What a click at a sample changes in the features of a quiet recording of ``count`` samples.
+    ``first``, ``last``: two samples far apart."""
 
     def __init__(self, extract: Callable[[np.ndarray], Tensor], count: int, noise: float) -> None:
-        self.extract, self.quiet = (
-            extract,
-            noise * np.random.default_rng(0).standard_normal(count).astype(np.float32),
-        )
+        self.extract = extract
+        self.quiet = noise * np.random.default_rng(0).standard_normal(count).astype(np.float32)
+        self.first, self.last = count // 8, count - count // 8
         self.silence = self._features(self.quiet)
 
     def __call__(self, at: int) -> Tensor:

@@ -42,11 +42,8 @@ class Timm(Adapter):
         if isinstance(given, Mapping):
             return tuple(str(given.get(name, name)) for name in names)
         info = _imagenet(model)
-        return (
-            tuple(info.label_descriptions())
-            if info is not None and list(names) == list(info.label_names())
-            else names
-        )
+        known = info is not None and list(names) == list(info.label_names())
+        return tuple(info.label_descriptions()) if known else names
 
 
 def _config(model: nn.Module) -> Mapping[str, Any]:
@@ -72,11 +69,8 @@ def _imagenet(model: nn.Module) -> Any:
     from timm.data import infer_imagenet_subset
 
     subset = infer_imagenet_subset(model)
-    return (
-        _table(subset)
-        if subset and _config(model).get("num_classes") == getattr(model, "num_classes", None)
-        else None
-    )
+    same = _config(model).get("num_classes") == getattr(model, "num_classes", None)
+    return _table(subset) if subset and same else None
 
 
 @lru_cache(maxsize=8)

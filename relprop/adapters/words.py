@@ -57,28 +57,24 @@ class Pieces:
             return piece.startswith(STARTS) or before.endswith(ENDS)
         if self.tokenizer is None:
             return not piece.startswith(CONTINUES)
-        if (
-            self.spaced
-        ):  # pieces are words of their own unless their text, beside another, has lost its sign
+        if self.spaced:
+            # a piece is a word of its own unless its text, beside another, has lost its sign
             return self.ids is None and piece in self.text(["x", piece])
+        return self._apart(before, piece)
+
+    def _apart(self, before: str, piece: str) -> bool:
+        """Whether the tokenizer puts a space between two pieces."""
         left, right = self.text([before]).strip(), self.text([piece]).strip()
-        if not right:
-            return True
-        return (
-            bool(left)
-            and re.fullmatch(
-                re.escape(left) + r"\s+" + re.escape(right), self.text([before, piece]).strip()
-            )
-            is not None
-        )
+        if not left or not right:
+            return not right
+        spaced = re.escape(left) + r"\s+" + re.escape(right)
+        return re.fullmatch(spaced, self.text([before, piece]).strip()) is not None
 
     def text(self, pieces: list[str]) -> str:
         """Pieces back to text: by the tokenizer, else by the signs that pieces commonly bear."""
-        return (
-            str(self.tokenizer.convert_tokens_to_string(pieces))
-            if self.tokenizer is not None
-            else _joined(pieces)
-        )
+        if self.tokenizer is None:
+            return _joined(pieces)
+        return str(self.tokenizer.convert_tokens_to_string(pieces))
 
 
 def _joined(pieces: list[str]) -> str:
@@ -91,11 +87,9 @@ def _joined(pieces: list[str]) -> str:
 def words_from_record(encoding: Any, special: Sequence[bool], tokenizer: Any = None) -> list[Word]:
     """The words of a tokenizer's record of one sample: its pieces (``tokens``) and, from a fast
     one, the words they are of."""
-    ids = (
-        list(zip(encoding.sequence_ids, encoding.word_ids, strict=True))
-        if hasattr(encoding, "word_ids")
-        else None
-    )
+    ids = None
+    if hasattr(encoding, "word_ids"):
+        ids = list(zip(encoding.sequence_ids, encoding.word_ids, strict=True))
     return Pieces(encoding.tokens, special, ids, tokenizer).words()
 
 

@@ -199,7 +199,7 @@ def _starts(session: Session) -> tuple[fx.Node, ...]:
     from relprop.targets import class_output
 
     try:
-        return (class_output(session.program)[1],)
+        return (class_output(session.program).node,)
     except RelpropError:
         return tuple(dict.fromkeys(n for n in session.program.output_nodes if is_floating(n)))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.wrapped import base_model
-from relprop.targets.index import CLASSES
+from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
 from relprop.tracer.surroundings import undisturbed
 

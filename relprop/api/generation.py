@@ -16,8 +16,7 @@ from relprop.errors import InputError, message
 from relprop.explanation import Explanation, TokenScores
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
-from relprop.targets.heads import Nothing
-from relprop.targets.index import Output
+from relprop.targets.index import Nothing, Output
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,33 +4,25 @@ relevance is lost."""
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relprop.commands.asked import Asked
 from relprop.commands.explain import known_method
-from relprop.commands.given import read_given
+from relprop.commands.one_input import read_input
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 from relprop.errors import RelpropError
 
 if TYPE_CHECKING:
-    from relprop.interpreter.ledger import Ledger
+    from relprop.api.check import Report
+    from relprop.commands.subject import Subject
+    from relprop.interpreter.ledger import Account, Ledger
 
-WORST = 5
+MOST_PLACES = 5
+LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed
 
 
-def check(
-    argument: str | None,
-    *,
-    model: str,
-    text: str | None = None,
-    text_file: Path | None = None,
-    method: str = "transformer_attribution",
-    rules: str = "paper",
-    precision: str | None = None,
-    json_output: bool = False,
-    trust_remote_code: bool = False,
-) -> bool:
+def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
     """Print the report on a model, for one input or, without, for a random one of the shape it
     takes; whether ``method`` can explain it.
 
@@ -40,112 +32,120 @@ def check(
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
-        given = read_given(argument, text, text_file)
+        given = read_input(asked)
         from relprop.api.check import check as checked
         from relprop.commands.subject import open_subject, typical_subject
 
         steps.next("opening the model")
         subject = (
-            typical_subject(model, trust_remote_code=trust_remote_code)
-            if given is None
-            else open_subject(model, given, trust_remote_code=trust_remote_code)
+            typical_subject(asked.model) if given is None else open_subject(asked.model, given)
         )
-        inputs = subject.tensors()
+        inputs, precision = subject.tensors(), asked.model.precision
         steps.next("capturing the model")
         report = checked(subject.model, inputs, rules=rules, precision=precision)
         steps.next("explaining one input")
-        ledger, why = _books(subject.model, inputs, rules, precision) if report.ok else (None, "")
-    supported = method in report.methods
-    books: dict[str, Any] = (
-        {}
-        if ledger is None
-        else {
-            "totals": {k: float(v.mean()) for k, v in ledger.totals().items()},
-            "worst_residual": ledger.worst(),
-            "places": losses(ledger),
-        }
-    )
+        ledger, why = None, ""
+        if report.ok:
+            ledger, why = _ledger_of_one(subject, inputs, rules, precision)
     if json_output:
-        tell_json(
-            {
-                **dataclasses.asdict(report),
-                "ok": report.ok,
-                "methods": report.methods,
-                "method": method,
-                "supported": supported,
-                "ledger": books,
-                "ledger_error": why,
-            }
-        )
-        return supported
+        tell_json(_as_json(report, method, ledger, why))
+    else:
+        _tell(report, method, ledger, why)
+        if given is None:
+            tell(
+                "\n  for a random input of the shape the model takes; relprop check INPUT "
+                "--model ... takes yours"
+            )
+    return method in report.methods
+
+
+def _ledger_of_one(
+    subject: Subject, inputs: Any, rules: str, precision: str | None
+) -> tuple[Ledger | None, str]:
+    """The ledger of one explanation, or why there is none."""
+    from relprop.api.explain import explain
+
+    try:
+        return explain(subject.model, inputs, rules=rules, precision=precision).ledger, ""
+    except RelpropError as error:
+        return None, str(error)
+
+
+def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(report),
+        "ok": report.ok,
+        "methods": report.methods,
+        "method": method,
+        "supported": method in report.methods,
+        "ledger": {} if ledger is None else _ledger_as_json(ledger),
+        "ledger_error": why,
+    }
+
+
+def _ledger_as_json(ledger: Ledger) -> dict[str, Any]:
+    return {
+        "totals": {kind: float(amount.mean()) for kind, amount in ledger.totals().items()},
+        "worst_residual": ledger.worst(),
+        "places": losses(ledger),
+    }
+
+
+def _tell(report: Report, method: str, ledger: Ledger | None, why: str) -> None:
     tell(report)
     if ledger is not None:
         tell(f"\n{ledger}\n")
-        tell(_where(books["places"]))
+        tell(_where(losses(ledger)))
     elif why:
         tell(f"\n  relevance could not be followed for one input: {why}")
     if method != "transformer_attribution":
-        tell(f"\n  {method} {'applies' if supported else 'does NOT apply'}")
-    if given is None:
-        tell(
-            "\n  for a random input of the shape the model takes; relprop check INPUT "
-            "--model ... takes yours"
-        )
-    return supported
+        tell(f"\n  {method} {'applies' if method in report.methods else 'does NOT apply'}")
 
 
 def losses(ledger: Ledger) -> list[dict[str, Any]]:
     """The places where most relevance is lost, absorbed or left unread: shares of Σ|R| at the
     start, largest first."""
     started = float(ledger.started.abs().sum()) or 1.0
-    found: list[dict[str, Any]] = []
-    for account in ledger.accounts:
-        amounts = [("lost", cause, v) for cause, v in account.lost.items()] + [
-            ("absorbed", cause, v) for cause, v in account.absorbed.items()
-        ]
-        for kind, cause, amount in [*amounts, ("unread", "", account.unread)]:
-            if share := float(amount.abs().sum()) / started:
-                found.append(
-                    {
-                        "share": share,
-                        "kind": kind,
-                        "cause": cause,
-                        "operation": account.op,
-                        "rule": account.rule,
-                        "path": account.path,
-                        "node": account.node,
-                    }
-                )
-    return sorted(found, key=lambda place: -place["share"])[:WORST]
+    found: list[dict[str, Any]] = [
+        {
+            "share": amount / started,
+            "kind": kind,
+            "cause": cause,
+            "operation": account.op,
+            "rule": account.rule,
+            "path": account.path,
+            "node": account.node,
+        }
+        for account in ledger.accounts
+        for kind, cause, amount in _amounts(account)
+        if amount / started
+    ]
+    return sorted(found, key=lambda place: -place["share"])[:MOST_PLACES]
+
+
+def _amounts(account: Account) -> list[tuple[str, str, float]]:
+    """What does not travel on from one operation: what became of it, by which cause, how much."""
+    kinds = [
+        *(("lost", cause, amount) for cause, amount in account.lost.items()),
+        *(("absorbed", cause, amount) for cause, amount in account.absorbed.items()),
+        ("unread", "", account.unread),
+    ]
+    return [(kind, cause, float(amount.abs().sum())) for kind, cause, amount in kinds]
 
 
 def _where(places: list[dict[str, Any]]) -> str:
-    """The places that keep more than a ten-thousandth of what started, in words."""
-    lines = [
-        (
-            f"    {p['share']:>6.2%}  {p['kind']:<8}  "
-            f"{p['operation']}{', ' + p['cause'] if p['cause'] else ''}  at "
-            f"{p['path'] or 'the model itself'}"
-        )
-        for p in places
-        if p["share"] > 1e-4
-    ]
-    return "\n".join(
-        [
-            (
-                "  where relevance stays, in shares of what started (unread: handed to where "
-                "nothing is read any more)"
-            ),
-            *(lines or ["    nowhere above 0.01%"]),
-        ]
+    """The places that matter, in words."""
+    lines = [_line(place) for place in places if place["share"] > LEAST_SHARE]
+    heading = (
+        "  where relevance stays, in shares of what started (unread: handed to where "
+        "nothing is read any more)"
     )
+    return "\n".join([heading, *(lines or ["    nowhere above 0.01%"])])
 
 
-def _books(model: Any, inputs: Any, rules: str, precision: str | None) -> tuple[Ledger | None, str]:
-    """The ledger of one explanation, or why there is none."""
-    from relprop.api.explain import explain
-
-    try:
-        return explain(model, inputs, rules=rules, precision=precision).ledger, ""
-    except RelpropError as error:
-        return None, str(error)
+def _line(place: dict[str, Any]) -> str:
+    cause = f", {place['cause']}" if place["cause"] else ""
+    return (
+        f"    {place['share']:>6.2%}  {place['kind']:<8}  {place['operation']}{cause}  at "
+        f"{place['path'] or 'the model itself'}"
+    )

@@ -6,32 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relprop.commands.asked import Asked
 from relprop.commands.explain import known_method
-from relprop.commands.given import read_given
+from relprop.commands.one_input import read_input
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, as_json, tell, tell_json
-from relprop.commands.writing import Writer, check_outs, write
+from relprop.commands.telling import WrongUsage, tell, tell_json
+from relprop.commands.writing import check_outs, json_writer, write
 from relprop.errors import OptionError, message
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
+    from relprop.commands.subject import Subject
 
 
 def compare(
-    argument: str | None,
+    asked: Asked,
+    target: str,
+    methods: Sequence[str],
+    outs: Sequence[Path],
     *,
-    model: str,
-    text: str | None = None,
-    text_file: Path | None = None,
-    target: str = "predicted",
-    methods: Sequence[str] = (),
-    outs: Sequence[Path] = (),
-    force: bool = False,
-    stream: str | None = None,
-    precision: str | None = None,
-    max_length: int | None = None,
-    json_output: bool = False,
-    trust_remote_code: bool = False,
+    force: bool,
+    json_output: bool,
 ) -> None:
     """Explain one input by several methods; print how alike they rank its parts, and write the maps
     side by side. Raises ``RelpropError``."""
@@ -39,56 +34,64 @@ def compare(
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         chosen = [known_method(method) for method in methods]
-        given = read_given(argument, text, text_file)
+        given = read_input(asked)
         if given is None:
             raise WrongUsage(
                 "compare needs an input: relprop compare cat.jpg --model timm:vit_base_patch16_224"
             )
-        from relprop.api.compare import compare as compared
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(
-            model, given, max_length=max_length, trust_remote_code=trust_remote_code
-        )
+        subject = open_subject(asked.model, given)
         wanted = subject.target(target)
         steps.next("explaining by each method")
-        found = compared(
-            subject.model,
-            subject.inputs,
-            chosen or None,
-            wanted,
-            precision=precision,
-            processor=subject.processor,
+        found = _compared(subject, chosen, wanted, asked.model.precision)
+        if any(out.suffix.lower() == ".png" for out in outs):
+            _refuse_several(found, asked.stream)
+        writers = {
+            ".png": lambda path: _draw(found, subject, asked.stream, path),
+            ".json": json_writer(lambda: json_of(found)),
+        }
+        write(outs, writers, steps)
+    if json_output:
+        tell_json(json_of(found))
+    else:
+        tell("\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)]))
+
+
+def _compared(
+    subject: Subject, methods: list[Any], target: Any, precision: str | None
+) -> Comparison:
+    from relprop.api.compare import compare
+
+    return compare(
+        subject.model,
+        subject.inputs,
+        methods or None,
+        target,
+        precision=precision,
+        processor=subject.processor,
+    )
+
+
+def _refuse_several(comparison: Comparison, stream: str | None) -> None:
+    """Refuse to draw several inputs in one picture, before anything is written."""
+    streams = next(iter(comparison.explanations.values())).streams
+    if len(streams) > 1 and stream is None:
+        raise OptionError(
+            message(
+                "several inputs are explained, and a picture is of one",
+                then=[f"--stream {name}" for name in streams],
+            )
         )
 
-        def draw(path: Path) -> None:
-            shown = [e if stream is None else e[stream] for e in found.explanations.values()]
-            maps = all(e.grid is not None and len(e.grid) == 2 for e in shown)
-            found.plot(subject.own_image() if maps else None, stream=stream).savefig(path, dpi=110)
 
-        streams = next(iter(found.explanations.values())).streams
-        if (
-            len(streams) > 1
-            and stream is None
-            and any(out.suffix.lower() == ".png" for out in outs)
-        ):
-            raise OptionError(
-                message(
-                    "several inputs are explained, and a picture is of one",
-                    then=[f"--stream {name}" for name in streams],
-                )
-            )
-        writers: dict[str, Writer] = {
-            ".png": draw,
-            ".json": lambda path: path.write_text(as_json(json_of(found)) + "\n", encoding="utf-8"),
-        }
-        for out in outs:
-            steps.next(f"writing {out.name}")
-            write([out], writers)
-    tell_json(json_of(found)) if json_output else tell(
-        "\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)])
-    )
+def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Path) -> None:
+    """The maps of all methods side by side, over the model's own image where all are of one."""
+    shown = [e if stream is None else e[stream] for e in comparison.explanations.values()]
+    maps = all(e.grid is not None and len(e.grid) == 2 for e in shown)
+    image = subject.own_image() if maps else None
+    comparison.plot(image, stream=stream).savefig(path, dpi=110)
 
 
 def _left_out(comparison: Comparison) -> list[str]:

@@ -7,15 +7,12 @@ torchvision is imported.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import sys
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
-from pathlib import Path
-from typing import Any
 
+from relprop.commands.devices import devices, named_error
+from relprop.commands.installed import requirements, satisfied, version
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
@@ -32,10 +29,10 @@ PACKAGES = (
     "datasets",
 )
 NOT_FOR_USERS = ("test", "docs", "dev")
-REQUIREMENT = re.compile(
-    r"^\s*(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?(?P<wants>[^;)]*)\)?\s*(?:;(?P<marker>.*))?$"
+NOT_A_PACKAGE = (
+    "relprop is not installed as a package, so its extras are not known: pip "
+    "install -e . in its folder"
 )
-COMPARISONS = re.compile(r"(===|==|!=|>=|<=|~=|>|<)\s*([\w.*+!-]+)")
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,10 @@ class Extra:
     name: str
     missing: tuple[str, ...] = ()
     command: str = ""
+
+    def __str__(self) -> str:
+        state = f"lacks {', '.join(self.missing)}: {self.command}" if self.missing else "complete"
+        return f"{self.name:<12}{state}"
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,14 @@ class Diagnosis:
     memory: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"relprop {self.versions['relprop']}, Python {self.python}, {self.system}", ""]
-        lines += [
-            f"  {name:<13}{version or 'not installed'}"
-            for name, version in self.versions.items()
-            if name != "relprop"
-        ]
-        lines += ["", "  extras"]
-        lines += [
-            f"    {e.name:<12}"
-            + (f"lacks {', '.join(e.missing)}: {e.command}" if e.missing else "complete")
-            for e in self.extras
-        ]
-        lines += [
+        others = {k: v for k, v in self.versions.items() if k != "relprop"}
+        lines = [
+            f"relprop {self.versions['relprop']}, Python {self.python}, {self.system}",
+            "",
+            *(f"  {name:<13}{version or 'not installed'}" for name, version in others.items()),
+            "",
+            "  extras",
+            *(f"    {extra}" for extra in self.extras),
             "",
             "  devices",
             *(f"    {device}" for device in self.devices),
@@ -101,233 +97,93 @@ def diagnose() -> Diagnosis:
     import relprop
 
     versions = {"relprop": relprop.__version__} | {name: version(name) for name in PACKAGES}
-    problems = [*core_problems(), *torchvision_problems(versions)]
-    notes = []
-    extras = missing_extras()
-    if not extras:
-        notes.append(
-            "relprop is not installed as a package, so its extras are not known: pip "
-            "install -e . in its folder"
-        )
-    devices, memory = _devices()
+    extras, found = missing_extras(), devices()
     return Diagnosis(
-        platform.python_version(),
-        platform.platform(terse=True),
-        versions,
-        tuple(problems),
-        tuple(notes),
-        extras,
-        devices,
-        memory,
+        python=platform.python_version(),
+        system=platform.platform(terse=True),
+        versions=versions,
+        problems=(*core_problems(), *torchvision_problems(versions)),
+        notes=() if extras else (NOT_A_PACKAGE,),
+        extras=extras,
+        devices=tuple(device.words for device in found),
+        memory={device.name: round(device.free, 2) for device in found if device.free is not None},
     )
-
-
-def version(name: str) -> str | None:
-    """The installed version of a package, or ``None``."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def satisfied(installed: str, wants: str) -> bool:
-    """Whether a version fits a requirement's comparisons, by their numbers: ``==2.9.*``,
-    ``>=2.11,<3``.
-
-    >>> satisfied("2.15.0+cpu", "==2.15.0"), satisfied("2.15.0", "==2.14.0"), satisfied("1.9", ">=1.10"), satisfied("2.9.1", "==2.9.*")
-    (True, False, False, True)
-    """  # noqa: E501
-    have = _numbers(installed)
-    for sign, other in COMPARISONS.findall(wants):
-        want = _numbers(other)
-        a, b = _even(have[: len(want)] if other.endswith("*") else have, want)
-        compatible = (
-            sign == "~="
-            and a >= b
-            and have[: max(1, len(want) - 1)] == want[: max(1, len(want) - 1)]
-        )
-        if not (
-            compatible
-            or {
-                "==": a == b,
-                "===": a == b,
-                "!=": a != b,
-                ">=": a >= b,
-                "<=": a <= b,
-                ">": a > b,
-                "<": a < b,
-            }.get(sign, False)
-        ):
-            return False
-    return True
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    release = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in release.group().split(".")) if release else ()
-
-
-def _even(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    longest = max(len(a), len(b))
-    return a + (0,) * (longest - len(a)), b + (0,) * (longest - len(b))
-
-
-def _requirements(package: str) -> list[tuple[str, str, str]]:
-    """What a package declares that it needs: (name, comparisons, marker)."""
-    try:
-        found = (REQUIREMENT.match(line) for line in metadata.requires(package) or ())
-    except metadata.PackageNotFoundError:
-        return []
-    return [(m["name"], m["wants"].strip(), m["marker"] or "") for m in found if m]
 
 
 def core_problems() -> list[tuple[str, str]]:
     """What relprop cannot do without, missing or too old; and a PyTorch that cannot be imported."""
     problems = []
-    for name, wants, marker in _requirements("relprop"):
+    for name, wants, marker in requirements("relprop"):
         have = version(name)
         if not marker and (have is None or not satisfied(have, wants)):
-            problems.append(
-                (
-                    f"relprop needs {name} {wants}".rstrip()
-                    + f", and {'it is not installed' if have is None else f'{have} is installed'}",
-                    f'pip install --upgrade "{name}{wants}"',
-                )
-            )
+            state = "it is not installed" if have is None else f"{have} is installed"
+            fact = f"relprop needs {name} {wants}".rstrip() + f", and {state}"
+            problems.append((fact, f'pip install --upgrade "{name}{wants}"'))
     try:
         import torch  # noqa: F401
     except Exception as error:
-        problems.append(
-            (
-                f"torch cannot be imported: {_first_line(error)}",
-                "pip install --force-reinstall torch",
-            )
-        )
+        fact = f"torch cannot be imported: {named_error(error)}"
+        problems.append((fact, "pip install --force-reinstall torch"))
     return problems
 
 
 def torchvision_problems(versions: dict[str, str | None]) -> list[tuple[str, str]]:
     """A torchvision that was made for another PyTorch. timm and transformers import it, so that
     then hardly any model of images can be opened."""
-    torch_version, vision = versions["torch"], versions["torchvision"]
-    if torch_version is None or vision is None:
+    torch_version, vision_version = versions["torch"], versions["torchvision"]
+    if torch_version is None or vision_version is None:
+        return []
+    fact = _torchvision_mismatch(torch_version, vision_version)
+    if fact is None:
         return []
     remedy = (
         "pip install --upgrade --force-reinstall "
         f'"torch=={torch_version.partition("+")[0]}" torchvision  # with the --index-url '
         "that PyTorch came from, if it had one"
     )
-    wants = next(
-        (w for name, w, marker in _requirements("torchvision") if name == "torch" and not marker),
-        "",
-    )
+    return [(fact, remedy)]
+
+
+def _torchvision_mismatch(torch_version: str, vision_version: str) -> str | None:
+    """What is wrong between the two, by what torchvision declares or by trying to import it."""
+    needs = [w for name, w, marker in requirements("torchvision") if name == "torch" and not marker]
+    wants = needs[0] if needs else ""
     if not satisfied(torch_version, wants):
-        return [
-            (
-                (
-                    f"torchvision {vision} was made for torch {wants}, and {torch_version} "
-                    "is installed"
-                ),
-                remedy,
-            )
-        ]
-    builds = [v.partition("+")[2] for v in (torch_version, vision)]
+        return (
+            f"torchvision {vision_version} was made for torch {wants}, and {torch_version} "
+            "is installed"
+        )
     try:
         import torchvision  # noqa: F401
     except Exception as error:
-        built = (
-            (
-                f" (torch is built for {builds[0] or 'the default'}, torchvision for "
-                f"{builds[1] or 'the default'})"
-            )
-            if builds[0] != builds[1]
-            else ""
+        return (
+            f"torchvision {vision_version} does not work with torch "
+            f"{torch_version}{_builds(torch_version, vision_version)}: {named_error(error)}"
         )
-        return [
-            (
-                (
-                    f"torchvision {vision} does not work with torch {torch_version}{built}: "
-                    f"{_first_line(error)}"
-                ),
-                remedy,
-            )
-        ]
-    return []
+    return None
 
 
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+def _builds(torch_version: str, vision_version: str) -> str:
+    """What the two are built for (cpu, cu126, ...), where that differs."""
+    mine, other = (v.partition("+")[2] or "the default" for v in (torch_version, vision_version))
+    return "" if mine == other else f" (torch is built for {mine}, torchvision for {other})"
 
 
 def missing_extras() -> tuple[Extra, ...]:
     """Every extra that users choose, with what it lacks here; none if relprop is not installed as a
     package."""
     needs: dict[str, list[tuple[str, str]]] = {}
-    for name, wants, marker in _requirements("relprop"):
+    for name, wants, marker in requirements("relprop"):
         extra = re.search(r"""extra\s*==\s*["']([\w.-]+)["']""", marker)
         if extra and extra[1] not in NOT_FOR_USERS and name != "relprop":
             needs.setdefault(extra[1], []).append((name, wants))
-    found = []
-    for extra_name, wanted in needs.items():
-        missing = tuple(
-            f"{name} {wants}".strip()
-            for name, wants in wanted
-            if (have := version(name)) is None or not satisfied(have, wants)
-        )
-        found.append(
-            Extra(extra_name, missing, f'pip install "relprop[{extra_name}]"' if missing else "")
-        )
-    return tuple(found)
+    return tuple(_extra(name, wanted) for name, wanted in needs.items())
 
 
-def _devices() -> tuple[tuple[str, ...], dict[str, float]]:
-    """Each device in words, and free memory in GiB by device."""
-    memory: dict[str, float] = {}
-    total, free = _main_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    words = [
-        f"cpu: {cores} cores"
-        + (f", {free:.1f} of {total:.1f} GiB free" if free is not None else "")
-    ]
-    if free is not None:
-        memory["cpu"] = round(free, 2)
-    try:
-        import torch
-
-        words[0] += f", {torch.get_num_threads()} threads for PyTorch"
-        accelerator: Any = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None:
-            words.append("no accelerator that PyTorch can use")
-        for i in range(torch.accelerator.device_count() if accelerator is not None else 0):
-            name = f"{accelerator.type}:{i}"
-            if accelerator.type == "cuda":
-                left, all_of_it = (n / 2**30 for n in torch.cuda.mem_get_info(i))
-                memory[name] = round(left, 2)
-                words.append(
-                    f"{name}: {torch.cuda.get_device_name(i)}, {left:.1f} of "
-                    f"{all_of_it:.1f} GiB free"
-                )
-            else:
-                words.append(name)
-    except (
-        Exception
-    ) as error:  # PyTorch is broken, which is among the problems already, or its driver is
-        words.append(f"accelerators are not known: {_first_line(error)}")
-    return tuple(words), memory
-
-
-def _main_memory() -> tuple[float, float | None]:
-    """The machine's memory and what of it is free, in GiB; ``None`` where the system does not
-    say."""
-    known = Path("/proc/meminfo")
-    if known.exists():
-        amounts = {
-            line.split(":")[0]: int(line.split()[1]) / 2**20
-            for line in known.read_text().splitlines()
-            if len(line.split()) > 1
-        }
-        return amounts.get("MemTotal", 0.0), amounts.get("MemAvailable")
-    if sys.platform != "win32" and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        page = os.sysconf("SC_PAGE_SIZE") / 2**30
-        return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    return 0.0, None
+def _extra(name: str, wanted: list[tuple[str, str]]) -> Extra:
+    missing = tuple(
+        f"{package} {wants}".strip()
+        for package, wants in wanted
+        if (have := version(package)) is None or not satisfied(have, wants)
+    )
+    return Extra(name, missing, f'pip install "relprop[{name}]"' if missing else "")

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from relprop.commands.given import read_given
+from relprop.commands.asked import Asked, AskedDataSet
+from relprop.commands.one_input import read_input
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, as_json, tell, tell_json
-from relprop.commands.writing import Writer, check_outs, write
+from relprop.commands.telling import WrongUsage, tell, tell_json
+from relprop.commands.writing import Writer, check_outs, json_writer, write
+
+if TYPE_CHECKING:
+    from relprop.commands.subject import Subject
+    from relprop.explanation import Explanation
 
 ENDINGS = (".png", ".html", ".safetensors", ".json")
 ONE_INPUT = ("--text", "--text-file", "--stream", "--force")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error")
 
 
-def choose(argument: str | None, data: str | None, options: dict[str, Any]) -> bool:
-    """Whether one input is explained, rather than a data set. Raises ``WrongUsage`` for both, for
-    neither, and for options of the other one."""
-    one = argument is not None or any(
-        options[name] is not None for name in ("--text", "--text-file")
-    )
-    if one == (data is not None):
+@dataclass(frozen=True)
+class Answer:
+    """What is to be computed and where it goes, of one input as of a data set."""
+
+    targets: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    rules: str | None = None
+    outs: Sequence[Path] = ()
+    force: bool = False
+    json_output: bool = False
+
+
+def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
+    """Explain the one input or the data set, whichever the command line names. Raises
+    ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
+    one = asked.input is not None or asked.text is not None or asked.text_file is not None
+    if one == (data.data is not None):
         fact = (
             "one input is given, and a data set with --data: give one of them"
             if one
@@ -34,10 +50,26 @@ def choose(argument: str | None, data: str | None, options: dict[str, Any]) -> b
             "timm:vit_base_patch16_224\n        relprop explain --data pictures "
             "--out run --model timm:vit_base_patch16_224"
         )
-    other = DATA_SET if one else ONE_INPUT
-    if given := [name for name in other if options[name] not in (None, False)]:
-        raise WrongUsage(f"{', '.join(given)}: only {'with --data' if one else 'for one input'}")
-    return one
+    if one:
+        _refuse(DATA_SET, _data_set_options(data), "with --data")
+        _explain_one(asked, answer)
+    else:
+        _refuse(
+            ONE_INPUT, (asked.text, asked.text_file, asked.stream, answer.force), "for one input"
+        )
+        _explain_all(asked, data, answer)
+
+
+def _data_set_options(data: AskedDataSet) -> tuple[object, ...]:
+    on_error = None if data.on_error == "stop" else data.on_error
+    return (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
+
+
+def _refuse(names: Sequence[str], values: Sequence[object], where: str) -> None:
+    """Refuse options that mean nothing here."""
+    given = [n for n, v in zip(names, values, strict=True) if v is not None and v is not False]
+    if given:
+        raise WrongUsage(f"{', '.join(given)}: only {where}")
 
 
 def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str, Any]]:
@@ -70,128 +102,110 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def explain_one(
-    argument: str | None,
-    *,
-    model: str,
-    text: str | None = None,
-    text_file: Path | None = None,
-    targets: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    rules: str | None = None,
-    outs: Sequence[Path] = (),
-    force: bool = False,
-    stream: str | None = None,
-    precision: str | None = None,
-    max_length: int | None = None,
-    json_output: bool = False,
-    trust_remote_code: bool = False,
-) -> None:
-    """Explain one picture or text for each target, write what is asked for, and print the rest.
-    Raises ``RelpropError``."""
-    check_outs(outs, ENDINGS, force=force)
-    with Steps(3 + len(outs)) as steps:
+def _explain_one(asked: Asked, answer: Answer) -> None:
+    """Explain one picture or text for each target, write what is asked for, and print the rest."""
+    check_outs(answer.outs, ENDINGS, force=answer.force)
+    with Steps(3 + len(answer.outs)) as steps:
         steps.next("loading PyTorch, reading the input")
-        method, options = method_of(methods, rules)
-        given = read_given(argument, text, text_file)
-        assert given is not None  # choose
-        from relprop.api.explain import explain_many
-        from relprop.commands.showing import json_of, on_terminal, page_writer, picture_writer
+        method, options = method_of(answer.methods, answer.rules)
+        given = read_input(asked)
+        assert given is not None  # explain
         from relprop.commands.subject import open_subject
-        from relprop.explanation import join
 
         steps.next("opening the model")
-        subject = open_subject(
-            model, given, max_length=max_length, trust_remote_code=trust_remote_code
-        )
-        wanted = [subject.target(t) for t in targets or ("predicted",)]
+        subject = open_subject(asked.model, given)
+        targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
-        keep = (
-            ("blocks", "matrix") if any(out.suffix.lower() == ".html" for out in outs) else ()
-        )  # what a page has to show
-        found = _explained(
-            explain_many, subject, wanted, keep, method=method, precision=precision, **options
-        )
-        found = found if stream is None else [e[stream] for e in found]
-        whole = join(found)
-        writers: dict[str, Writer] = {
-            ".safetensors": whole.save,
-            ".json": lambda path: path.write_text(as_json(json_of(whole)) + "\n", encoding="utf-8"),
-        }
-        for ending in {out.suffix.lower() for out in outs} & {
-            ".png",
-            ".html",
-        }:  # each may refuse, before anything is written
-            writers[ending] = (
-                picture_writer(found, subject) if ending == ".png" else page_writer(found, subject)
-            )
-        for out in outs:
-            steps.next(f"writing {out.name}")
-            write([out], writers)
-    if json_output:
-        tell_json(json_of(whole))
-    elif outs:
-        tell("\n".join(f"written: {out}" for out in outs))
+        options |= {"method": method, "precision": asked.model.precision}
+        found = _explained(subject, targets, _to_keep(answer.outs), **options)
+        found = found if asked.stream is None else [e[asked.stream] for e in found]
+        writers = _writers(found, subject, {out.suffix.lower() for out in answer.outs})
+        write(answer.outs, writers, steps)
+    _tell_one(found, answer)
+
+
+def _to_keep(outs: Sequence[Path]) -> tuple[str, ...]:
+    """What the explanations have to hold beside their scores: a page shows all of it."""
+    return ("blocks", "matrix") if any(out.suffix.lower() == ".html" for out in outs) else ()
+
+
+def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> dict[str, Writer]:
+    """What writes a file of each ending. A picture or a page may be refused, which happens here,
+    before anything is written."""
+    from relprop.commands.showing import json_of, page_writer, picture_writer
+    from relprop.explanation import join
+
+    whole = join(found)
+    writers: dict[str, Writer] = {
+        ".safetensors": whole.save,
+        ".json": json_writer(lambda: json_of(whole)),
+    }
+    if ".png" in endings:
+        writers[".png"] = picture_writer(found, subject)
+    if ".html" in endings:
+        writers[".html"] = page_writer(found, subject)
+    return writers
+
+
+def _tell_one(found: list[Explanation], answer: Answer) -> None:
+    from relprop.commands.showing import json_of, on_terminal
+    from relprop.explanation import join
+
+    if answer.json_output:
+        tell_json(json_of(join(found)))
+    elif answer.outs:
+        tell("\n".join(f"written: {out}" for out in answer.outs))
     else:
         tell(on_terminal(found))
 
 
 def _explained(
-    explain_many: Any, subject: Any, targets: Sequence[Any], keep: tuple[str, ...], **options: Any
-) -> list[Any]:
+    subject: Subject, targets: Sequence[Any], keep: tuple[str, ...], **options: Any
+) -> list[Explanation]:
     """The explanations, with as much of ``keep`` as the method has: not every one multiplies
     matrices, or looks at attention."""
+    from relprop.api.explain import explain_many
     from relprop.errors import OptionError
 
+    options["processor"] = subject.processor
     while True:
         try:
-            return explain_many(
-                subject.model,
-                subject.inputs,
-                targets,
-                processor=subject.processor,
-                keep=keep,
-                **options,
-            )  # type: ignore[no-any-return]
+            return explain_many(subject.model, subject.inputs, targets, keep=keep, **options)
         except OptionError:
             if not keep:
                 raise
             keep = keep[:-1]
 
 
-def explain_all(
-    data: str,
-    *,
-    outs: Sequence[Path],
-    targets: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    rules: str | None = None,
-    json_output: bool = False,
-    **options: Any,
-) -> None:
+def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
     """Explain a data set into the run folder, ``relprop.runs.command.explain_data``, and print the
-    summary. Raises ``RelpropError``."""
-    if len(outs) != 1:
+    summary."""
+    if len(answer.outs) != 1:
         raise WrongUsage("--data needs one run folder: --out run")
-    if len(targets) > 1:
+    if len(answer.targets) > 1:
         raise WrongUsage("--data takes one --target: predicted or label")
     from relprop.runs import command, processes
 
-    for method in methods:
-        known_method(method)
-    if rules is not None:
-        methods = [
-            f"{m}{',' if ':' in m else ':'}rules={rules}"
-            for m in methods or ["transformer_attribution"]
-        ]
+    run = dataclasses.asdict(asked.model) | dataclasses.asdict(data)
     summary = command.explain_data(
-        data=data,
-        out=outs[0],
-        methods=methods,
-        target=targets[0] if targets else "predicted",
-        **options,
+        model=run.pop("name"),
+        out=answer.outs[0],
+        methods=_methods_with_rules(answer),
+        target=answer.targets[0] if answer.targets else "predicted",
+        **run,
     )
-    tell_json(
-        dataclasses.asdict(summary) | {"complete": summary.complete}
-    ) if json_output else tell(summary)
+    if answer.json_output:
+        tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
+    else:
+        tell(summary)
     processes.leave()
+
+
+def _methods_with_rules(answer: Answer) -> Sequence[str]:
+    """The methods as they are written on the command line, ``--rules`` among their options."""
+    for method in answer.methods:
+        known_method(method)
+    if answer.rules is None:
+        return answer.methods
+    methods = answer.methods or ["transformer_attribution"]
+    return [f"{m}{',' if ':' in m else ':'}rules={answer.rules}" for m in methods]

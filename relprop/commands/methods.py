@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relprop.commands.explain import known_method
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from relprop.methods.base import Method
+
 WIDE = 140  # columns of a terminal that has room for the sources
+
+
+COLUMNS = {
+    "method": "name",
+    "at": "works_at",
+    "class": "class_specific",
+    "signed": "signed",
+    "cost": "cost",
+    "source": "source",
+    "what it is": "description",
+}
 
 
 def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
@@ -21,72 +37,61 @@ def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
             known_method(name)
         from relprop.methods import METHODS, available
 
-    chosen = [METHODS[name]] if name is not None else list(available())
-    rows: list[dict[str, Any]] = [
-        {
-            "name": m.name,
-            "works_at": m.level,
-            "class_specific": m.class_specific,
-            "signed": m.signed,
-            "cost": m.cost,
-            "rules": m.rules if "relevance" in m.needs else None,
-            "source": m.source,
-            "description": m.description,
-            "options": m.options(),
-        }
-        for m in chosen
-    ]
+    rows = [_row(m) for m in (available() if name is None else [METHODS[name]])]
     if json_output:
         tell_json(rows)
     elif name is not None:
-        tell(
-            "\n".join(
-                f"{key.replace('_', ' '):<15}{_cell(value)}" for key, value in rows[0].items()
-            )
-        )
+        lines = [f"{key.replace('_', ' '):<15}{_cell(value)}" for key, value in rows[0].items()]
+        tell("\n".join(lines))
     elif sys.stdout.isatty():
         _print_table(rows)
     else:
         tell(available())
 
 
+def _row(method: Method) -> dict[str, Any]:
+    """What is said of one method, by the names that the JSON has."""
+    return {
+        "name": method.name,
+        "works_at": method.level,
+        "class_specific": method.class_specific,
+        "signed": method.signed,
+        "cost": method.cost,
+        "rules": method.rules if "relevance" in method.needs else None,
+        "source": method.source,
+        "description": method.description,
+        "options": method.options(),
+    }
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v!r}" for k, v in value.items()) or "none"
-    return (
-        {True: "yes", False: "no", None: "none"}.get(value, str(value))
-        if not isinstance(value, str)
-        else value
-    )
+    if isinstance(value, str):
+        return value
+    return {True: "yes", False: "no", None: "none"}.get(value, str(value))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    columns = {
-        "method": "name",
-        "at": "works_at",
-        "class": "class_specific",
-        "signed": "signed",
-        "cost": "cost",
-        "source": "source",
-        "what it is": "description",
-    }
-    if console.width < WIDE:
-        del columns["source"]
+    columns = {k: v for k, v in COLUMNS.items() if k != "source" or console.width >= WIDE}
+    console.print(_table(columns, rows))
+    console.print(
+        "cost: forward passes for one target; class: whether the map depends on the "
+        "target. relprop methods NAME has source and options.",
+        highlight=False,
+    )
+
+
+def _table(columns: dict[str, str], rows: list[dict[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, row_styles=["", "dim"])
     for heading in columns:
         table.add_column(heading, no_wrap=heading not in ("source", "what it is"))
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns.values()))
-    console.print(table)
-    console.print(
-        (
-            "cost: forward passes for one target; class: whether the map depends on the "
-            "target. relprop methods NAME has source and options."
-        ),
-        highlight=False,
-    )
+    return table

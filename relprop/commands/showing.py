@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError, message
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from relprop.commands.subject import Subject
+    from relprop.commands.writing import Writer
     from relprop.explanation import Explanation
 
 
@@ -26,9 +27,9 @@ def json_of(explanation: Explanation) -> Any:
     return json.loads(explanation.to_json())
 
 
-def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
+def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
     """What writes explanations of one input, one per target, as one HTML file."""
-    from relprop.report import report
+    from relprop.reporting import report
 
     picture = subject.own_image()
     return lambda path: report(
@@ -39,7 +40,7 @@ def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
     )
 
 
-def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Any:
+def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
     """What draws explanations of one input, one per target, side by side: heat maps over the
     picture, or the tokens. Raises ``OptionError`` for several inputs."""
     if len(explanations[0].streams) > 1:
@@ -49,14 +50,10 @@ def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Any
                 then=[f"--stream {name}" for name in explanations[0].streams],
             )
         )
-    return lambda path: _save(_figure(explanations, subject), path)
+    return lambda path: _figure(explanations, subject).savefig(path, dpi=110)
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=110)
-
-
-def _figure(explanations: Sequence[Explanation], subject: Subject) -> Any:
+def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
     from relprop.views.plot import figure, plot_comparison, show_heatmap, show_image
 
     first = explanations[0]

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 class Steps:
@@ -17,29 +20,11 @@ class Steps:
         self.stream = sys.stderr if stream is None else stream
         self.names: list[str] = []
         self.began = self.changed = time.monotonic()
-        self._bar: Any = None
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Steps:
         if self.stream.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                MofNCompleteColumn,
-                Progress,
-                SpinnerColumn,
-                TextColumn,
-                TimeElapsedColumn,
-            )
-
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                MofNCompleteColumn(),
-                TextColumn("steps"),
-                TimeElapsedColumn(),
-                _left_column(self),
-                console=Console(file=self.stream),
-                transient=True,
-            )
+            self._bar = _bar(self)
             self._task = self._bar.add_task("", total=self.count)
             self._bar.start()
         return self
@@ -66,17 +51,32 @@ class Steps:
         return seconds if seconds > 0 else None
 
 
-def _left_column(steps: Steps) -> Any:
+def _bar(steps: Steps) -> Progress:
+    """The line that is drawn on a terminal."""
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("steps"),
+        progress.TimeElapsedColumn(),
+        _left_column(steps),
+        console=Console(file=steps.stream),
+        transient=True,
+    )
+
+
+def _left_column(steps: Steps) -> ProgressColumn:
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
             seconds = steps.left(time.monotonic())
-            return Text(
-                ""
-                if seconds is None
-                else f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left"
-            )
+            if seconds is None:
+                return Text("")
+            return Text(f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left")
 
     return Left()

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
-from relprop.commands.given import Given
+from relprop.commands.asked import AskedModel
+from relprop.commands.one_input import OneInput
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.opening.loading import load
 from relprop.opening.opening import open_model
@@ -23,6 +24,9 @@ from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model
 from relprop.targets import token
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
+SAVE_PROCESSOR = (
+    "save its tokenizer or image processor into the model's folder: save_pretrained(folder)"
+)
 
 
 @dataclass(frozen=True)
@@ -46,22 +50,24 @@ class Subject:
         if text == "predicted":
             return None
         if text.startswith("token:"):
-            return token(
-                text.removeprefix("token:"), getattr(self.processor, "tokenizer", self.processor)
-            )
+            tokenizer = getattr(self.processor, "tokenizer", self.processor)
+            return token(text.removeprefix("token:"), tokenizer)
         if INDICES.fullmatch(text):
             indices = tuple(int(part) for part in text.split(","))
             return indices if len(indices) > 1 else indices[0]
         if adapter_for(base_model(self.model)).label_index(base_model(self.model), text) is None:
-            near = difflib.get_close_matches(text, self.labels, n=3, cutoff=0.5) or self.labels[:3]
-            raise TargetError(
-                message(
-                    f"--target {text!r}: the model has no class of this name"
-                    + ("" if self.labels else ", and no names of classes at all"),
-                    then=[f"--target {label!r}" for label in near] or ["--target 0  # an index"],
-                )
-            )
+            raise self._no_such_label(text)
         return text
+
+    def _no_such_label(self, text: str) -> TargetError:
+        near = difflib.get_close_matches(text, self.labels, n=3, cutoff=0.5) or self.labels[:3]
+        return TargetError(
+            message(
+                f"--target {text!r}: the model has no class of this name"
+                + ("" if self.labels else ", and no names of classes at all"),
+                then=[f"--target {label!r}" for label in near] or ["--target 0  # an index"],
+            )
+        )
 
     def label(self, target: Any) -> str | None:
         """What the class of an explanation's ``target`` is called, if the model says so."""
@@ -80,104 +86,99 @@ class Subject:
 
     def own_image(self) -> Tensor | None:
         """The model's own image, (C, H, W), its values stretched to [0, 1], if it reads one."""
-        found = self.tensors()
-        tensors = (
-            [found]
-            if isinstance(found, Tensor)
-            else [found[k] for k in found]
-            if hasattr(found, "keys")
-            else list(found)
-        )
-        image = next(
-            (
-                t
-                for t in tensors
-                if isinstance(t, Tensor) and t.dim() == 4 and t.is_floating_point()
-            ),
-            None,
-        )
-        if image is None:
+        images = [t for t in _tensors_in(self.tensors()) if t.dim() == 4 and t.is_floating_point()]
+        if not images:
             return None
-        image = image[0].detach().float().cpu()
+        image = images[0][0].detach().float().cpu()
         return (image - image.min()) / (image.max() - image.min()).clamp(min=1e-12)
 
 
-def open_subject(
-    name: str, given: Given, *, max_length: int | None = None, trust_remote_code: bool = False
-) -> Subject:
-    """The model called ``name`` (``relprop.runs.command.open_named_model``) with ``given``, on the
-    device it runs on.
+def _tensors_in(inputs: Any) -> list[Tensor]:
+    """The tensors that a model is called with: one, several, or several by name."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    values = [inputs[k] for k in inputs] if hasattr(inputs, "keys") else list(inputs)
+    return [value for value in values if isinstance(value, Tensor)]
 
-    ``max_length``: longer texts are cut to so many tokens. Raises ``InputError`` if the model reads
-    something else than what is given.
+
+def open_subject(asked: AskedModel, given: OneInput) -> Subject:
+    """The model that is asked for, on the device it runs on, with ``given`` as its input.
+
+    Raises ``InputError`` if the model reads something else than what is given.
     """
-    opened = open_named_model(name, processes.current().device, trust_remote_code=trust_remote_code)
-    if name == DIGITS:
+    opened = open_named_model(
+        asked.name, processes.current().device, trust_remote_code=asked.trust_remote_code
+    )
+    if asked.name == DIGITS:
         opened = replace(opened, processor=digit_scene)
-    tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
-    texts, pictures = hasattr(tokenizer, "convert_ids_to_tokens"), _reads_pictures(opened)
-    if (given.text is not None and not texts) or (given.picture is not None and not pictures):
-        reads = (
-            " and ".join(
-                what for what, known in (("texts", texts), ("pictures", pictures)) if known
-            )
-            or "neither texts nor pictures by itself"
-        )
-        missing = (
-            f"; there is no file {given.text!r}"
-            if given.picture is None and given.name == "text"
-            else ""
-        )
-        raise InputError(
-            message(
-                f"{given.kind} is given, and the model {name!r} reads {reads}{missing}",
-                then=[]
-                if texts or pictures
-                else [
-                    (
-                        "save its tokenizer or image processor into the model's folder: "
-                        "save_pretrained(folder)"
-                    )
-                ],
-            )
-        )
+    _refuse_unread(asked.name, given, opened)
     inputs: Any = given.text if given.picture is None else given.picture
     if given.picture is not None and given.text is not None:
         inputs = {"text": [given.text], "images": given.picture}
-    elif max_length is not None:
+    elif asked.max_length is not None:
         if given.text is None:
             raise OptionError("--max-length is for texts")
-        inputs = tokenizer(
-            [given.text], return_tensors="pt", truncation=True, max_length=max_length
-        ).to(next(opened.model.parameters()).device)
+        inputs = _cut(given.text, asked.max_length, opened)
     return _labelled(opened, inputs)
 
 
-def typical_subject(name: str, *, trust_remote_code: bool = False) -> Subject:
-    """The model called ``name`` with an input of the shape it takes and random contents: enough to
-    see what it is made of, not to explain."""
-    device = processes.current().device
-    if name in (DIGITS, REVIEWS):
-        model = open_named_model(name, device).model
-    else:
-        model = load(name, torch.zeros(1), None, trust_remote_code)[0].to(device)
-    torch.manual_seed(0)
-    config = getattr(model, "config", None)
-    if hasattr(config, "to_dict"):
-        from relprop.commands.typical_inputs import typical_call
+def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
+    """Refuse a text for a model that reads none, and a picture likewise."""
+    texts = hasattr(_tokenizer(opened), "convert_ids_to_tokens")
+    pictures = _reads_pictures(opened)
+    if (given.text is None or texts) and (given.picture is None or pictures):
+        return
+    read = [what for what, known in (("texts", texts), ("pictures", pictures)) if known]
+    no_file = given.picture is None and given.name == "text"
+    raise InputError(
+        message(
+            f"{given.kind} is given, and the model {name!r} reads "
+            f"{' and '.join(read) or 'neither texts nor pictures by itself'}"
+            + (f"; there is no file {given.text!r}" if no_file else ""),
+            then=[] if read else [SAVE_PROCESSOR],
+        )
+    )
 
-        try:
-            inputs: Any = {k: v.to(device) for k, v in typical_call(model).items()}
-        except Exception as error:
-            raise InputError(
-                message(
-                    f"what the model {name!r} reads cannot be guessed: {error}",
-                    then=[f"relprop check --model {name} INPUT"],
-                )
-            ) from error
+
+def _tokenizer(opened: Opened) -> Any:
+    return getattr(opened.processor, "tokenizer", opened.processor)
+
+
+def _cut(text: str, max_length: int, opened: Opened) -> Any:
+    """A text as its first tokens."""
+    cut = _tokenizer(opened)([text], return_tensors="pt", truncation=True, max_length=max_length)
+    return cut.to(next(opened.model.parameters()).device)
+
+
+def typical_subject(asked: AskedModel) -> Subject:
+    """The model that is asked for with an input of the shape it takes and random contents: enough
+    to see what it is made of, not to explain."""
+    device = processes.current().device
+    if asked.name in (DIGITS, REVIEWS):
+        model = open_named_model(asked.name, device).model
     else:
-        inputs = torch.rand(1, *_image_size(model, name), device=device)
+        model = load(asked.name, torch.zeros(1), None, asked.trust_remote_code)[0].to(device)
+    torch.manual_seed(0)
+    if hasattr(getattr(model, "config", None), "to_dict"):
+        inputs: Any = {k: v.to(device) for k, v in _typical_call(model, asked.name).items()}
+    else:
+        inputs = torch.rand(1, *_image_size(model, asked.name), device=device)
     return _labelled(Opened(model), inputs)
+
+
+def _typical_call(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Random inputs of a ``transformers`` model, by name, of the shapes that its config says."""
+    from relprop.commands.typical_inputs import typical_call
+
+    try:
+        return typical_call(model)
+    except Exception as error:
+        raise InputError(
+            message(
+                f"what the model {name!r} reads cannot be guessed: {error}",
+                then=[f"relprop check --model {name} INPUT"],
+            )
+        ) from error
 
 
 def digit_scene(picture: Any) -> Tensor:
@@ -207,9 +208,7 @@ def _reads_pictures(opened: Opened) -> bool:
 def _image_size(model: Any, name: str) -> tuple[int, int, int]:
     """(C, H, W) of a timm model's input: as it was built, or as its weights' configuration has
     it."""
-    config = getattr(model, "pretrained_cfg", None)
-    config = {} if config is None else dict(config) if hasattr(config, "keys") else vars(config)
-    channels, *size = config.get("input_size") or (3, 224, 224)
+    channels, *size = _configured(model).get("input_size") or (3, 224, 224)
     built = getattr(model, "patch_embed", None)
     size = list(getattr(built, "img_size", None) or size)
     convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -222,3 +221,11 @@ def _image_size(model: Any, name: str) -> tuple[int, int, int]:
             )
         )
     return channels, size[0], size[1]
+
+
+def _configured(model: Any) -> dict[str, Any]:
+    """The configuration of a timm model's weights, by name; empty where it has none."""
+    config = getattr(model, "pretrained_cfg", None)
+    if config is None:
+        return {}
+    return dict(config) if hasattr(config, "keys") else vars(config)

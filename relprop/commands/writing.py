@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from relprop.commands.telling import WrongUsage
+from relprop.commands.steps import Steps
+from relprop.commands.telling import WrongUsage, as_json
 from relprop.errors import OptionError, message, writable
 
 Writer = Callable[[Path], object]
@@ -46,12 +47,18 @@ def free(out: Path, *, force: bool) -> None:
         )
 
 
-def write(outs: Sequence[Path], writers: Mapping[str, Writer]) -> None:
+def write(outs: Sequence[Path], writers: Mapping[str, Writer], steps: Steps) -> None:
     """Write each file by the writer of its ending: first beside it, then in its place."""
     for out in outs:
+        steps.next(f"writing {out.name}")
         unfinished = out.with_name(f".{out.stem}.unfinished{out.suffix}")
         try:
             writers[out.suffix.lower()](unfinished)
             os.replace(unfinished, out)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def json_writer(value: Callable[[], object]) -> Writer:
+    """What writes ``value`` as a file of JSON."""
+    return lambda path: path.write_text(as_json(value()) + "\n", encoding="utf-8")

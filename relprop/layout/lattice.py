@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
-from relprop.layout.reach import hull, indices, reaches_between
+from relprop.layout.following import indices, reaches_between
+from relprop.layout.reach import Reaches, hull
 from relprop.rollup import Stream
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
@@ -53,21 +54,25 @@ def lay_out(
     for axis in range(1, len(shape) - embedded):
         reaches = reaches_between(stream.leaf, stream.node, axis, flow, values or {})
         found[axis] = _read(reaches[stream.node], stream)[2:], _spans(reaches, stream, flow)
-    axes = [
-        axis
-        for axis, (near, _) in found.items()
-        if near[:, near[0] < math.inf].unique(dim=1).shape[1] > 1
-    ] or [1] * (1 in found and embedded)
-    if (
-        len(shape) == 4 and not embedded and len(axes) < 2
-    ):  # an image of one row, one column or one patch
-        axes = sorted(
-            [*axes, *[i for i in (3, 2, 1) if i not in axes and shape[i] > 1][: 2 - len(axes)]]
-        )
-    layout = _lattice(
-        [found[axis] for axis in axes], tuple(shape[axis] for axis in axes), math.prod(stream.sizes)
-    )
+    axes = [axis for axis, (near, _) in found.items() if _differ(near)]
+    axes = axes or [1] * (1 in found and embedded)
+    if len(shape) == 4 and not embedded and len(axes) < 2:
+        axes = _image_axes(axes, shape)
+    extent = tuple(shape[axis] for axis in axes)
+    layout = _lattice([found[axis] for axis in axes], extent, math.prod(stream.sizes))
     return replace(layout, axes=tuple(axes)) if axes else layout
+
+
+def _differ(near: Tensor) -> bool:
+    """Whether the tokens are at different places."""
+    places = torch.unique(near[:, near[0] < math.inf], dim=1)
+    return len(places[0]) > 1
+
+
+def _image_axes(axes: list[int], shape: tuple[int, ...]) -> list[int]:
+    """The two axes of an image of one row, one column or one patch."""
+    others = [axis for axis in (3, 2, 1) if axis not in axes and shape[axis] > 1]
+    return sorted([*axes, *others[: 2 - len(axes)]])
 
 
 def placing(stream: Stream, flow: Flow) -> set[fx.Node]:
@@ -83,36 +88,42 @@ def _lattice(found: list[tuple[Tensor, Tensor]], extent: tuple[int, ...], tokens
         return Layout(torch.arange(tokens))
     placed = found[0][0][0] < math.inf
     spans = torch.where(placed[:, None, None], torch.stack([span.T for _, span in found], 1), 0.0)
-    places = [near[:, placed].unique(dim=1, return_inverse=True) for near, _ in found]
-    counts = tuple(cells.shape[1] for cells, _ in places)
-    index = torch.zeros(int(placed.sum()), dtype=torch.long)
-    for count, (_, at) in zip(counts, places, strict=True):
-        index = index * count + at
+    counts, index = _numbered([near[:, placed] for near, _ in found])
     source = torch.full((tokens,), -1)
     if len(extent) == 1:
         near = found[0][0][:, placed]
-        source[placed] = near[0].long() if bool((near[1] - near[0] == 1).all()) else index
+        single = bool((near[1] - near[0] == 1).all())
+        source[placed] = near[0].long() if single else index
         return Layout(source, None, None, spans, extent)
-    filled = 2 * len(index.unique()) >= math.prod(
-        counts
-    )  # some places may have no token; few tokens on many rows and columns are no lattice
-    source[placed] = index if filled else torch.arange(len(index))
-    return Layout(source, counts if filled else None, extent if filled else None, spans, extent)
+    # some places may have no token; few tokens on many rows and columns are no lattice
+    if 2 * len(torch.unique(index)) < math.prod(counts):
+        source[placed] = torch.arange(len(index))
+        return Layout(source, None, None, spans, extent)
+    source[placed] = index
+    return Layout(source, counts, extent, spans, extent)
+
+
+def _numbered(near: list[Tensor]) -> tuple[tuple[int, ...], Tensor]:
+    """How many different places there are along each axis, and each token's number when all of them
+    are counted row by row."""
+    index = torch.zeros(near[0].shape[1], dtype=torch.long)
+    counts = []
+    for places in near:
+        cells, at = torch.unique(places, dim=1, return_inverse=True)
+        counts.append(cells.shape[1])
+        index = index * cells.shape[1] + at
+    return tuple(counts), index
 
 
 def _read(reach: Tensor, stream: Stream) -> Tensor:
     """A reach at the token tensor, (4, tokens): the hull over what are no positions."""
     full = reach.expand(4, *val(stream.node).shape)
     tokens = len(stream.token_axes)
-    return hull(
-        full.movedim([i + 1 for i in stream.token_axes], list(range(1, 1 + tokens))).flatten(
-            1 + tokens
-        ),
-        (-1,),
-    ).flatten(1)
+    tokens_first = full.movedim([i + 1 for i in stream.token_axes], list(range(1, 1 + tokens)))
+    return hull(tokens_first.flatten(1 + tokens), (-1,)).flatten(1)
 
 
-def _spans(reaches: dict[fx.Node, Tensor], stream: Stream, flow: Flow) -> Tensor:
+def _spans(reaches: Reaches, stream: Stream, flow: Flow) -> Tensor:
     """What each token was computed from, (2, tokens): read at the first tensor whose places are the
     tokens'. What comes after it mixes positions once more (as a convolution does that adds where
     they are), but makes no new ones."""
@@ -121,22 +132,23 @@ def _spans(reaches: dict[fx.Node, Tensor], stream: Stream, flow: Flow) -> Tensor
     spans = final[:2].clone()
     for node in (n for n in reaches if flow.common_dominator([n, stream.node]) is n):
         reach = reaches[node].flatten(1)
-        here, among, kept = _places(reach)
+        here, among, known = _places(reach)
         if torch.equal(here, cells):
-            lo = torch.full((cells.shape[1],), math.inf, dtype=torch.float64).scatter_reduce(
-                0, among, reach[0, kept], "amin"
-            )
-            hi = torch.full((cells.shape[1],), -math.inf, dtype=torch.float64).scatter_reduce(
-                0, among, reach[1, kept], "amax"
-            )
-            spans[:, placed] = torch.stack([lo[at], hi[at]])
+            spans[:, placed] = _hulls(reach[:2, known], among, cells.shape[1])[:, at]
             return spans
     return spans
+
+
+def _hulls(reach: Tensor, among: Tensor, count: int) -> Tensor:
+    """The hull of the values at each of ``count`` places, (2, places)."""
+    lo, hi = (torch.full((count,), end, dtype=torch.float64) for end in (math.inf, -math.inf))
+    lo = lo.scatter_reduce(0, among, reach[0], "amin")
+    return torch.stack([lo, hi.scatter_reduce(0, among, reach[1], "amax")])
 
 
 def _places(reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The different places (2, n) of a flat reach, which of them each value that has one is at, and
     which values have one."""
     placed = reach[2] < math.inf
-    cells, at = reach[2:, placed].unique(dim=1, return_inverse=True)
+    cells, at = torch.unique(reach[2:, placed], dim=1, return_inverse=True)
     return cells, at, placed

@@ -17,7 +17,6 @@ from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.runner.session import Session
 from relprop.targets import Start, class_output
-from relprop.targets.index import own_rows
 
 
 def tokens_described(needs: Needs, run: Run, stream: Stream) -> dict[str, Any]:
@@ -59,13 +58,13 @@ def names_of(
     there is no probability, only y_t.
     """
     try:
-        name, node = class_output(session.program)
-        if len(own_rows(name, node)) != 1 or not all(map(_is_index, start.label)):
+        output = class_output(session.program)
+        if len(output.size) != 1 or not all(map(_is_index, start.label)):
             return None, None
     except TargetError:
         return None, None
     samples = range(run.inputs.batch)
-    logits = run.context(session).values(node, samples)
+    logits = run.context(session).values(output.node, samples)
     known = session.adapter.labels(session.model)
     labels = tuple(known[k] for k in start.label) if len(known) == logits.shape[1] else None
     wide = logits.to(at_least_float32(logits.dtype))

@@ -5,7 +5,7 @@ The public part are the functions that name a target of a real head: ``output``,
 ``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
 """
 
-from relprop.targets.index import class_output
+from relprop.targets.outputs import class_output
 from relprop.targets.resolve import possible_starts, resolve
 from relprop.targets.start import Context, Start, Target, Term
 from relprop.targets.vocabulary import output, query, region, similarity, span, token

@@ -1,26 +1,45 @@
-"""Elements of an output: by index, by label, or the prediction; and the plain forms of a target,
-which name elements of the class output."""
+"""Elements of an output: by index, by label, or the prediction."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from relprop.errors import TargetError, message, warn
-from relprop.operations import Kind, is_call, kind, name_of
-from relprop.targets.start import Choice, Context, Part, Target, has_batch_axis
-from relprop.tracer.program import Program, is_floating, shape
+from relprop.errors import TargetError, message
+from relprop.targets.outputs import (
+    ModelOutput,
+    chosen_output,
+    class_output,
+    class_output_or_none,
+    listed,
+)
+from relprop.targets.plain import Index, plain_index
+from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
+from relprop.tracer.facts import shape
+from relprop.tracer.program import Program
 
-aten = torch.ops.aten
-MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
-
-CLASSES = "logits"
+INDEX_FORMS = (
+    "a tuple indexes one element: (position, class); a list or a tensor gives one target per sample"
+)
+WAYS = {
+    2: (
+        "one position: (position, class)",
+        "the likeliest token at the mask: relprop.targets.token(tokenizer=tokenizer)",
+        "a detector's most confident query: relprop.targets.query(), or the one of a "
+        "class: relprop.targets.query(class)",
+    ),
+    3: (
+        "one pixel: (class, y, x)",
+        "where a class is predicted: relprop.targets.region(class), or over a mask: "
+        "relprop.targets.region(class, mask)",
+    ),
+}
+"""What a person may name in an output of so many axes per sample."""
 
 
 @dataclass(frozen=True)
@@ -43,171 +62,84 @@ class Output(Target):
         return Output(self.name, plain_index(index))
 
     def __str__(self) -> str:
-        name = (
-            "prediction"
-            if self.name is None
-            else f"output {self.name}"
-            if isinstance(self.name, int)
-            else self.name
-        )
+        name = "prediction" if self.name is None else self.name
+        name = f"output {name}" if isinstance(name, int) else name
         return name if self.index is None else f"{name}[{', '.join(map(str, self.index))}]"
+
+    def written(self) -> str:
+        """The index alone where it is of the class output."""
+        return repr(self.index) if self.name is None and self.index is not None else str(self)
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The one output it names."""
-        return (self._node(program)[1],)
+        return (chosen_output(program, self.name).node,)
 
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One element, with weight 1; its label is the index alone where the output is the class
         output."""
-        name, node = self._node(context.program)
+        output = chosen_output(context.program, self.name)
         if self.index is None:
-            found = _predicted(self, name, node, context, samples)
+            found = _predicted(self, output, context, samples)
         else:
-            found = elements([self.index] * len(samples), self, name, node, context, samples)
-        return [element_choice(index, name, node, named=self.name is not None) for index in found]
-
-    def _node(self, program: Program) -> tuple[str, fx.Node]:
-        return class_output(program) if self.name is None else named_output(program, self.name)
+            found = elements([self.index] * len(samples), self, output, context, samples)
+        return [element_choice(index, output, named=self.name is not None) for index in found]
 
 
-def element_choice(index: tuple[int, ...], name: str, node: fx.Node, *, named: bool) -> Choice:
+@dataclass(frozen=True)
+class Nothing(Target):
+    """No element of the class output, for a sample of a batch in which there is nothing left to
+    explain: it scores 0."""
+
+    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
+        """The class output."""
+        return (class_output(program).node,)
+
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """One part without elements."""
+        output = class_output(context.program)
+        none = torch.empty(0, len(output.size), dtype=torch.long)
+        return [ChosenTarget(None, (Elements(output.node, none),)) for _ in samples]
+
+
+def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) -> ChosenTarget:
     """One element with weight 1. Its label is a class or a tuple, or ``name[index]`` if the target
     named the output."""
-    label: Any = (
-        name
-        if not index
-        else f"{name}[{', '.join(map(str, index))}]"
-        if named
-        else index[0]
-        if len(index) == 1
-        else index
-    )
-    return Choice(label, (Part(node, index),))
-
-
-def class_output(program: Program) -> tuple[str, fx.Node]:
-    """The output named ``logits``, else the only floating one; otherwise an error that lists the
-    outputs."""
-    found = _class_output(program)
-    if found is not None:
-        return found
-    floating = {
-        n: node
-        for n, node in zip(program.outputs.names, program.output_nodes, strict=True)
-        if is_floating(node)
-    }
-    example = [
-        (
-            "choose one by name: "
-            f"target=relprop.targets.output({n!r})[{', '.join('0' * len(shape(node)[1:]))}]"
-        )
-        for n, node in floating.items()
-        if shape(node)[1:]
-    ]
-    raise TargetError(
-        message(
-            (
-                f"the model returns {len(floating)} floating outputs and none is named "
-                f"{CLASSES!r}: {listed(program)}"
-            ),
-            then=[
-                *example[:1],
-                (
-                    "choose with a callable: target=lambda output: output[...]  # the output "
-                    "of one sample, batch dimension 1 -> a scalar"
-                ),
-            ],
-        )
-    )
-
-
-def _class_output(program: Program) -> tuple[str, fx.Node] | None:
-    floating = {
-        n: node
-        for n, node in zip(program.outputs.names, program.output_nodes, strict=True)
-        if is_floating(node)
-    }
-    name = CLASSES if CLASSES in floating else next(iter(floating)) if len(floating) == 1 else None
-    return None if name is None else (name, floating[name])
-
-
-def named_output(program: Program, name: str | int) -> tuple[str, fx.Node]:
-    """The floating output of this name or place. Raises ``TargetError`` that lists the outputs."""
-    names, nodes = program.outputs.names, program.output_nodes
-    place = (
-        (name if -len(names) <= name < len(names) else None)
-        if isinstance(name, int)
-        else names.index(name)
-        if name in names
-        else None
-    )
-    if place is None or not is_floating(nodes[place]):
-        what = "is no floating tensor" if place is not None else "does not exist"
-        raise TargetError(f"the model's output {name!r} {what}; it returns {listed(program)}")
-    return names[place], nodes[place]
-
-
-def listed(program: Program) -> str:
-    """Every output's name and shape for one sample."""
-    return ", ".join(
-        f"{n} {list(shape(node))}"
-        for n, node in zip(program.outputs.names, program.output_nodes, strict=True)
-    )
-
-
-def own_rows(name: str, node: fx.Node) -> tuple[int, ...]:
-    """The axes of one sample's part of an output: all of them where the model folds others into the
-    batch axis. Refused if that leaves none for samples."""
-    size = shape(node)
-    if not has_batch_axis(node) and len(size) < 2:
-        raise TargetError(
-            f"output {name!r} has no batch axis (shape {list(size)} for one sample): "
-            "choose with a callable target"
-        )
-    return size[1:] if has_batch_axis(node) else size
-
-
-Index = tuple[int | str, ...]
+    label: str | int | tuple[int, ...] = index[0] if len(index) == 1 else index
+    if not index:
+        label = output.name
+    elif named:
+        label = f"{output.name}[{', '.join(map(str, index))}]"
+    return ChosenTarget(label, (Elements(output.node, index),))
 
 
 def elements(
     given: Sequence[Index],
-    target: Any,
-    name: str,
-    node: fx.Node,
+    target: Target,
+    output: ModelOutput,
     context: Context,
     samples: Sequence[int],
 ) -> list[tuple[int, ...]]:
     """Each sample's index, labels looked up and negative entries counted from the end; a lone token
     of a language model is at its last position."""
-    size = own_rows(name, node)
-    lone = {i for i, index in enumerate(given) if len(index) == 1}
-    last = _next_positions(name, node, context, samples) if lone else None
+    lone = any(len(index) == 1 for index in given)
+    last = _next_positions(output, context, samples) if lone else None
     full = [
-        (last[i], *index) if last is not None and i in lone else index
+        index if last is None or len(index) != 1 else (last[i], *index)
         for i, index in enumerate(given)
     ]
-    return [_checked(index, target, name, size, context) for index in full]
+    return [_checked(index, target, output, context) for index in full]
 
 
 def _checked(
-    index: Index, target: Any, name: str, size: tuple[int, ...], context: Context
+    index: Index, target: Target, output: ModelOutput, context: Context
 ) -> tuple[int, ...]:
+    size = output.size
     if len(index) != len(size):
-        raise TargetError(
-            message(
-                (
-                    f"target {_shown(target)} has {len(index)} indices, output {name!r} has "
-                    f"{len(size)} axes per sample: {list(size)}"
-                ),
-                then=[
-                    (
-                        "a tuple indexes one element: (position, class); a list or a tensor "
-                        "gives one target per sample"
-                    )
-                ],
-            )
+        fact = (
+            f"target {target.written()} has {len(index)} indices, output {output.name!r} has "
+            f"{len(size)} axes per sample: {list(size)}"
         )
+        raise TargetError(message(fact, then=[INDEX_FORMS]))
     found = tuple(
         label_index(k, n, context) if isinstance(k, str) else k
         for k, n in zip(index, size, strict=True)
@@ -215,7 +147,8 @@ def _checked(
     for axis, (k, n) in enumerate(zip(found, size, strict=True)):
         if not -n <= k < n:
             raise TargetError(
-                f"target {k} is out of range: axis {axis} of output {name!r} has {n} elements"
+                f"target {k} is out of range: axis {axis} of output {output.name!r} has "
+                f"{n} elements"
             )
     return tuple(k % n for k, n in zip(found, size, strict=True))
 
@@ -225,151 +158,59 @@ def label_index(label: str, count: int, context: Context) -> int:
     or one more that means "nothing"."""
     known = context.adapter.labels(context.model)
     index = context.adapter.label_index(context.model, label)
-    then = (
-        [f"a token of a vocabulary: relprop.targets.token({label!r}, tokenizer)"]
-        if known and count > len(known) + 1
-        else []
-    )
+    vocabulary = known and count > len(known) + 1
+    token = f"a token of a vocabulary: relprop.targets.token({label!r}, tokenizer)"
+    then = [token] if vocabulary else []
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"
         raise TargetError(message(f"target {label!r} is no label of the model; {fact}", then=then))
     if known and count not in (len(known), len(known) + 1):
-        raise TargetError(
-            message(
-                (
-                    f"target {label!r} names one of the model's {len(known)} labels, but the "
-                    f"output has {count} classes there: give an index"
-                ),
-                then=then,
-            )
+        fact = (
+            f"target {label!r} names one of the model's {len(known)} labels, but the "
+            f"output has {count} classes there: give an index"
         )
+        raise TargetError(message(fact, then=then))
     return index
 
 
-def _shown(target: Any) -> str:
-    if isinstance(target, Output) and target.name is None and target.index is not None:
-        return repr(target.index)
-    return str(target) if isinstance(target, Target) else repr(target)
-
-
 def _next_positions(
-    name: str, node: fx.Node, context: Context, samples: Sequence[int]
+    output: ModelOutput, context: Context, samples: Sequence[int]
 ) -> list[int] | None:
     """Where a language model predicts the next token of each sample, if the output is its rows of
     token scores."""
-    size, rows = own_rows(name, node), _class_output(context.program)
-    if (
-        not has_batch_axis(node)
-        or len(size) != 2
-        or rows is None
-        or rows[1] is not node
-        or not context.adapter.is_causal(context.model)
-    ):
+    rows = class_output_or_none(context.program)
+    of_tokens = has_batch_axis(output.node) and len(output.size) == 2
+    if not of_tokens or rows is None or rows.node is not output.node:
         return None
-    positions = context.adapter.last_position(context.inputs, size[0]).tolist()
+    if not context.adapter.is_causal(context.model):
+        return None
+    positions = context.adapter.last_position(context.inputs, output.size[0]).tolist()
     return [int(positions[i]) for i in samples]
 
 
 def _predicted(
-    target: Output, name: str, node: fx.Node, context: Context, samples: Sequence[int]
+    target: Output, output: ModelOutput, context: Context, samples: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """The only element, the largest of a row of classes, or a language model's next token."""
-    size, values = own_rows(name, node), context.values(node, samples)
+    size, values = output.size, context.values(output.node, samples)
     if math.prod(size) == 1:
         return [(0,) * len(size)] * len(samples)
     if len(size) == 1:
         return [(k,) for k in values.argmax(1).tolist()]
-    positions = _next_positions(name, node, context, samples)
-    if positions is not None:
-        return list(
-            zip(positions, values[range(len(samples)), positions].argmax(1).tolist(), strict=True)
-        )
-    ways = {
-        2: [
-            "one position: (position, class)",
-            "the likeliest token at the mask: relprop.targets.token(tokenizer=tokenizer)",
-            (
-                "a detector's most confident query: relprop.targets.query(), or the one of a "
-                "class: relprop.targets.query(class)"
-            ),
-        ],
-        3: [
-            "one pixel: (class, y, x)",
-            (
-                "where a class is predicted: relprop.targets.region(class), or over a mask: "
-                "relprop.targets.region(class, mask)"
-            ),
-        ],
-    }
-    raise TargetError(
-        message(
-            f"target={'None' if target.name is None else target} needs a class head; "
-            f"output {name!r} is {list(shape(node))} for one sample "
-            f"(outputs: {listed(context.program)})",
-            then=[
-                *ways.get(len(size), ["a tuple with one index per axis"]),
-                "a callable: target=lambda output: ...  # one sample's output -> a scalar",
-            ],
-        )
+    positions = _next_positions(output, context, samples)
+    if positions is None:
+        raise _no_prediction(target, output, context.program)
+    tokens = values[range(len(samples)), positions].argmax(1).tolist()
+    return list(zip(positions, tokens, strict=True))
+
+
+def _no_prediction(target: Output, output: ModelOutput, program: Program) -> TargetError:
+    """The error for an output in which nobody can say which element is the prediction."""
+    ways = WAYS.get(len(output.size), ("a tuple with one index per axis",))
+    fact = (
+        f"target={'None' if target.name is None else target} needs a class head; "
+        f"output {output.name!r} is {list(shape(output.node))} for one sample "
+        f"(outputs: {listed(program)})"
     )
-
-
-def warn_if_probability(program: Program) -> None:
-    """Say so if the class output ends in a softmax or a sigmoid."""
-    name, node = class_output(program)
-    source = node
-    while kind(source) in MOVED:
-        source = source.args[0]  # type: ignore[assignment]
-    if kind(source) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(source, aten.sigmoid):
-        warn(
-            (
-                f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "
-                "value is a probability, the method's paper code explains the logit before it"
-            ),
-        )
-
-
-def plain_index(index: Any) -> tuple[int | str, ...]:
-    """A tuple of ints and labels from one of them or a tuple. Raises ``TargetError`` for anything
-    else."""
-    items = index if isinstance(index, tuple) else (index,)
-    try:
-        if not items or any(isinstance(k, bool) for k in items):
-            raise TypeError
-        return tuple(k if isinstance(k, str) else operator.index(k) for k in items)
-    except TypeError:
-        raise TargetError(
-            message(
-                f"target {index!r} is {type(index).__name__}",
-                then=[
-                    (
-                        "give None, an int, a list or tensor with one int per sample, a "
-                        "tuple of ints, a label, a callable, or one of relprop.targets"
-                    )
-                ],
-            )
-        ) from None
-
-
-def listed_targets(target: Any, batch: int | None) -> list[Target]:
-    """One target per sample from any accepted form but ``None`` and a callable; without a
-    ``batch``, each that is named. Raises ``TargetError``."""
-    if isinstance(target, Target):
-        return [target] * (batch or 1)
-    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
-        target = torch.as_tensor(target)
-    if isinstance(target, Tensor):
-        if target.is_floating_point() or target.dtype == torch.bool or target.dim() > 2:
-            raise TargetError(
-                f"target is a {str(target.dtype).removeprefix('torch.')} tensor of shape "
-                f"{list(target.shape)}; indices are integers, shape [], [batch] or "
-                "[batch, axes]"
-            )
-        target = target.tolist() if target.dim() else int(target)
-        if isinstance(target, list):
-            target = [tuple(t) if isinstance(t, list) else t for t in target]
-    if isinstance(target, list):
-        if batch is not None and len(target) != batch:
-            raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
-        return [t if isinstance(t, Target) else Output(None, plain_index(t)) for t in target]
-    return [Output(None, plain_index(target))] * (batch or 1)
+    call = "a callable: target=lambda output: ...  # one sample's output -> a scalar"
+    return TargetError(message(fact, then=[*ways, call]))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.targets.heads import SPAN, Span
-from relprop.targets.index import CLASSES, Output, class_output, listed_targets, warn_if_probability
-from relprop.targets.start import Choice, Context, Start, Target, start_of
+from relprop.errors import TargetError, warn
+from relprop.operations import Kind, is_call, kind, name_of
+from relprop.targets.index import Output
+from relprop.targets.outputs import CLASSES, class_output
+from relprop.targets.plain import plain_index, without_tensors
+from relprop.targets.spans import SPAN, Span
+from relprop.targets.start import ChosenTarget, Context, Start, Target, start_of
 from relprop.targets.tail import resolve_callable
 from relprop.targets.vocabulary import SIMILARITY, similarity
-from relprop.tracer.program import Program, is_floating, shape
+from relprop.tracer.editing import aten, tensor_inputs
+from relprop.tracer.facts import is_floating, shape
+from relprop.tracer.program import Program
+
+MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 
 
 def resolve(target: Any, context: Context) -> Start:
@@ -19,17 +28,14 @@ def resolve(target: Any, context: Context) -> Start:
     ``TargetError``."""
     if _is_callable(target):
         return resolve_callable(target, context)
-    chosen = (
-        [default(context.program)] * context.inputs.batch
-        if target is None
-        else listed_targets(target, context.inputs.batch)
-    )
+    batch = context.inputs.batch
+    chosen = [default(context.program)] * batch if target is None else listed_targets(target, batch)
     if any(isinstance(t, Output) and t.name is None for t in chosen):
-        warn_if_probability(context.program)
+        _warn_if_probability(context.program)
     return start_of(_choices(chosen, context), context)
 
 
-def _choices(targets: list[Target], context: Context) -> list[Choice]:
+def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
     """Each sample's choice; samples with the same target are looked at together."""
     samples: dict[Target, list[int]] = {}
     for i, target in enumerate(targets):
@@ -42,7 +48,7 @@ def _choices(targets: list[Target], context: Context) -> list[Choice]:
     return [found[i] for i in range(len(targets))]
 
 
-def possible_starts(program: Program, targets: list[Any]) -> tuple[fx.Node, ...]:
+def possible_starts(program: Program, targets: Sequence[Any]) -> tuple[fx.Node, ...]:
     """The outputs that ``targets`` may read, before the model has run. A callable may read any
     floating one. Raises ``TargetError``."""
     found: dict[fx.Node, None] = {}
@@ -68,10 +74,35 @@ def default(program: Program) -> Target:
     return Output()
 
 
+def listed_targets(target: Any, batch: int | None) -> list[Target]:
+    """One target per sample from any accepted form but ``None`` and a callable; without a
+    ``batch``, each that is named. Raises ``TargetError``."""
+    if isinstance(target, Target):
+        return [target] * (batch or 1)
+    target = without_tensors(target)
+    if not isinstance(target, list):
+        return [Output(None, plain_index(target))] * (batch or 1)
+    if batch is not None and len(target) != batch:
+        raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
+    return [t if isinstance(t, Target) else Output(None, plain_index(t)) for t in target]
+
+
+def _warn_if_probability(program: Program) -> None:
+    """Say so if the class output ends in a softmax or a sigmoid."""
+    name, node = class_output(program)
+    source = node
+    while kind(source) in MOVED:
+        (source, *_) = tensor_inputs(source)
+    if kind(source) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(source, aten.sigmoid):
+        warn(
+            f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "
+            "value is a probability, the method's paper code explains the logit before it"
+        )
+
+
 def _nodes(targets: list[Target], program: Program) -> list[fx.Node]:
-    return list(
-        dict.fromkeys(node for target in dict.fromkeys(targets) for node in target.outputs(program))
-    )
+    different = dict.fromkeys(targets)
+    return list(dict.fromkeys(node for target in different for node in target.outputs(program)))
 
 
 def _is_callable(target: Any) -> bool:

@@ -14,13 +14,15 @@ from torch import Tensor, fx, nn
 from relprop.adapters import Adapter
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
-from relprop.tracer.program import Program, shape
+from relprop.tracer.facts import shape
+from relprop.tracer.program import Program
 
 
 @dataclass(frozen=True)
 class Term:
-    """One part of a target: relevance ``seeds`` (per output node, batch first) explained by itself,
-    then times ``coefficient``."""
+    """A part of a target that is explained by itself: relevance starts with the numbers of
+    ``seeds`` (one tensor for each output, batch first), and what it explains counts
+    ``coefficient`` times."""
 
     coefficient: float
     seeds: Mapping[fx.Node, Tensor]
@@ -28,33 +30,36 @@ class Term:
 
 @dataclass(frozen=True)
 class Start:
-    """A target worked out: y_t of every sample (``scalars``, attached to autograd), the terms of
-    its relevance, and the roll-up's field.
+    """A target worked out for a batch.
 
-    The seeds are weights of output elements; where ``shares`` they are shares of 1 already, of a
-    y_t that is no sum of these elements.
+    ``scalars`` (batch,): y_t, the number that is explained, attached to autograd. ``terms``: where
+    relevance starts. ``field``: where the roll-up starts. ``label``: what was explained in each
+    sample.
+
+    ``is_sum``: whether y_t is the sum of the elements at which relevance starts, each times its
+    weight. It is for every target but a callable that multiplies or divides outputs; there the
+    seeds are what became of a relevance of 1 on its way through the callable's own operations.
     """
 
     label: tuple[Any, ...]
     scalars: Tensor
     terms: tuple[Term, ...]
     field: Mapping[fx.Node, Tensor]
-    shares: bool = False
+    is_sum: bool = True
 
     def contributions(self, values: Mapping[fx.Node, Tensor]) -> tuple[Term, ...]:
         """The terms started with y_t in place of 1: each element with its weight times its value,
         ``values`` being the outputs', batch first."""
-
-        def worth(node: fx.Node, seed: Tensor) -> Tensor:
-            value = (
-                self.scalars.reshape(-1, *[1] * (seed.dim() - 1)) if self.shares else values[node]
-            )
-            return seed * value.detach().to(seed.dtype)
-
         return tuple(
-            Term(term.coefficient, {node: worth(node, seed) for node, seed in term.seeds.items()})
+            Term(term.coefficient, {n: self._worth(n, s, values) for n, s in term.seeds.items()})
             for term in self.terms
         )
+
+    def _worth(self, node: fx.Node, seed: Tensor, values: Mapping[fx.Node, Tensor]) -> Tensor:
+        """One seed times what it is a share of: its elements' values, or y_t itself."""
+        whole = self.scalars.reshape(-1, *[1] * (seed.dim() - 1))
+        value = values[node] if self.is_sum else whole
+        return seed * value.detach().to(seed.dtype)
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def has_batch_axis(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class Elements:
     """One sample's share of a term: elements of one output, all of one ``weight``; the weights sum
     to 1.
 
@@ -97,24 +102,28 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTarget:
     """What a target is in one sample: its label, and the parts y_t is the sum of, each of which is
     explained by itself."""
 
     label: Any
-    parts: tuple[Part, ...]
+    parts: tuple[Elements, ...]
 
 
 class Target(ABC):
     """One thing to explain in one sample. Immutable, hashable, and known to no model until it is
     resolved."""
 
+    def written(self) -> str:
+        """The target as a person would write it, for messages."""
+        return str(self)
+
     @abstractmethod
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""
 
     @abstractmethod
-    def choose(self, context: Context, samples: Sequence[int]) -> list[Choice]:
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """What it is in each of these samples. Raises ``TargetError`` naming what was given and
         what the output has."""
 
@@ -125,63 +134,50 @@ def field_of(seed: Tensor) -> Tensor:
     return torch.stack([marks, marks], 1)
 
 
-def start_of(choices: Sequence[Choice], context: Context) -> Start:
+def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
     """The start of a batch: the k-th parts of all samples make the k-th term."""
     terms, field, scalars = [], dict[fx.Node, Tensor](), torch.zeros(())
     for k in range(max(len(choice.parts) for choice in choices)):
         parts = {i: choice.parts[k] for i, choice in enumerate(choices) if k < len(choice.parts)}
         seeds = {}
         for node in dict.fromkeys(part.node for part in parts.values()):
-            value = context.outputs[node].to(
-                torch.promote_types(context.outputs[node].dtype, torch.float32)
-            )
-            index, weights = _places(
-                {i: part for i, part in parts.items() if part.node is node},
-                value,
-                (0,) if has_batch_axis(node) else (),
-            )
-            seeds[node] = torch.zeros(
-                value.shape, dtype=value.dtype, device=value.device
-            ).index_put(index, weights)
-            summed = torch.zeros(len(value), dtype=value.dtype, device=value.device).index_add(
-                0, index[0], value[index] * weights
-            )
-            scalars = scalars.to(summed.device) + summed
-            mine = torch.stack([seeds[node], (seeds[node] != 0).to(value.dtype)], 1)
-            field[node] = _joined(field[node], mine) if node in field else mine
+            mine = {i: part for i, part in parts.items() if part.node is node}
+            seeds[node], values = _seed(mine, node, context.outputs[node])
+            scalars = scalars.to(values.device) + values
+            marked = torch.stack([seeds[node], (seeds[node] != 0).to(values.dtype)], 1)
+            field[node] = _joined(field[node], marked) if node in field else marked
         terms.append(Term(1.0, seeds))
     return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
 
 
+def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of some samples' elements in an output, and for each sample the sum of these
+    elements, each times its weight."""
+    value = value.to(torch.promote_types(value.dtype, torch.float32))
+    index, weights = _places(parts, value, (0,) if has_batch_axis(node) else ())
+    seed = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    sums = torch.zeros(len(value), dtype=value.dtype, device=value.device)
+    return (
+        seed.index_put(index, weights),
+        sums.index_add(0, index[0], value[index] * weights),
+    )
+
+
 def _places(
-    parts: Mapping[int, Part], like: Tensor, row: tuple[int, ...]
+    parts: Mapping[int, Elements], like: Tensor, row: tuple[int, ...]
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The elements that the parts of some samples name, as an index of the whole output (in its
     ``row`` of the sample), and their weights."""
-    single = all(isinstance(part.where, tuple) for part in parts.values())
-    if single:
-        index = torch.tensor(
-            [[i, *row, *part.where] for i, part in parts.items()], device=like.device
-        )
-        counts = [1] * len(parts)
-    else:
-        many = {
-            i: torch.tensor([part.where]) if isinstance(part.where, tuple) else part.where
-            for i, part in parts.items()
-        }
-        index = torch.cat(
-            [
-                torch.cat([torch.tensor([[i, *row]]).expand(len(where), -1), where.cpu()], 1)
-                for i, where in many.items()
-            ]
-        ).to(like.device)
-        counts = [len(where) for where in many.values()]
-    weights = torch.tensor(
-        [part.weight for part, n in zip(parts.values(), counts, strict=True) for _ in range(n)],
-        dtype=like.dtype,
-        device=like.device,
-    )
-    return index.unbind(1), weights
+    indices, weights = [], []
+    for i, part in parts.items():
+        where = part.where
+        if isinstance(where, tuple):
+            where = torch.tensor([where], dtype=torch.long)
+        before = torch.tensor([[i, *row]]).expand(len(where), -1)
+        indices.append(torch.cat([before, where.cpu()], 1))
+        weights += [part.weight] * len(where)
+    index = torch.cat(indices).to(like.device)
+    return index.unbind(1), torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:

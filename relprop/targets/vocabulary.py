@@ -8,13 +8,17 @@ model's own prediction takes its place.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 
 from relprop.errors import TargetError
-from relprop.targets.heads import Query, Region, Span, Token
 from relprop.targets.index import Output
+from relprop.targets.queries import Query
+from relprop.targets.regions import Region
+from relprop.targets.spans import Span
+from relprop.targets.tokens import Token
 
 SIMILARITY = "logits_per_image"
 
@@ -123,14 +127,15 @@ def region(
     >>> str(region(2, torch.ones(4, 4) > 0))
     'region(2, 16 places)'
     """
-    if mask is None:
-        return Region(_class(label, "region"), None, output)
+    name = _class(label, "region")
+    return Region(name, None if mask is None else _mask(mask), output)
+
+
+def _mask(mask: Any) -> tuple[tuple[int, ...], bytes]:
+    """A mask's size and its 0s and 1s in order, which can be hashed."""
     given = torch.as_tensor(mask).cpu()
-    if (
-        given.is_floating_point()
-        or not bool(((given == 0) | (given == 1)).all())
-        or given.dim() == 0
-    ):
+    plain = not given.is_floating_point() and given.dim() > 0
+    if not plain or not bool(((given == 0) | (given == 1)).all()):
         raise TargetError(
             "region(label, mask): the mask is a "
             f"{str(given.dtype).removeprefix('torch.')} tensor {list(given.shape)}; "
@@ -138,9 +143,7 @@ def region(
         )
     if not bool(given.any()):
         raise TargetError(f"region(label, mask): no place of the mask {list(given.shape)} is set")
-    return Region(
-        _class(label, "region"), (tuple(given.shape), bytes(given.flatten().tolist())), output
-    )
+    return tuple(given.shape), bytes(given.flatten().tolist())
 
 
 def similarity() -> Output:
@@ -164,4 +167,4 @@ def _integer(value: Any, what: str) -> int:
             f"{what}(...): {value!r} is {type(value).__name__}, not an integer; a list "
             "of targets gives one per sample"
         )
-    return value.__index__()
+    return operator.index(value)

@@ -12,10 +12,11 @@ import torch
 
 from relprop.errors import OptionError
 from relprop.views.escape import visible
-from relprop.views.shown import checked, named, target_of, units
+from relprop.views.shown import Name, checked, named, target_of, units
 
 if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
+    from relprop.interpreter.ledger import Ledger
 
 LOST = 0.2
 """Concern if more than this share of the relevance that started was lost to denominators near 0, by cause (``Ledger.lost``)."""  # noqa: E501
@@ -41,27 +42,25 @@ def concerns(explanation: Explanation, sample: int) -> list[str]:
 
 
 def _of_scores(stream: TokenScores, sample: int) -> list[str]:
-    weights, content = (
-        stream.scores[sample].detach().abs().double().cpu(),
-        stream.content[sample].cpu(),
-    )
+    weights = stream.scores[sample].detach().abs().double().cpu()
+    content = stream.content[sample].cpu()
     total, inside = float(weights.sum()), float(weights[content].sum())
     if total == 0:
         return ["all scores are 0: the map says nothing"]
     found = []
-    if (total - inside) / total > SPECIAL:
+    outside = (total - inside) / total
+    if outside > SPECIAL:
         found.append(
-            f"{(total - inside) / total:.0%} of the score is on special tokens or the "
+            f"{outside:.0%} of the score is on special tokens or the "
             "model's own (attention sinks), not on the input's content"
         )
-    if int(content.sum()) >= MANY and inside > 0 and float(weights[content].max()) / inside > ONE:
+    count = int(content.sum())
+    if count >= MANY and inside > 0 and float(weights[content].max()) / inside > ONE:
         at = int((weights * content).argmax())
-        which = (
-            f" ({visible(stream.tokens[sample][at], 24)!r})" if stream.tokens is not None else ""
-        )
+        token = None if stream.tokens is None else visible(stream.tokens[sample][at], 24)
         found.append(
             f"{float(weights[at]) / inside:.0%} of the score is on one of "
-            f"{int(content.sum())} tokens{which}"
+            f"{count} tokens{'' if token is None else f' ({token!r})'}"
         )
     return found
 
@@ -70,24 +69,13 @@ def _of_books(explanation: Explanation, sample: int) -> list[str]:
     ledger = explanation.ledger
     if ledger is None:
         return []
-    started = float(ledger.started[sample].abs()) or 1.0
-    lost = {cause: float(amount[sample].abs()) / started for cause, amount in ledger.lost().items()}
     found = []
+    lost = _lost_shares(ledger, sample)
     if sum(lost.values()) > LOST:
-        causes = ", ".join(
-            f"{cause} {share:.0%}"
-            for cause, share in sorted(lost.items(), key=lambda c: -c[1])
-            if share > 0.01
-        )
+        largest = sorted(lost.items(), key=lambda cause: -cause[1])
+        causes = ", ".join(f"{cause} {share:.0%}" for cause, share in largest if share > 0.01)
         found.append(f"{sum(lost.values()):.0%} of the relevance was lost on the way ({causes})")
-    tiny = torch.finfo(torch.float32).tiny
-    worst = max(
-        (
-            float(a.residual[sample].abs() / a.absolute[sample].clamp(min=tiny))
-            for a in ledger.accounts
-        ),
-        default=0.0,
-    )
+    worst = _worst_residual(ledger, sample)
     if worst > UNBALANCED:
         found.append(
             f"the books of a node differ by {worst:.1e} of its relevance (limit {UNBALANCED:.0e})"
@@ -95,22 +83,34 @@ def _of_books(explanation: Explanation, sample: int) -> list[str]:
     return found
 
 
-def head_line(explanation: Explanation, sample: int) -> str:
+def _lost_shares(ledger: Ledger, sample: int) -> dict[str, float]:
+    """What was lost by each cause, in shares of what started."""
+    started = float(ledger.started[sample].abs()) or 1.0
+    return {cause: float(lost[sample].abs()) / started for cause, lost in ledger.lost().items()}
+
+
+def _worst_residual(ledger: Ledger, sample: int) -> float:
+    """The largest difference in any operation's books, as a share of the relevance there."""
+    tiny = torch.finfo(torch.float32).tiny
+    shares = (
+        a.residual[sample].abs() / a.absolute[sample].clamp(min=tiny) for a in ledger.accounts
+    )
+    return max(map(float, shares), default=0.0)
+
+
+def heading(explanation: Explanation, sample: int) -> str:
     """What was explained: ``the prediction 'negative' (0.97)``, or the target by name with its
     y_t."""
-    named_class = explanation.labels is not None and explanation.labels[sample] is not None
+    label = None if explanation.labels is None else explanation.labels[sample]
     target = target_of(explanation, sample)
-    target = (
-        repr(target)
-        if named_class
-        else f"class {target}"
-        if isinstance(explanation.target[sample], int)
-        else target
-    )
-    if explanation.probability is not None:
-        chance = float(explanation.probability[sample])
-        return f"{'the prediction ' if chance > 0.5 else ''}{target} ({chance:.2f})"
-    return f"{target} (y = {float(explanation.output[sample]):.3g})"
+    if label is not None:
+        target = repr(target)
+    elif isinstance(explanation.target[sample], int):
+        target = f"class {target}"
+    if explanation.probability is None:
+        return f"{target} (y = {float(explanation.output[sample]):.3g})"
+    probability = float(explanation.probability[sample])
+    return f"{'the prediction ' if probability > 0.5 else ''}{target} ({probability:.2f})"
 
 
 def summary(explanation: Explanation, sample: int, *, k: int) -> str:
@@ -118,27 +118,23 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"summary(k={k!r}): a positive number of words, tokens or patches")
     sample = checked(explanation, sample)
-    found = units(explanation, sample, what="summary()")
-    parts = [
-        (name, score)
-        for name, score, content in zip(found.names, found.scores, found.content, strict=True)
-        if content
-    ]
-    positive = sum(score for _, score in parts if score > 0)
-    ordered = [
-        (name, score / positive)
-        for name, score in sorted(parts, key=lambda p: -p[1])[:k]
-        if score > 0
-    ]
-    best = [part for i, part in enumerate(ordered) if i == 0 or part[1] >= SHOWN]
-    rests = ", ".join(f"{visible(named(name), 40)} ({share:.2f})" for name, share in best)
-    left = sum(score > 0 for _, score in parts) - len(best)
-    more = f" and {left} more" if left > 0 else ""
-    against = [(name, score) for name, score in sorted(parts, key=lambda p: p[1])[:1] if score < 0]
-    minus = f"; against it most: {visible(named(against[0][0]), 40)}" if against else ""
-    sentence = f"{head_line(explanation, sample)} rests on" + (
-        f": {rests}{more}" if best else " nothing: no part has a positive score"
-    )
-    return "\n".join(
-        [f"{sentence}{minus}.", *(f"warning: {line}" for line in concerns(explanation, sample))]
-    )
+    parts = units(explanation, sample, what="summary()").inside()
+    name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
+    against = f"; against it most: {visible(named(name), 40)}" if least < 0 else ""
+    sentence = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
+    warnings = [f"warning: {line}" for line in concerns(explanation, sample)]
+    return "\n".join([sentence, *warnings])
+
+
+def _strongest(parts: list[tuple[Name, float]], k: int) -> str:
+    """The ``k`` parts with the largest positive scores, in shares of all positive scores."""
+    positive = [part for part in parts if part[1] > 0]
+    total = sum(score for _, score in positive)
+    ordered = sorted(positive, key=lambda part: -part[1])[:k]
+    shares = [(name, score / total) for name, score in ordered]
+    best = [part for i, part in enumerate(shares) if i == 0 or part[1] >= SHOWN]
+    if not best:
+        return " nothing: no part has a positive score"
+    names = ", ".join(f"{visible(named(name), 40)} ({share:.2f})" for name, share in best)
+    left = len(positive) - len(best)
+    return f": {names}" + (f" and {left} more" if left > 0 else "")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from relprop.errors import InputError, OptionError
-from relprop.views.figure import LABEL, TICK, bare, given, write_title
+from relprop.views.figure import LABEL, TICK, axes_or_new, bare, write_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,59 +51,53 @@ def curves(
     named = found if isinstance(found, Mapping) else {"": found}
     if not named:
         raise OptionError("curves(): none given")
-    axes = given(ax, 4.6, 3.2)
+    axes = axes_or_new(ax, 4.6, 3.2)
     for i, (label, curve) in enumerate(named.items()):
-        shares, values = _points(label, curve)
-        colour, line, marker = STYLES[i % len(STYLES)]
-        auc = getattr(curve, "auc", None)
-        shown = (
-            f"{label} (AUC {float(auc):.1f})"
-            if auc is not None and label
-            else f"AUC {float(auc):.1f}"
-            if auc is not None
-            else str(label)
-        )
-        axes.plot(
-            shares,
-            values,
-            color=colour,
-            linestyle=line,
-            marker=marker,
-            markersize=3.5,
-            linewidth=1.5,
-            label=shown or None,
-        )
-        hits = getattr(curve, "hits", None)
-        if band and isinstance(hits, Tensor) and len(hits) > 1:
-            error = 1.96 * np.sqrt(values * (1 - values) / len(hits))
-            axes.fill_between(
-                shares, values - error, values + error, color=colour, alpha=0.12, linewidth=0
-            )
+        _draw(axes, label, curve, STYLES[i % len(STYLES)], band)
     axes.set_xlabel("share removed (%)" if xlabel is None else xlabel, fontsize=LABEL)
     axes.set_ylabel("accuracy" if ylabel is None else ylabel, fontsize=LABEL)
     write_title(axes, title)
     bare(axes)
-    legend = (
-        axes.legend(frameon=False, fontsize=TICK)
-        if any(label or hasattr(c, "auc") for label, c in named.items())
-        else None
-    )
-    for entry in legend.get_texts() if legend is not None else ():
-        entry.set_parse_math(False)
+    if any(label or hasattr(curve, "auc") for label, curve in named.items()):
+        for entry in axes.legend(frameon=False, fontsize=TICK).get_texts():
+            entry.set_parse_math(False)
     return axes
+
+
+def _draw(axes: Axes, label: Any, curve: Any, style: tuple[str, str, str], band: bool) -> None:
+    shares, values = _points(label, curve)
+    colour, line, marker = style
+    axes.plot(
+        shares,
+        values,
+        color=colour,
+        linestyle=line,
+        marker=marker,
+        markersize=3.5,
+        linewidth=1.5,
+        label=_legend(label, curve) or None,
+    )
+    hits = getattr(curve, "hits", None)
+    if band and isinstance(hits, Tensor) and len(hits) > 1:
+        error = 1.96 * np.sqrt(values * (1 - values) / len(hits))
+        low, high = values - error, values + error
+        axes.fill_between(shares, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def _legend(label: Any, curve: Any) -> str:
+    """The curve's name, with its area where that is known."""
+    auc = getattr(curve, "auc", None)
+    if auc is None:
+        return str(label)
+    return f"{label} (AUC {float(auc):.1f})" if label else f"AUC {float(auc):.1f}"
 
 
 def _points(label: Any, curve: Any) -> tuple[np.ndarray, np.ndarray]:
     """Shares in percent and values."""
-    shares: Any = None
     if hasattr(curve, "accuracy"):
         values = _array(label, curve.accuracy)
         shares = 10.0 * np.arange(len(values))
-    elif (
-        isinstance(curve, Sequence)
-        and len(curve) == 2
-        and not any(isinstance(part, (int, float)) for part in curve)
-    ):
+    elif _is_pair(curve):
         shares, values = _array(label, curve[0]), _array(label, curve[1])
     else:
         values = _array(label, curve)
@@ -111,6 +105,13 @@ def _points(label: Any, curve: Any) -> tuple[np.ndarray, np.ndarray]:
     if len(shares) != len(values):
         raise InputError(f"curve {label!r}: {len(shares)} shares and {len(values)} values")
     return shares, values
+
+
+def _is_pair(curve: Any) -> bool:
+    """Whether a curve is given as its shares and its values."""
+    if not isinstance(curve, Sequence) or len(curve) != 2:
+        return False
+    return not any(isinstance(part, (int, float)) for part in curve)
 
 
 def _array(label: Any, values: Any) -> np.ndarray:

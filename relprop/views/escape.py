@@ -12,6 +12,7 @@ import unicodedata
 
 LONGEST = 80
 JOINERS = "\u200c\u200d"  # zero-width joiners are letters' business (Persian, Indic scripts, emoji)
+ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # kinds of characters that are no text
 COMBINING = 4  # marks on one letter; no script needs more, and piles of them cover the neighbours
 
 
@@ -33,11 +34,7 @@ def visible(text: str, longest: int = LONGEST) -> str:
         kind = unicodedata.category(letter)
         marks = marks + 1 if kind[0] == "M" else 0
         if marks <= COMBINING:
-            shown.append(
-                _written(letter)
-                if (kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")) and letter not in JOINERS
-                else letter
-            )
+            shown.append(_written(letter) if kind in ACTING and letter not in JOINERS else letter)
     return "".join(shown)
 
 

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import OptionError
 from relprop.views.colours import table
 from relprop.views.escape import visible
+from relprop.views.pixels import pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 TITLE, LABEL, TICK = 10.0, 9.0, 8.0  # points, as journals set figures
-STRONGEST = (
-    0.9  # the opacity of the strongest score over an image; one of half its strength has 0.6
-)
+STRONGEST = 0.9  # the opacity of the strongest score over an image; half its strength has 0.6
 GREY = "#6b6b6b"
 
 
@@ -45,7 +44,7 @@ def blank(width: float, height: float) -> Figure:
     return fig
 
 
-def given(ax: Axes | None, width: float, height: float) -> Axes:
+def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
     """``ax``, or the axes of a new figure of that size in inches."""
     return figure(1, width, height)[1][0] if ax is None else ax
 
@@ -97,22 +96,14 @@ def show_image(axes: Axes, image: Any, title: str) -> None:
 
 def show_heatmap(
     axes: Axes, heat: Tensor, title: str, image: Any = None, *, scale: dict[str, Any] | None = None
-) -> Any:
+) -> AxesImage:
     """A heat map (H, W), over the grey image it explains, where it is the more opaque the stronger
     it is; with negative values diverging about 0."""
     values = heat.detach().float().cpu()
     scale = scale_of(values) if scale is None else scale
     opacity: Any = 1.0
     if image is not None:
-        grey = pixels(image)
-        grey = grey if grey.ndim == 2 else grey[..., :3] @ np.array([0.299, 0.587, 0.114])
-        axes.imshow(
-            grey,
-            cmap="gray",
-            vmin=0,
-            vmax=1,
-            extent=(-0.5, values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
-        )
+        _show_grey(axes, image, values.shape)
         opacity = (STRONGEST * (values.abs() / scale["vmax"]).clamp(0, 1) ** 0.6).numpy()
     drawn = axes.imshow(values.numpy(), alpha=opacity, **scale)
     write_title(axes, title)
@@ -120,43 +111,12 @@ def show_heatmap(
     return drawn
 
 
-def pixels(image: Any) -> Any:
-    """An image as matplotlib takes it, (H, W) or (H, W, channels) in [0, 1]. Raises ``InputError``
-    for other shapes and for values far from [0, 1]."""
-    found = (
-        image.detach().float().cpu()
-        if isinstance(image, Tensor)
-        else torch.from_numpy(np.array(image)).float()
-    )
-    is_bytes = (
-        (image.dtype == torch.uint8)
-        if isinstance(image, Tensor)
-        else np.asarray(image).dtype == np.uint8
-    )
-    found = found / 255 if is_bytes else found
-    channels_first = (
-        found.dim() == 3
-        and found.shape[0] in (1, 3, 4)
-        and (isinstance(image, Tensor) or found.shape[2] not in (1, 3, 4))
-    )
-    if channels_first:
-        found = found[0] if found.shape[0] == 1 else found.movedim(0, -1)
-    if found.dim() == 3 and found.shape[2] == 1:
-        found = found[..., 0]
-    if found.dim() not in (2, 3) or (found.dim() == 3 and found.shape[2] not in (3, 4)):
-        raise InputError(
-            f"image has shape {list(getattr(image, 'shape', found.shape))}: one picture, "
-            "(H, W) or (channels, H, W), is needed"
-        )
-    least, most = float(found.min()), float(found.max())
-    if least < -0.05 or most > 1.05:
-        raise InputError(
-            message(
-                f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]",
-                then=["undo the normalisation: image * std + mean"],
-            )
-        )
-    return found.clamp(0, 1).numpy()
+def _show_grey(axes: Axes, image: Any, shape: Sequence[int]) -> None:
+    """An image in grey, stretched over a map of that shape."""
+    grey = pixels(image)
+    grey = grey if grey.ndim == 2 else grey[..., :3] @ np.array([0.299, 0.587, 0.114])
+    extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=extent)
 
 
 def write_title(axes: Axes, title: str) -> None:

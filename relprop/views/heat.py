@@ -23,20 +23,15 @@ def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
         raise OptionError(
             "heatmap() is for images: this explanation has no patch grid; use scores and tokens"
         )
-    size = (
-        tokens.image
-        if size is None
-        else (*tokens.image[:-2], size, size)
-        if isinstance(size, int)
-        else tuple(size)
-    )
+    if size is None:
+        size = tokens.image
+    size = (*tokens.image[:-2], size, size) if isinstance(size, int) else tuple(size)
     if len(size) != len(tokens.image):
         raise OptionError(
             f"heatmap(size={size}): the image has {len(tokens.image)} axes, {tokens.image}"
         )
-    return _at(
-        tokens, [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)]
-    )
+    places = [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)]
+    return _at(tokens, places)
 
 
 def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
@@ -48,12 +43,11 @@ def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
                 then=["relprop.explain(model, pictures, processor=image_processor)"],
             )
         )
-    size, (top, left, bottom, right) = tokens.originals[sample].size, tokens.originals[sample].frame
+    original = tokens.originals[sample]
+    starts, ends = original.frame[:2], original.frame[2:]
     places = [
-        (_middles(n, 1.0) - first) * (length / (last - first))
-        for n, first, last, length in zip(
-            size, (top, left), (bottom, right), tokens.image, strict=True
-        )
+        (_middles(n, 1.0) - start) * (length / (end - start))
+        for n, start, end, length in zip(original.size, starts, ends, tokens.image, strict=True)
     ]
     down, across = (
         (at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True)
@@ -87,26 +81,34 @@ def _at(tokens: TokenScores, places: list[Tensor]) -> Tensor:
     middle is that of the pixels it was made from, which for patches made by strided, padded
     convolutions is not the middle of an even tile.
     """
-    assert tokens.grid is not None and tokens.image is not None
-    patches = tokens.source >= 0
-    source = tokens.source[patches]
+    assert tokens.grid is not None
+    known = tokens.source >= 0
     maps = tokens.scores.new_zeros(len(tokens.scores), math.prod(tokens.grid))
-    maps = maps.index_add(1, source.to(maps.device), tokens.scores[:, patches])
+    maps = maps.index_add(1, tokens.source[known].to(maps.device), tokens.scores[:, known])
     maps = maps.unflatten(1, tokens.grid)
-    for axis, (count, length, at) in enumerate(zip(tokens.grid, tokens.image, places, strict=True)):
-        middles = _middles(count, length / count)
-        if tokens.spans is not None:
-            middles[torch.unravel_index(source, tokens.grid)[axis]] = (
-                tokens.spans[patches, axis].double().mean(-1)
-            )
-        right = torch.searchsorted(middles, at).clamp(1, max(count - 1, 1)).clamp(max=count - 1)
-        left = (right - 1).clamp(min=0)
-        part = (
-            ((at - middles[left]) / (middles[right] - middles[left]))
-            .nan_to_num(0.0)
-            .clamp(0, 1)
-            .to(maps)
-        )
-        maps = maps.movedim(axis + 1, -1)
-        maps = (maps[..., left] * (1 - part) + maps[..., right] * part).movedim(-1, axis + 1)
+    for axis, at in enumerate(places):
+        maps = _between(maps, axis + 1, _patch_middles(tokens, axis), at)
     return maps
+
+
+def _patch_middles(tokens: TokenScores, axis: int) -> Tensor:
+    """Where the patches' middles are along one axis of the input."""
+    assert tokens.grid is not None and tokens.image is not None
+    count = tokens.grid[axis]
+    middles = _middles(count, tokens.image[axis] / count)
+    if tokens.spans is not None:
+        known = tokens.source >= 0
+        places = torch.unravel_index(tokens.source[known], tokens.grid)[axis]
+        middles[places] = tokens.spans[known, axis].double().mean(-1)
+    return middles
+
+
+def _between(maps: Tensor, axis: int, middles: Tensor, at: Tensor) -> Tensor:
+    """The maps at other places along one axis, linear between the middles they are known at."""
+    count = len(middles)
+    right = torch.searchsorted(middles, at).clamp(1, max(count - 1, 1)).clamp(max=count - 1)
+    left = (right - 1).clamp(min=0)
+    part = (at - middles[left]) / (middles[right] - middles[left])
+    part = part.nan_to_num(0.0).clamp(0, 1).to(maps)
+    maps = maps.movedim(axis, -1)
+    return (maps[..., left] * (1 - part) + maps[..., right] * part).movedim(-1, axis)

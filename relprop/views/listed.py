@@ -17,6 +17,11 @@ from relprop.views.shown import place_of, units
 if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
 
+SAY_RATE = (
+    "explanation.seconds(rate=16000)",
+    "relprop.explain(model, inputs, processor=feature_extractor)",
+)
+
 
 def words(tokens: TokenScores, sample: int) -> list[tuple[str, float]]:
     """One sample's words, each with the sum of its tokens' scores."""
@@ -35,20 +40,13 @@ def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
     """(tokens, 2): from when to when in the recording each token was made."""
     if tokens.spans is None or (rate is None and tokens.clock is None):
         raise OptionError(
-            message(
-                "seconds() needs to know how long a step of the input is",
-                then=[
-                    "explanation.seconds(rate=16000)",
-                    "relprop.explain(model, inputs, processor=feature_extractor)",
-                ],
-            )
+            message("seconds() needs to know how long a step of the input is", then=SAY_RATE)
         )
     if rate is not None and not rate > 0:
         raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
-    axis, step = tokens.clock or (0, 0.0)
-    times = tokens.spans[:, axis].clamp(0, tokens.extent[axis]) * (
-        step if rate is None else 1 / rate
-    )
+    axis, known_step = tokens.clock or (0, 0.0)
+    step = known_step if rate is None else 1 / rate
+    times = tokens.spans[:, axis].clamp(0, tokens.extent[axis]) * step
     return torch.where((tokens.source < 0)[:, None], math.nan, times)
 
 
@@ -59,54 +57,64 @@ def top(
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"top(k={k!r}): a positive number of words, tokens or patches")
     found = units(explanation, sample, by, what="top()")
-    parts = [
-        (name, score)
-        for name, score, content in zip(found.names, found.scores, found.content, strict=True)
-        if content
-    ]
-    return sorted(parts, key=lambda part: -part[1])[:k]
+    return sorted(found.inside(), key=lambda part: -part[1])[:k]
 
 
 def rows(explanation: Explanation) -> list[dict[str, Any]]:
     """A row per sample, input and token, as plain values."""
-    found = []
-    for name, stream in explanation.streams.items():
-        scores, row, identity, content = (
-            t.tolist() for t in (stream.scores, stream.row, stream.identity, stream.content)
-        )
-        source = stream.source.tolist()
-        for i in range(len(explanation)):
-            word_of = (
-                {t: k for k, (_, made) in enumerate(stream.words[i]) for t in made}
-                if stream.words is not None
-                else {}
-            )
-            for t, at in enumerate(source):
-                one = {
-                    "sample": i,
-                    "input": name,
-                    "index": t,
-                    "score": scores[i][t],
-                    "row": row[i][t],
-                    "identity": identity[i][t],
-                }
-                one |= {"content": content[i][t], "source": at}
-                one |= {} if stream.tokens is None else {"token": stream.tokens[i][t]}
-                if stream.words is not None:
-                    one |= {
-                        "word": stream.words[i][word_of[t]][0] if t in word_of else None,
-                        "word_index": word_of.get(t),
-                    }
-                place = place_of(at, stream.grid) if stream.grid is not None else None
-                axes = (
-                    ("time", "patch_row", "patch_column")[-len(stream.grid) :]
-                    if stream.grid is not None
-                    else ()
-                )
-                found.append(
-                    one | {axis: None if place is None else place[n] for n, axis in enumerate(axes)}
-                )
+    return [
+        row
+        for stream in explanation.streams.values()
+        for sample in range(len(explanation))
+        for row in _rows_of(stream, sample)
+    ]
+
+
+def _rows_of(stream: TokenScores, sample: int) -> list[dict[str, Any]]:
+    """The rows of one sample's tokens in one input."""
+    scores, row, identity, content = (
+        values[sample].tolist()
+        for values in (stream.scores, stream.row, stream.identity, stream.content)
+    )
+    source = stream.source.tolist()
+    return [
+        {
+            "sample": sample,
+            "input": stream.name,
+            "index": t,
+            "score": scores[t],
+            "row": row[t],
+            "identity": identity[t],
+            "content": content[t],
+            "source": source[t],
+            **names,
+            **_place(source[t], stream.grid),
+        }
+        for t, names in enumerate(_names(stream, sample))
+    ]
+
+
+def _names(stream: TokenScores, sample: int) -> list[dict[str, Any]]:
+    """Each token's label, and the word it belongs to, where they are known."""
+    found: list[dict[str, Any]] = [{} for _ in range(stream.scores.shape[1])]
+    if stream.tokens is not None:
+        for names, label in zip(found, stream.tokens[sample], strict=True):
+            names["token"] = label
+    if stream.words is not None:
+        for names in found:
+            names |= {"word": None, "word_index": None}
+        for k, (word, made) in enumerate(stream.words[sample]):
+            for t in made:
+                found[t] |= {"word": word, "word_index": k}
     return found
+
+
+def _place(source: int, grid: tuple[int, ...] | None) -> dict[str, int | None]:
+    """Where a patch is, by the names of the grid's axes."""
+    if grid is None:
+        return {}
+    axes = ("time", "patch_row", "patch_column")[-len(grid) :]
+    return dict(zip(axes, place_of(source, grid) or (None,) * len(axes), strict=True))
 
 
 def to_dataframe(explanation: Explanation) -> Any:
@@ -130,43 +138,42 @@ def to_dataframe(explanation: Explanation) -> Any:
 
 def to_json(explanation: Explanation, *, indent: int | None) -> str:
     """Everything a person or a page needs of every sample; no NaN, which JSON does not have."""
-    samples = []
-    for i in range(len(explanation)):
-        streams = {}
-        for name, stream in explanation.streams.items():
-            streams[name] = {
-                "scores": stream.scores[i].tolist(),
-                "content": stream.content[i].tolist(),
-            }
-            streams[name] |= {} if stream.tokens is None else {"tokens": stream.tokens[i]}
-            streams[name] |= (
-                {}
-                if stream.words is None
-                else {"words": [{"text": text, "score": score} for text, score in words(stream, i)]}
-            )
-        samples.append(
-            {
-                "target": _plain(explanation.target[i]),
-                "label": explanation.labels[i] if explanation.labels is not None else None,
-                "probability": None
-                if explanation.probability is None
-                else float(explanation.probability[i]),
-                "output": _plain(float(explanation.output[i])),
-                "inputs": streams,
-                "concerns": concerns(explanation, i),
-            }
-        )
-    layout = {
+    inputs = {
         name: {"grid": s.grid, "image": s.image, "source": s.source.tolist()}
         for name, s in explanation.streams.items()
     }
-    how = {
+    whole = {
         "method": explanation.method,
         "rules": explanation.rules,
         "options": _plain(dict(explanation.facts.get("options", {}))),
+        "inputs": inputs,
+        "samples": [_sample_as_json(explanation, i) for i in range(len(explanation))],
     }
-    whole = how | {"inputs": layout, "samples": samples}
     return json.dumps(whole, indent=indent, allow_nan=False)
+
+
+def _sample_as_json(explanation: Explanation, sample: int) -> dict[str, Any]:
+    labels, probability = explanation.labels, explanation.probability
+    return {
+        "target": _plain(explanation.target[sample]),
+        "label": None if labels is None else labels[sample],
+        "probability": None if probability is None else float(probability[sample]),
+        "output": _plain(float(explanation.output[sample])),
+        "inputs": {name: _tokens_as_json(s, sample) for name, s in explanation.streams.items()},
+        "concerns": concerns(explanation, sample),
+    }
+
+
+def _tokens_as_json(stream: TokenScores, sample: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "scores": stream.scores[sample].tolist(),
+        "content": stream.content[sample].tolist(),
+    }
+    if stream.tokens is not None:
+        found["tokens"] = stream.tokens[sample]
+    if stream.words is not None:
+        found["words"] = [{"text": text, "score": score} for text, score in words(stream, sample)]
+    return found
 
 
 def _plain(value: Any) -> Any:

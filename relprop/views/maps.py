@@ -11,7 +11,7 @@ import torch
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
     add_scale,
-    given,
+    axes_or_new,
     room_for,
     scale_of,
     several,
@@ -24,7 +24,7 @@ from relprop.views.shown import Units, checked, named, only, target_of, units
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from relprop.explanation import Explanation
+    from relprop.explanation import Explanation, TokenScores
 
 SCALES = (None, "shared", "own")
 
@@ -58,14 +58,9 @@ def heatmap(
     'target 3'
     """
     sample, heat = checked(explanation, sample), _heat(explanation, sample, image)
-    axes = given(ax, 4.0, 3.6)
-    drawn = show_heatmap(
-        axes,
-        heat,
-        f"target {target_of(explanation, sample)}" if title is None else title,
-        image,
-        scale=scale_of(heat, strongest=strongest),
-    )
+    axes = axes_or_new(ax, 4.0, 3.6)
+    title = f"target {target_of(explanation, sample)}" if title is None else title
+    drawn = show_heatmap(axes, heat, title, image, scale=scale_of(heat, strongest=strongest))
     if colorbar:
         add_scale(drawn, axes, "score")
     return axes
@@ -97,42 +92,35 @@ def compare(
     different words.
     """
     found = _labelled(explanations, labels, sample)
-    all_of = list(found.values())
     if scale not in SCALES:
         raise OptionError(f"scale={scale!r}: one of {', '.join(map(repr, SCALES))}")
-    if scale is None:
-        scale = (
-            "shared"
-            if len({(e.method, e.rules, str(e.facts.get("options"))) for e in all_of}) == 1
-            else "own"
-        )
-    images = [only(e, "compare()").grid is not None for e in all_of]
+    shared = _of_one_method(found) if scale is None else scale == "shared"
+    images = [only(e, "compare()").grid is not None for e in found.values()]
     if all(images):
-        return _compare_maps(found, image, sample, scale, ax, colorbar)
+        return _compare_maps(found, image, sample, shared, ax, colorbar)
     if any(images):
         raise OptionError("compare(): some explanations are of images and some of texts")
-    return [_compare_rows(found, sample, scale, ax, colorbar)]
+    return [_compare_rows(found, sample, shared, ax, colorbar)]
+
+
+def _of_one_method(found: Mapping[str, Explanation]) -> bool:
+    """Whether one method, with the same rules and options, made all of them."""
+    return len({(e.method, e.rules, str(e.facts.get("options"))) for e in found.values()}) == 1
 
 
 def _labelled(
     explanations: Any, labels: Iterable[str] | None, sample: int
 ) -> dict[str, Explanation]:
-    given_labels = getattr(explanations, "explanations", explanations)
-    parts = list(given_labels.values()) if isinstance(given_labels, Mapping) else list(given_labels)
+    """Explanations by their headings; equal headings are told apart by number."""
+    explanations = getattr(explanations, "explanations", explanations)  # a Comparison
+    mapping = isinstance(explanations, Mapping)
+    parts = list(explanations.values() if mapping else explanations)
     if not parts:
         raise OptionError("compare(): no explanations")
     for part in parts:
         checked(part, sample)
-    names = (
-        list(labels)
-        if labels is not None
-        else list(map(str, given_labels))
-        if isinstance(given_labels, Mapping)
-        else []
-    )
-    if not names:
-        one_method = len({p.method for p in parts}) == 1
-        names = [f"target {target_of(p, sample)}" if one_method else p.method for p in parts]
+    names = list(labels) if labels is not None else [str(k) for k in explanations if mapping]
+    names = names or _headings(parts, sample)
     if len(names) != len(parts):
         raise OptionError(f"labels has {len(names)} entries for {len(parts)} explanations")
     return {
@@ -141,82 +129,84 @@ def _labelled(
     }
 
 
+def _headings(parts: list[Explanation], sample: int) -> list[str]:
+    """The targets of one method, or the methods."""
+    if len({part.method for part in parts}) == 1:
+        return [f"target {target_of(part, sample)}" for part in parts]
+    return [part.method for part in parts]
+
+
 def _compare_maps(
-    found: Mapping[str, Explanation], image: Any, sample: int, scale: str, ax: Any, colorbar: bool
+    found: Mapping[str, Explanation], image: Any, sample: int, shared: bool, ax: Any, colorbar: bool
 ) -> list[Axes]:
     heats = [_heat(e, sample, image) for e in found.values()]
-    if scale == "own":
+    if not shared:
         heats = [heat / (heat.abs().max() or 1.0) for heat in heats]
     (axes,) = several(ax, 1, len(heats), 2.3, 2.3 * heats[0].shape[0] / heats[0].shape[1] + 0.25)
-    common = scale_of(*heats) if scale == "shared" else scale_of(*heats, strongest=1.0)
+    common = scale_of(*heats, strongest=None if shared else 1.0)
     for panel, label, heat in zip(axes, found, heats, strict=False):
         drawn = show_heatmap(panel, heat, label, image, scale=common)
+    axes = axes[: len(heats)]
     if colorbar:
-        add_scale(
-            drawn,
-            axes[: len(heats)],
-            "score" if scale == "shared" else "share of each map's strongest",
-            shrink=0.7,
-        )
-    return axes[: len(heats)]
+        add_scale(drawn, axes, "score" if shared else "share of each map's strongest", shrink=0.7)
+    return axes
 
 
 def _compare_rows(
-    found: Mapping[str, Explanation], sample: int, scale: str, ax: Any, colorbar: bool
+    found: Mapping[str, Explanation], sample: int, shared: bool, ax: Any, colorbar: bool
 ) -> Axes:
     rows = _rows_of(found, sample)
-    first = next(iter(rows.values()))
-    others = [label for label, row in rows.items() if row.names != first.names]
-    if others:
-        raise OptionError(
-            message(
-                f"compare(): {', '.join(others)} scores other tokens than {next(iter(rows))}",
-                then=["compare those that score the same tokens with each other"],
-            )
-        )
-    values = np.array(
-        [row.scores if scale == "shared" else row.relative() for row in rows.values()]
-    )
-    labels = [named(name) for name in first.names]
-    ((axes,),) = several(
-        ax,
-        1,
-        1,
-        max(4.0, 0.34 * len(labels) + 0.8 + room_for(list(rows))),
-        0.3 * len(rows) + 0.5 + room_for(labels),
-    )
-    drawn = axes.imshow(
-        values,
-        aspect="auto",
-        **scale_of(values, strongest=None if scale == "shared" else 1.0, light=True),
-    )
+    values = np.array([row.scores if shared else row.relative() for row in rows.values()])
+    labels = [named(name) for name in next(iter(rows.values())).names]
+    axes = _row_axes(ax, list(rows), labels)
+    scale = scale_of(values, strongest=None if shared else 1.0, light=True)
+    drawn = axes.imshow(values, aspect="auto", **scale)
     write_ticks(axes, "x", labels, rotation=90)
     write_ticks(axes, "y", list(rows))
     axes.spines[:].set_visible(False)
     targets = {target_of(e, sample) for e in found.values()}
     write_title(axes, f"target {targets.pop()}" if len(targets) == 1 else "")
     if colorbar:
-        add_scale(
-            drawn,
-            axes,
-            "score" if scale == "shared" else "share of strongest",
-            shrink=1.0,
-            aspect=12,
-        )
+        add_scale(drawn, axes, "score" if shared else "share of strongest", shrink=1.0, aspect=12)
+    return axes
+
+
+def _row_axes(ax: Any, rows: list[str], columns: list[str]) -> Axes:
+    """One axes with room for its labels."""
+    width = max(4.0, 0.34 * len(columns) + 0.8 + room_for(rows))
+    ((axes,),) = several(ax, 1, 1, width, 0.3 * len(rows) + 0.5 + room_for(columns))
     return axes
 
 
 def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
-    by = (
-        "words" if all(only(e, "compare()").words is not None for e in found.values()) else "tokens"
-    )
-    return {label: units(e, sample, by) for label, e in found.items()}
+    """The words of each explanation, or the tokens where not all know words. Raises ``OptionError``
+    where they are not the same."""
+    words = all(only(e, "compare()").words is not None for e in found.values())
+    rows = {label: units(e, sample, "words" if words else "tokens") for label, e in found.items()}
+    first, *_ = rows
+    others = [label for label, row in rows.items() if row.names != rows[first].names]
+    if others:
+        raise OptionError(
+            message(
+                f"compare(): {', '.join(others)} scores other tokens than {first}",
+                then=["compare those that score the same tokens with each other"],
+            )
+        )
+    return rows
 
 
 def _heat(explanation: Explanation, sample: int, image: Any) -> torch.Tensor:
     """The map (H, W) in the model's image, or in the picture it was made from where ``image`` is
     that picture."""
     stream = only(explanation, "heatmap()")
+    _refuse_no_picture(stream)
+    size = tuple(getattr(image, "shape", ())[-2:])
+    if stream.originals is not None and stream.image != size == stream.originals[sample].size:
+        return explanation.original_heatmap(sample)
+    return explanation.heatmap()[sample].detach().cpu()
+
+
+def _refuse_no_picture(stream: TokenScores) -> None:
     if stream.grid is None or stream.image is None:
         raise OptionError(
             message(
@@ -231,10 +221,3 @@ def _heat(explanation: Explanation, sample: int, image: Any) -> torch.Tensor:
                 then=["explanation.plot()   # a map for each time"],
             )
         )
-    size = tuple(getattr(image, "shape", ())[-2:])
-    whole = stream.originals is not None and stream.image != size == stream.originals[sample].size
-    return (
-        explanation.original_heatmap(sample)
-        if whole
-        else explanation.heatmap()[sample].detach().cpu()
-    )

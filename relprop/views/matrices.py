@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, message
@@ -14,22 +13,21 @@ from relprop.views.figure import (
     TICK,
     TITLE,
     add_scale,
-    bare,
-    given,
+    axes_or_new,
     room_for,
     scale_of,
     several,
     write_ticks,
     write_title,
 )
+from relprop.views.kept import SYMBOLS, chosen_block, maps_of, needed, numbers
 from relprop.views.shown import checked, only, target_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
-    from relprop.explanation import Block, Explanation
-
-KINDS = {"attention": "A", "gradient": "∇A", "relevance": "R"}
+    from relprop.explanation import Explanation
 
 
 def matrix(
@@ -59,49 +57,57 @@ def matrix(
     """
     sample = checked(explanation, sample)
     if block is None:
-        if head is not None:
-            raise OptionError(
-                message(
-                    f"matrix(head={head}) needs a block",
-                    then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
-                )
-            )
-        values, caption = (
-            _need(only(explanation, "matrix()").matrix, "matrix()", "matrix")[sample],
-            "C",
-        )
+        values, caption = _c_matrix(explanation, head, sample), "C"
     else:
-        chosen, number = _block(explanation, block, "matrix()")
-        maps = _of_kind(chosen, kind, sample)
-        if head is not None and not -len(maps) <= head < len(maps):
-            raise OptionError(f"head={head}: {chosen.path} has {len(maps)} heads")
-        values = maps.mean(0) if head is None else maps[head]
-        caption = (
-            f"{chosen.path or f'block {number}'}\n{KINDS[kind]}, "
-            f"{'mean over heads' if head is None else f'head {head % len(maps)}'}"
-        )
-    shown = _numbers(values)
-    known = (
-        next(iter(explanation.streams.values())).tokens if len(explanation.streams) == 1 else None
-    )
-    room = 0.4 if known is None else room_for(known[sample])
-    side = min(max(2.0, 0.17 * max(shown.shape)), 7.0 if known is not None else 3.6) + room + 0.4
-    axes = given(ax, side + 0.6, max(side * shown.shape[0] / max(shown.shape), room + 1.2))
+        values, caption = _site_matrix(explanation, (block, head, kind), sample)
+    shown = numbers(values)
+    axes = _matrix_axes(ax, explanation, sample, shown.shape)
     strongest = _off_diagonal(shown) if block is None else None
     drawn = axes.imshow(shown, **scale_of(shown, strongest=strongest))
     _label_tokens(axes, explanation, sample, shown.shape)
-    write_title(
-        axes, f"{caption}, target {target_of(explanation, sample)}" if title is None else title
-    )
+    caption = f"{caption}, target {target_of(explanation, sample)}"
+    write_title(axes, caption if title is None else title)
     axes.spines[:].set_visible(False)
     if colorbar:
-        add_scale(
-            drawn,
-            axes,
-            "",
-            extend="neither" if strongest is None or strongest >= shown.max() else "max",
-        )
+        whole = strongest is None or strongest >= shown.max()
+        add_scale(drawn, axes, "", extend="neither" if whole else "max")
     return axes
+
+
+def _c_matrix(explanation: Explanation, head: int | None, sample: int) -> Tensor:
+    if head is not None:
+        raise OptionError(
+            message(
+                f"matrix(head={head}) needs a block",
+                then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
+            )
+        )
+    return needed(only(explanation, "matrix()").matrix, "matrix()", "matrix")[sample]
+
+
+def _site_matrix(
+    explanation: Explanation, chosen: tuple[int, int | None, str], sample: int
+) -> tuple[Tensor, str]:
+    """One head of a block, or the mean over its heads, with a caption. ``chosen``: block, head and
+    kind."""
+    number, head, kind = chosen
+    block, name = chosen_block(explanation, number, "matrix()")
+    maps = maps_of(block, kind, sample)
+    if head is None:
+        return maps.mean(0), f"{name}\n{SYMBOLS[kind]}, mean over heads"
+    if not -len(maps) <= head < len(maps):
+        raise OptionError(f"head={head}: {block.path} has {len(maps)} heads")
+    return maps[head], f"{name}\n{SYMBOLS[kind]}, head {head % len(maps)}"
+
+
+def _matrix_axes(
+    ax: Axes | None, explanation: Explanation, sample: int, shape: tuple[int, ...]
+) -> Axes:
+    """``ax``, or a figure with room for a label at every token."""
+    labels = _labels(explanation, sample)
+    room = 0.4 if labels is None else room_for(labels)
+    side = min(max(2.0, 0.17 * max(shape)), 3.6 if labels is None else 7.0) + room + 0.4
+    return axes_or_new(ax, side + 0.6, max(side * shape[0] / max(shape), room + 1.2))
 
 
 def layers(
@@ -119,27 +125,20 @@ def layers(
     mean or a maximum). Needs ``keep="layers"``; raises ``OptionError`` without it.
     """
     sample, stream = checked(explanation, sample), only(explanation, "layers()")
-    parts = _numbers(_need(stream.layers, "layers()", "layers")[sample])
-    whole = _numbers(stream.scores[sample])
+    parts = numbers(needed(stream.layers, "layers()", "layers")[sample])
+    whole = numbers(stream.scores[sample])
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
-    summed = np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
-    names = [*(f"L{i}" for i in range(len(parts))), "", "Σ" if summed else "scores"]
     labels = stream.tokens[sample] if stream.tokens is not None else None
-    axes = given(
-        ax,
-        min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0),
-        0.22 * len(rows) + 0.6 + room_for(labels or ["000"]),
-    )
+    width = min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0)
+    axes = axes_or_new(ax, width, 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
     drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
     _ticks_of_tokens(axes, "x", labels, rows.shape[1])
-    write_ticks(axes, "y", names)
+    summed = np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
+    last = "Σ" if summed else "scores"
+    write_ticks(axes, "y", [*(f"L{i}" for i in range(len(parts))), "", last])
     axes.spines[:].set_visible(False)
-    write_title(
-        axes,
-        f"{explanation.method}, target {target_of(explanation, sample)}"
-        if title is None
-        else title,
-    )
+    caption = f"{explanation.method}, target {target_of(explanation, sample)}"
+    write_title(axes, caption if title is None else title)
     if colorbar:
         add_scale(drawn, axes, "score", shrink=1.0, aspect=15)
     return axes
@@ -166,53 +165,33 @@ def heads(
     Returns an axes per head. Needs ``keep="blocks"``; raises ``OptionError`` without it.
     """
     sample = checked(explanation, sample)
-    chosen, number = _block(explanation, block, "heads()")
-    maps = _numbers(_of_kind(chosen, kind, sample))
+    chosen, name = chosen_block(explanation, block, "heads()")
+    maps = numbers(maps_of(chosen, kind, sample))
     if columns < 1:
         raise OptionError(f"columns={columns}: at least 1")
     columns = min(columns, len(maps))
-    grid = [
-        axes for row in several(ax, -(-len(maps) // columns), columns, 1.9, 2.05) for axes in row
-    ]
+    rows = several(ax, -(-len(maps) // columns), columns, 1.9, 2.05)
+    panels = [axes for row in rows for axes in row]
     scale = scale_of(maps)
-    for i, (axes, values) in enumerate(zip(grid, maps, strict=False)):
-        drawn = axes.imshow(values, **scale)
-        write_title(axes, f"head {i}")
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set(color=GREY, linewidth=0.5)
-    for axes in grid[len(maps) :]:
+    for i, (axes, values) in enumerate(zip(panels, maps, strict=False)):
+        drawn = _draw_head(axes, i, values, scale)
+    for axes in panels[len(maps) :]:
         axes.set_axis_off()
     if ax is None:
-        caption = (
-            f"{KINDS[kind]} of {chosen.path or f'block {number}'}, target "
-            f"{target_of(explanation, sample)}"
-        )
-        grid[0].figure.suptitle(caption, fontsize=TITLE).set_parse_math(False)
+        caption = f"{SYMBOLS[kind]} of {name}, target {target_of(explanation, sample)}"
+        panels[0].figure.suptitle(caption, fontsize=TITLE).set_parse_math(False)
     if colorbar:
-        add_scale(drawn, grid, "")
-    return grid[: len(maps)]
+        add_scale(drawn, panels, "")
+    return panels[: len(maps)]
 
 
-def bars(
-    explanation: Explanation,
-    labels: list[str],
-    scores: list[float],
-    content: list[bool],
-    axes: Axes,
-) -> None:
-    """A bar per token: orange for the target, blue against it, grey for what is no content."""
-    from relprop.views.colours import hexadecimal, shade
-
-    colours = [
-        "lightgrey" if not c else hexadecimal(shade(0.75 if s >= 0 else -0.75))
-        for s, c in zip(scores, content, strict=True)
-    ]
-    axes.bar(range(len(scores)), scores, color=colours)
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    write_ticks(axes, "x", labels, rotation=90, most=10_000)
-    axes.set_ylabel("score", fontsize=TICK)
-    bare(axes)
+def _draw_head(axes: Axes, number: int, values: np.ndarray, scale: dict[str, Any]) -> AxesImage:
+    drawn = axes.imshow(values, **scale)
+    write_title(axes, f"head {number}")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set(color=GREY, linewidth=0.5)
+    return drawn
 
 
 def _off_diagonal(values: np.ndarray) -> float | None:
@@ -222,84 +201,27 @@ def _off_diagonal(values: np.ndarray) -> float | None:
     return float(off.max()) if off.size and off.max() > 0 else None
 
 
-def _need(kept: Tensor | None, what: str, keep: str) -> Tensor:
-    if kept is None:
-        raise OptionError(
-            message(
-                f"{what} needs what this explanation did not keep",
-                then=[f"relprop.explain(..., keep={keep!r})"],
-            )
-        )
-    return kept
-
-
-def _block(explanation: Explanation, block: int, what: str) -> tuple[Block, int]:
-    blocks = explanation.blocks
-    if blocks is None:
-        raise OptionError(
-            message(
-                f"{what} needs what this explanation did not keep",
-                then=["relprop.explain(..., keep='blocks')"],
-            )
-        )
-    if not isinstance(block, int) or not -len(blocks) <= block < len(blocks):
-        raise OptionError(
-            f"block={block!r}: the explanation has {len(blocks)}, 0 to {len(blocks) - 1} "
-            "in forward order"
-        )
-    return blocks[block], block % len(blocks)
-
-
-def _of_kind(block: Block, kind: str, sample: int) -> Tensor:
-    """(heads, queries, keys) of one sample."""
-    if kind not in KINDS:
-        raise OptionError(f"kind={kind!r}: one of {', '.join(map(repr, KINDS))}")
-    found: Tensor | None = getattr(block, kind)
-    if found is None:
-        raise OptionError(
-            message(
-                f"this method computed no {kind} at {block.path}",
-                then=["method='transformer_attribution' has attention, gradient and relevance"],
-            )
-        )
-    if found.dim() != 4:
-        raise OptionError(
-            message(
-                (
-                    f"{block.path} attends within parts of the input: its {kind} is "
-                    f"{list(found.shape[1:])} per sample"
-                ),
-                then=["explanation.blocks[...] has the numbers"],
-            )
-        )
-    return found[sample]
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    found: np.ndarray = (
-        values.detach()
-        .to(torch.float64 if values.device.type != "mps" else torch.float32)
-        .cpu()
-        .numpy()
-    )
-    return found
+def _labels(explanation: Explanation, sample: int) -> list[str] | None:
+    """The labels of a sample's tokens, if one input is explained and they are known."""
+    streams = list(explanation.streams.values())
+    tokens = streams[0].tokens if len(streams) == 1 else None
+    return None if tokens is None else tokens[sample]
 
 
 def _label_tokens(
     axes: Axes, explanation: Explanation, sample: int, shape: tuple[int, ...]
 ) -> None:
-    stream = next(iter(explanation.streams.values())) if len(explanation.streams) == 1 else None
-    known = stream.tokens[sample] if stream is not None and stream.tokens is not None else None
+    labels = _labels(explanation, sample)
     for which, count in (("y", shape[0]), ("x", shape[1])):
-        _ticks_of_tokens(axes, which, known, count)
+        _ticks_of_tokens(axes, which, labels, count)
     axes.set_xlabel("from", fontsize=TICK)
     axes.set_ylabel("to", fontsize=TICK)
 
 
-def _ticks_of_tokens(axes: Axes, which: str, known: list[str] | None, count: int) -> None:
+def _ticks_of_tokens(axes: Axes, which: str, labels: list[str] | None, count: int) -> None:
     """Labels where there is one per token; else plain numbers, sparse."""
-    if known is not None and len(known) == count:
-        write_ticks(axes, which, known, rotation=90 if which == "x" else 0)
+    if labels is not None and len(labels) == count:
+        write_ticks(axes, which, labels, rotation=90 if which == "x" else 0)
     else:
         step = max(1, 10 ** int(np.log10(max(count, 1))) // (2 if count < 50 else 1))
         (axes.set_xticks if which == "x" else axes.set_yticks)(list(range(0, count, step)))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from relprop.views.audit import concerns, head_line
+from relprop.views.audit import concerns, heading
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import markup
 from relprop.views.heat import patches
@@ -31,40 +31,31 @@ def page(explanation: Explanation) -> str:
     """The first samples, each with what was explained, its words or map, and its concerns."""
     parts = [_sample(explanation, i) for i in range(min(len(explanation), SAMPLES))]
     left = len(explanation) - SAMPLES
-    parts += (
-        [
-            (
-                f"<p>{left} more samples: explanation.show(sample), "
-                "relprop.plot.text(explanation, sample=...)</p>"
-            )
-        ]
-        if left > 0
-        else []
-    )
+    if left > 0:
+        parts.append(
+            f"<p>{left} more samples: explanation.show(sample), "
+            "relprop.plot.text(explanation, sample=...)</p>"
+        )
     return f'<div style="font-family:sans-serif;line-height:1.7">{"".join(parts)}</div>'
 
 
 def picture(explanation: Explanation) -> bytes | None:
     """The first sample's heat map as PNG; ``None`` for what is no image."""
     stream = next(iter(explanation.streams.values()))
-    return (
-        None
-        if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1
-        else _heat_png(explanation, 0)
-    )
+    if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1:
+        return None
+    return _heat_png(explanation, 0)
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
     how = f"{html.escape(explanation.method)}, rules {html.escape(explanation.rules)}"
-    parts = [f"<p><b>{markup(head_line(explanation, sample), 200)}</b> <small>{how}</small></p>"]
+    parts = [f"<p><b>{markup(heading(explanation, sample), 200)}</b> <small>{how}</small></p>"]
     for name in explanation.streams:
         one = explanation[name]
-        parts += [f"<p><small>{markup(name)}</small></p>"] if len(explanation.streams) > 1 else []
-        parts.append(
-            _image(one, sample)
-            if one.grid is not None and len(one.grid) == 2
-            else _words(one, sample)
-        )
+        if len(explanation.streams) > 1:
+            parts.append(f"<p><small>{markup(name)}</small></p>")
+        draw = _image if one.grid is not None and len(one.grid) == 2 else _words
+        parts.append(draw(one, sample))
     parts += [
         f'<p style="color:#8a3b00">⚠ {markup(line, 300)}</p>'
         for line in concerns(explanation, sample)
@@ -76,14 +67,14 @@ def _words(explanation: Explanation, sample: int) -> str:
     found = units(explanation, sample)
     shown = list(zip(found.names, found.scores, found.relative(), found.content, strict=True))
     spans = [
-        _span(named(name), score, share if content else 0.0, content)
+        _shaded(named(name), score, share if content else 0.0, content)
         for name, score, share, content in shown[:WORDS]
     ]
     more = f" <small>and {len(shown) - WORDS} more</small>" if len(shown) > WORDS else ""
     return f"<p>{' '.join(spans)}{more}</p>"
 
 
-def _span(text: str, score: float, share: float, content: bool) -> str:
+def _shaded(text: str, score: float, share: float, content: bool) -> str:
     ground = shade(share)
     style = (
         f"background:{hexadecimal(ground)};color:{hexadecimal(ink(ground))}"

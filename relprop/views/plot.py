@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
 from relprop.views.curves import curves
-from relprop.views.figure import LABEL, figure, room_for, show_heatmap, show_image, write_title
-from relprop.views.flow import ledger
+from relprop.views.figure import figure, show_heatmap, show_image
+from relprop.views.ledgers import ledger
 from relprop.views.maps import compare, heatmap
-from relprop.views.matrices import bars, heads, layers, matrix
+from relprop.views.matrices import heads, layers, matrix
+from relprop.views.sequences import plot_sequence
+from relprop.views.shaded_text import text
 from relprop.views.shown import checked, target_of
-from relprop.views.texts import text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,46 +53,21 @@ def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Fi
     if explanation.grid is None:
         if image is not None:
             raise OptionError("plot(image): this explanation is of no image")
-        return _plot_sequence(explanation, sample, title)
+        return plot_sequence(explanation, sample, title)
     if len(explanation.grid) > 2:
-        times, *_ = explanation.grid
-        frames = (
-            explanation.heatmap((times, *explanation.image[1:]))[sample]
-            if explanation.image
-            else ()
-        )
-        fig, columns = figure(times)
-        for i, (axes, heat) in enumerate(zip(columns, frames, strict=True)):
-            show_heatmap(axes, heat, f"{title}, {i + 1} of {times}")
-        return fig
+        return _plot_times(explanation, sample, title)
     drawn = heatmap(explanation, image, sample=sample).figure
     return drawn  # type: ignore[return-value]
 
 
-def _plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
-    """Bars with the tokens' labels; a line for what has none (sound, time series), in seconds if
-    they are known."""
-    scores = explanation.scores[sample].tolist()
-    tokens = next(iter(explanation.streams.values()))
-    if (
-        tokens.tokens is None
-        and tokens.spans is not None
-        and bool((tokens.spans.diff(dim=-1) > 1).any())
-    ):
-        known = explanation.source >= 0
-        at = explanation.seconds() if tokens.clock else tokens.spans[:, 0]
-        fig, (axes,) = figure(1, 8.0, 3)
-        axes.plot(
-            at[known].mean(-1).tolist(),
-            explanation.scores[sample, known.to(explanation.scores.device)].tolist(),
-            color="#d55e00",
-        )
-        axes.set_xlabel("seconds" if tokens.clock else "step of the input", fontsize=LABEL)
-    else:
-        labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
-        fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
-        bars(explanation, labels, scores, explanation.content[sample].tolist(), axes)
-    write_title(axes, title)
+def _plot_times(explanation: Explanation, sample: int, title: str) -> Figure:
+    """A heat map for each time of a video."""
+    assert explanation.grid is not None
+    times, whole = explanation.grid[0], explanation.image
+    frames = explanation.heatmap((times, *whole[1:]))[sample] if whole else ()
+    fig, columns = figure(times)
+    for i, (axes, heat) in enumerate(zip(columns, frames, strict=True)):
+        show_heatmap(axes, heat, f"{title}, {i + 1} of {times}")
     return fig
 
 
@@ -106,10 +82,7 @@ def plot_comparison(explanations: Mapping[str, Explanation], image: Any, *, samp
     if not -len(first) <= sample < len(first):
         raise OptionError(f"sample={sample}: the explanations have {len(first)} samples")
     maps = all(e.grid is not None and len(e.grid) == 2 for e in explanations.values())
-    same = (
-        explanations
-        if maps
-        else {label: e for label, e in explanations.items() if e.scores.shape == first.scores.shape}
-    )
+    shape = first.scores.shape
+    same = {label: e for label, e in explanations.items() if maps or e.scores.shape == shape}
     drawn = compare(same, image, sample=sample, scale="own", colorbar=False)[0].figure
     return drawn  # type: ignore[return-value]

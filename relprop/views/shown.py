@@ -4,7 +4,7 @@ its score."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relprop.errors import OptionError, message
 from relprop.views.escape import visible
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
 
 BY = ("words", "tokens", "patches")
+Name = str | int | tuple[int, ...] | None
+"""What a part is called: a word or token, a position, a patch's place in its grid; ``None`` for a token of the model's own."""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,19 @@ class Units:
     are words or patches, not special tokens or padding."""
 
     kind: str
-    names: tuple[Any, ...]
+    names: tuple[Name, ...]
     scores: tuple[float, ...]
     content: tuple[bool, ...]
 
     @property
     def strongest(self) -> float:
         """The largest |score| of content, 1 if all are 0."""
-        return (
-            max((abs(s) for s, c in zip(self.scores, self.content, strict=True) if c), default=0.0)
-            or 1.0
-        )
+        return max((abs(score) for _, score in self.inside()), default=0.0) or 1.0
+
+    def inside(self) -> list[tuple[Name, float]]:
+        """The parts that are content, each with its score."""
+        parts = zip(self.names, self.scores, self.content, strict=True)
+        return [(name, score) for name, score, content in parts if content]
 
     def relative(self) -> list[float]:
         """The scores as shares of the strongest, in [−1, 1]."""
@@ -77,40 +81,46 @@ def units(
     sample, stream = checked(explanation, sample), only(explanation, what)
     if by not in (None, *BY):
         raise OptionError(f"by={by!r}: one of {', '.join(map(repr, BY))}")
-    if by is None:
-        by = (
-            "patches"
-            if stream.grid is not None
-            else "words"
-            if stream.words is not None
-            else "tokens"
-        )
+    by = by or _usual(stream)
     if by == "words":
         found = explanation.words(sample)
-        return Units(
-            "words", tuple(w for w, _ in found), tuple(s for _, s in found), (True,) * len(found)
-        )
-    scores, content = tuple(stream.scores[sample].tolist()), tuple(stream.content[sample].tolist())
+        names, sums = tuple(name for name, _ in found), tuple(score for _, score in found)
+        return Units("words", names, sums, (True,) * len(found))
     if by == "patches":
-        if stream.grid is None:
-            raise OptionError(
-                f"{what}: by='patches' is for images; this explanation has "
-                f"{'words and ' if stream.words is not None else ''}tokens"
-            )
-        return Units(
-            "patches",
-            tuple(place_of(i, stream.grid) for i in stream.source.tolist()),
-            scores,
-            content,
+        kind, parts = _patches(stream, what)
+    else:
+        kind, parts = _tokens(stream, sample, what)
+    scores, content = stream.scores[sample].tolist(), stream.content[sample].tolist()
+    return Units(kind, parts, tuple(scores), tuple(content))
+
+
+def _usual(stream: TokenScores) -> str:
+    """The parts that a person would look at first."""
+    if stream.grid is not None:
+        return "patches"
+    return "tokens" if stream.words is None else "words"
+
+
+def _patches(stream: TokenScores, what: str) -> tuple[str, tuple[Name, ...]]:
+    if stream.grid is None:
+        raise OptionError(
+            f"{what}: by='patches' is for images; this explanation has "
+            f"{'words and ' if stream.words is not None else ''}tokens"
         )
+    grid = stream.grid
+    return "patches", tuple(place_of(i, grid) for i in stream.source.tolist())
+
+
+def _tokens(stream: TokenScores, sample: int, what: str) -> tuple[str, tuple[Name, ...]]:
+    """Tokens by their labels, or, where there are none, by their positions."""
     if stream.grid is not None:
         raise OptionError(
             f"{what}: this explanation is of an image; by='patches', or "
             "relprop.plot.heatmap(explanation)"
         )
     if stream.tokens is not None:
-        return Units("tokens", tuple(stream.tokens[sample]), scores, content)
-    return Units("positions", tuple(stream.source.tolist()), scores, content)
+        return "tokens", tuple(stream.tokens[sample])
+    return "positions", tuple(stream.source.tolist())
 
 
 def place_of(source: int, grid: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -125,17 +135,13 @@ def place_of(source: int, grid: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(reversed(place))
 
 
-def named(name: Any) -> str:
+def named(name: Name) -> str:
     """A part as text: a word or token as it is, a patch by its row and column."""
+    if isinstance(name, str):
+        return name
     if isinstance(name, tuple):
         return f"patch ({', '.join(map(str, name))})"
-    return (
-        name
-        if isinstance(name, str)
-        else "the model's own token"
-        if name is None or name == -1
-        else f"position {name}"
-    )
+    return "the model's own token" if name is None or name == -1 else f"position {name}"
 
 
 def text_only(explanation: Explanation, what: str) -> TokenScores:

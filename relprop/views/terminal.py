@@ -12,7 +12,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from relprop.errors import OptionError
-from relprop.views.audit import concerns, head_line
+from relprop.views.audit import concerns, heading
 from relprop.views.colours import colours, ink, shade
 from relprop.views.escape import visible
 from relprop.views.heat import patches
@@ -34,19 +34,14 @@ def terminal(
     sample = checked(explanation, sample)
     if width is not None and width < 20:
         raise OptionError(f"terminal(width={width}): at least 20 columns")
-    colour, width = (
-        has_colour() if colour is None else colour,
-        width or min(shutil.get_terminal_size((100, 24)).columns, 160),
-    )
-    lines = [f"{head_line(explanation, sample)}, {explanation.method}"]
+    colour = has_colour() if colour is None else colour
+    width = width or min(shutil.get_terminal_size((100, 24)).columns, 160)
+    lines = [f"{heading(explanation, sample)}, {explanation.method}"]
     for name in explanation.streams:
         one = explanation[name]
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
-        lines += (
-            _map(one, sample, colour, width)
-            if one.grid is not None and len(one.grid) == 2
-            else _words(one, sample, colour, width)
-        )
+        draw = _map if one.grid is not None and len(one.grid) == 2 else _words
+        lines += draw(one, sample, colour, width)
     return "\n".join([*lines, *(f"warning: {line}" for line in concerns(explanation, sample))])
 
 
@@ -73,30 +68,37 @@ def has_colour() -> bool:
 def _words(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
     found = units(explanation, sample)
     texts = [visible(named(name), min(40, width)) or "·" for name in found.names]
-    signed = any(s < 0 for s in found.scores)
+    shares = [s if c else 0.0 for s, c in zip(found.relative(), found.content, strict=True)]
     lines: list[str] = []
-    above, below, used = "", "", 0
-    for text, share, content in zip(texts, found.relative(), found.content, strict=True):
+    for row in _broken(list(zip(texts, shares, strict=True)), width):
+        if colour:
+            lines.append("".join(f"{_paint(text, share)} " for text, share in row))
+        else:
+            lines.append(" ".join(text for text, _ in row).rstrip())
+            lines.append(" ".join(_mark(s) * cell_len(text) for text, s in row).rstrip())
+    return [*lines, _words_legend(colour, signed=any(s < 0 for s in found.scores))]
+
+
+def _broken(words: list[tuple[str, float]], width: int) -> list[list[tuple[str, float]]]:
+    """Words in rows, none of which is wider than ``width`` unless it is one word."""
+    rows: list[list[tuple[str, float]]] = [[]]
+    used = 0
+    for text, share in words:
         cells = cell_len(text)
         if used and used + cells > width:
-            lines += [above] if colour else [above.rstrip(), below.rstrip()]
-            above, below, used = "", "", 0
-        share = share if content else 0.0
-        above += f"{_paint(text, share)} " if colour else f"{text} "
-        below += _mark(share) * cells + " "
+            rows.append([])
+            used = 0
+        rows[-1].append((text, share))
         used += cells + 1
-    lines += [above] if colour else [above.rstrip(), below.rstrip()]
+    return rows
+
+
+def _words_legend(colour: bool, signed: bool) -> str:
     if colour:
-        return [
-            *lines,
-            f"{_paint(' most ', 1.0)} for it"
-            + (f", {_paint(' most ', -1.0)} against it" if signed else ""),
-        ]
-    return [
-        *lines,
-        f"{BARS[1:]} from weak to strong"
-        + (", v against it (V: more than half of the strongest)" if signed else ""),
-    ]
+        against = f", {_paint(' most ', -1.0)} against it" if signed else ""
+        return f"{_paint(' most ', 1.0)} for it{against}"
+    against = ", v against it (V: more than half of the strongest)" if signed else ""
+    return f"{BARS[1:]} from weak to strong{against}"
 
 
 def _mark(share: float) -> str:
@@ -119,30 +121,32 @@ def _paint(text: str, share: float) -> str:
 def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
     """Two patches per character, one above the other, in colour; without, two characters per patch.
     Finer maps are averaged to fit."""
-    values = coarsened(
-        patches(next(iter(explanation.streams.values())), sample), min(width // 2, FINEST)
-    )
+    tokens = next(iter(explanation.streams.values()))
+    values = coarsened(patches(tokens, sample), min(width // 2, FINEST))
     shares, signed = values / (np.abs(values).max() or 1.0), bool((values < 0).any())
     if not colour:
-        legend = f"{FOR[1:]} from weak to strong" + (
-            f", {AGAINST[1:]} against it" if signed else ""
-        )
-        return [
-            "".join(2 * (FOR if v >= 0 else AGAINST)[round(abs(v) * 4)] for v in row.tolist())
-            for row in shares
-        ] + [legend]
+        return _inked_map(shares, signed)
     times = 2 if 2 * shares.shape[1] <= min(width, FINEST) else 1
     tall = np.repeat(np.repeat(colours(shares, signed=signed), times, 1), times, 0)
     if len(tall) % 2:
         tall = np.concatenate([tall, np.zeros_like(tall[-1:])])
-    return [
-        "".join(
-            f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀"
-            for a, b in zip(up.tolist(), down.tolist(), strict=True)
-        )
-        + RESET
-        for up, down in zip(tall[::2], tall[1::2], strict=True)
+    pairs = zip(tall[::2].tolist(), tall[1::2].tolist(), strict=True)
+    return ["".join(map(_half_block, up, down)) + RESET for up, down in pairs]
+
+
+def _half_block(up: list[int], down: list[int]) -> str:
+    """A character whose upper half has one colour and whose lower half another one."""
+    a, b = (";".join(map(str, colour)) for colour in (up, down))
+    return f"\x1b[38;2;{a}m\x1b[48;2;{b}m▀"
+
+
+def _inked_map(shares: np.ndarray, signed: bool) -> list[str]:
+    legend = f"{FOR[1:]} from weak to strong"
+    lines = [
+        "".join(2 * (FOR if v >= 0 else AGAINST)[round(abs(v) * 4)] for v in row)
+        for row in shares.tolist()
     ]
+    return [*lines, legend + (f", {AGAINST[1:]} against it" if signed else "")]
 
 
 def coarsened(values: np.ndarray, most: int) -> np.ndarray:

@@ -169,6 +169,7 @@ def test_what_type_checkers_see_is_what_is_there():
     )
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
     assert set(seen) == set(relprop.__all__)
-    assert {name: f"relprop.{home}" for name, home in relprop._HOME_OF.items()} == {
+    rooms = {name: module.rpartition(".")[0] for name, module in relprop._SHORT_NAMES.items()}
+    assert {name: f"relprop.{home}" for name, home in (relprop._HOME_OF | rooms).items()} == {
         n: m for n, m in seen.items() if m != "relprop"
     }

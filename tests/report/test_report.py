@@ -20,9 +20,9 @@ from PIL import Image
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError, RelpropWarning
-from relprop.report.chunks import png
-from relprop.report.content import pooled_tokens
-from relprop.report.maps import LEVELS, rounded
+from relprop.reporting.chunks import png
+from relprop.reporting.maps import LEVELS, rounded
+from relprop.reporting.pooling import pooled_tokens
 from relprop.runs.fingerprints import of_model
 from tests.common.models import build, sample
 from tests.report.conftest import HOSTILE, worded

@@ -14,8 +14,9 @@ from relprop import plot
 from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.perturbation import PerturbationCurve
-from relprop.views.figure import figure, pixels
-from relprop.views.flow import part_of, short_names, stages
+from relprop.views.figure import figure
+from relprop.views.pixels import pixels
+from relprop.views.stages import part_of, short_names, stages
 from tests.views.conftest import explain_texts
 
 

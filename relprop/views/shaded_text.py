@@ -53,16 +53,12 @@ def text(
     title = f"target {target_of(explanation, sample)}" if title is None else title
     points = width * POINTS if ax is None else ax.get_window_extent().width / ax.figure.dpi * POINTS
     words = [visible(named(name), 60) for name in found.names]
-    places, bottom = lay_out(
-        words, points, size, gap=0.42 * size if found.kind == "words" else 0.25 * size
-    )
+    gap = (0.42 if found.kind == "words" else 0.25) * size
+    places, bottom = lay_out(words, points, size, gap=gap)
     top = (TITLE * 2.0 if title and ax is None else 0.0) + MARGIN
     height = top + bottom + MARGIN + (22.0 if ax is None else 0.0)
     if ax is None:
-        fig = blank(width, height / POINTS)
-        fig.set_layout_engine("none")
-        ax = fig.add_axes((0.0, 0.0, 1.0, 1.0))
-        ax.text(MARGIN, MARGIN, visible(title, 120), fontsize=TITLE, va="top", parse_math=False)
+        ax = _own_axes(width, height, title)
         _legend(ax, height, any(s < 0 for s in found.scores))
     elif title:
         ax.set_title(visible(title, 120), fontsize=TITLE).set_parse_math(False)
@@ -70,11 +66,19 @@ def text(
     ax.set_ylim(height, 0)
     ax.set_aspect("auto")
     ax.set_axis_off()
-    for word, (left, right, line), share, content in zip(
-        words, places, found.relative(), found.content, strict=True
-    ):
-        _draw(ax, word, (left, right, top + line), size, share, content)
+    shown = zip(words, places, found.relative(), found.content, strict=True)
+    for word, (left, right, line), share, content in shown:
+        _draw(ax, word, (left, right, top + line), size, share if content else None)
     return ax
+
+
+def _own_axes(width: float, height: float, title: str) -> Axes:
+    """A figure that is all text: ``width`` in inches, ``height`` in points."""
+    fig = blank(width, height / POINTS)
+    fig.set_layout_engine("none")
+    axes = fig.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.text(MARGIN, MARGIN, visible(title, 120), fontsize=TITLE, va="top", parse_math=False)
+    return axes
 
 
 def lay_out(
@@ -96,34 +100,33 @@ def lay_out(
 
 
 def _draw(
-    ax: Axes, word: str, place: tuple[float, float, float], size: float, share: float, content: bool
+    ax: Axes, word: str, place: tuple[float, float, float], size: float, share: float | None
 ) -> None:
-    from matplotlib.patches import Rectangle
-
-    left, right, middle = place
-    ground = shade(share)
-    if content:
-        ax.add_patch(
-            Rectangle(
-                (left - 0.16 * size, middle - 0.72 * size),
-                right - left + 0.32 * size,
-                1.44 * size,
-                facecolor=hexadecimal(ground),
-                linewidth=0,
-            )
-        )
-    front = hexadecimal(ink(ground)) if content else GREY
+    """One word on its ground; ``share`` is ``None`` for what is no content, which has none."""
+    left, _, middle = place
+    if share is not None:
+        _draw_ground(ax, place, size, share)
     ax.text(
         left,
         middle + 0.36 * size,
         word,
         fontsize=size,
-        color=front,
+        color=GREY if share is None else hexadecimal(ink(shade(share))),
         va="baseline",
         ha="left",
         parse_math=False,
         clip_on=True,
     )
+
+
+def _draw_ground(ax: Axes, place: tuple[float, float, float], size: float, share: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, right, middle = place
+    corner = (left - 0.16 * size, middle - 0.72 * size)
+    colour = hexadecimal(shade(share))
+    wide, high = right - left + 0.32 * size, 1.44 * size
+    ax.add_patch(Rectangle(corner, wide, high, facecolor=colour, linewidth=0))
 
 
 def _legend(ax: Axes, height: float, signed: bool) -> None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relprop.commands.asked import Asked
 from relprop.commands.telling import WrongUsage
 from relprop.errors import InputError, message
 
 
 @dataclass(frozen=True)
-class Given:
-    """A picture (PIL), a text, or both, for a model of pairs; ``name``: what it is called in files
-    and messages."""
+class OneInput:
+    """A picture (PIL), a text, or both, for a model of pairs. ``name`` is what messages call it."""
 
     picture: Any = None
     text: str | None = None
@@ -25,59 +25,52 @@ class Given:
     @property
     def kind(self) -> str:
         """What it is, in words."""
-        return (
-            "a picture and a text"
-            if self.picture is not None and self.text is not None
-            else "a text"
-            if self.picture is None
-            else "a picture"
-        )
+        if self.picture is None:
+            return "a text"
+        return "a picture" if self.text is None else "a picture and a text"
 
 
-def read_given(
-    argument: str | None, text: str | None = None, text_file: Path | None = None
-) -> Given | None:
-    """What the arguments name: INPUT (a picture's file, a text, or ``-``), and ``--text`` or
-    ``--text-file``. ``None`` if nothing is given.
+def read_input(asked: Asked) -> OneInput | None:
+    """What the command line names: INPUT (a picture's file, a text, or ``-``), and ``--text`` or
+    ``--text-file``. ``None`` if it names nothing.
 
     Raises ``WrongUsage`` for two texts, ``InputError`` for a file that is not there or holds
     something else.
     """
-    if text is not None and text_file is not None:
-        raise WrongUsage("--text and --text-file are two texts: give one")
-    beside = text if text_file is None else _read_text(text_file)
-    found = None if argument is None else _from_stdin() if argument == "-" else _named(argument)
-    if found is None:
-        return (
-            None
-            if beside is None
-            else _checked(Given(text=beside, name="text" if text_file is None else text_file.name))
-        )
-    if found.text is not None and beside is not None:
+    beside = _text_option(asked)
+    if asked.input is None:
+        return None if beside is None else _checked(beside)
+    found = _from_stdin() if asked.input == "-" else _named(asked.input)
+    if beside is None:
+        return _checked(found)
+    if found.text is not None:
         raise WrongUsage("INPUT is a text, and another one is given with --text or --text-file")
-    return _checked(Given(found.picture, found.text if beside is None else beside, found.name))
+    return _checked(OneInput(found.picture, beside.text, found.name))
 
 
-def _checked(given: Given) -> Given:
+def _text_option(asked: Asked) -> OneInput | None:
+    """The text of ``--text`` or ``--text-file``."""
+    if asked.text is not None and asked.text_file is not None:
+        raise WrongUsage("--text and --text-file are two texts: give one")
+    if asked.text_file is not None:
+        return OneInput(text=_read_text(asked.text_file), name=asked.text_file.name)
+    return None if asked.text is None else OneInput(text=asked.text, name="text")
+
+
+def _checked(given: OneInput) -> OneInput:
     if given.text is not None and not given.text.strip():
         raise InputError(f"the text ({given.name}) is empty")
     return given
 
 
-def _named(argument: str) -> Given:
+def _named(argument: str) -> OneInput:
     """A file's picture, or the argument itself as a text."""
     from relprop.data.images import ENDINGS, read_picture
 
     path = Path(argument)
     if argument and _exists(path):
-        if path.is_dir():
-            raise WrongUsage(
-                f"{argument!r} is a folder: relprop explain --data {argument!r} --out "
-                "run explains all that is in it"
-            )
-        if path.suffix.lower() in (".txt", ".md", ".text"):
-            raise WrongUsage(f"{argument!r} is a file of text: --text-file {argument!r}")
-        return Given(read_picture(path, path.name), None, path.name)
+        _refuse_other_files(path, argument)
+        return OneInput(read_picture(path, path.name), None, path.name)
     if path.suffix.lower() in ENDINGS and " " not in path.suffix:
         raise InputError(
             message(
@@ -85,7 +78,18 @@ def _named(argument: str) -> Given:
                 then=["--text gives a text that ends like this one"],
             )
         )
-    return Given(None, argument, "text")
+    return OneInput(None, argument, "text")
+
+
+def _refuse_other_files(path: Path, argument: str) -> None:
+    """A folder and a file of text have options of their own."""
+    if path.is_dir():
+        raise WrongUsage(
+            f"{argument!r} is a folder: relprop explain --data {argument!r} --out "
+            "run explains all that is in it"
+        )
+    if path.suffix.lower() in (".txt", ".md", ".text"):
+        raise WrongUsage(f"{argument!r} is a file of text: --text-file {argument!r}")
 
 
 def _exists(path: Path) -> bool:
@@ -111,13 +115,13 @@ def _read_text(path: Path) -> str:
         raise InputError(f"{path.name!r} cannot be read: {error.strerror}") from None
 
 
-def _from_stdin() -> Given:
+def _from_stdin() -> OneInput:
     """Text in UTF-8, or the bytes of a picture."""
     given = sys.stdin.buffer.read()
     try:
-        return Given(None, given.decode("utf-8").rstrip("\r\n"), "standard input")
+        return OneInput(None, given.decode("utf-8").rstrip("\r\n"), "standard input")
     except UnicodeDecodeError:
         from relprop.data.images import read_picture
 
         source: Any = io.BytesIO(given)
-        return Given(read_picture(source, "standard input"), None, "standard input")
+        return OneInput(read_picture(source, "standard input"), None, "standard input")

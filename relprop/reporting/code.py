@@ -13,45 +13,50 @@ from relprop.methods import method_named
 def code_for(explanation: Explanation, model: Mapping[str, Any] | None) -> str:
     """The call that made ``explanation``; ``model`` and ``inputs`` are the reader's to fill in,
     with what is known of them in comments."""
-    facts = [] if model is None else [f"{model['class']}, weights sha256 {model['weights'][:16]}…"]
     inputs = ", ".join(
         _described(s.name, s.scores.shape[1], s.image) for s in explanation.streams.values()
     )
-    targets, told = _targets(explanation.target)
-    keep = [
-        n
-        for n, kept in (
-            ("blocks", explanation.blocks is not None),
-            ("matrix", any(s.matrix is not None for s in explanation.streams.values())),
-        )
-        if kept
-    ]
-    options = [f"{name}={value}" for name, value in _changed(explanation).items()]
-    arguments = [
-        f"target={targets}",
-        f"method={explanation.method!r}",
-        *([f"rules={explanation.rules!r}"] if explanation.ledger is not None else []),
-        *options,
-    ]
-    arguments += [f"keep={tuple(keep)!r}"] if keep else []
+    arguments, comment = _arguments(explanation)
     return "\n".join(
         [
             "import relprop",
             "",
-            f"model = ...     # {_line(facts[0]) if facts else 'not given to the report'}",
+            f"model = ...     # {_line(_model(model))}",
             f"inputs = ...    # a batch of {len(explanation)}: {_line(inputs)}",
-            f"explanation = relprop.explain(model, inputs, {', '.join(arguments)}){told}",
+            f"explanation = relprop.explain(model, inputs, {', '.join(arguments)}){comment}",
             'explanation.to_html("report.html", model=model)',
         ]
     )
 
 
+def _model(facts: Mapping[str, Any] | None) -> str:
+    if facts is None:
+        return "not given to the report"
+    return f"{facts['class']}, weights sha256 {facts['weights'][:16]}…"
+
+
+def _arguments(explanation: Explanation) -> tuple[list[str], str]:
+    """The keyword arguments as they are written, and a comment."""
+    targets, comment = _targets(explanation.target)
+    arguments = [f"target={targets}", f"method={explanation.method!r}"]
+    if explanation.ledger is not None:
+        arguments.append(f"rules={explanation.rules!r}")
+    arguments += [f"{name}={value}" for name, value in _changed(explanation).items()]
+    if keep := _keep_argument(explanation):
+        arguments.append(f"keep={keep!r}")
+    return arguments, comment
+
+
+def _keep_argument(explanation: Explanation) -> tuple[str, ...]:
+    blocks = explanation.blocks is not None
+    matrix = any(stream.matrix is not None for stream in explanation.streams.values())
+    return ("blocks",) * blocks + ("matrix",) * matrix
+
+
 def _described(name: str, count: int, image: tuple[int, ...] | None) -> str:
-    return (
-        f"{name!r} of {'×'.join(map(str, image))}"
-        if image is not None
-        else f"{name!r} with {count} tokens"
-    )
+    if image is None:
+        return f"{name!r} with {count} tokens"
+    return f"{name!r} of {'×'.join(map(str, image))}"
 
 
 def _targets(targets: tuple[Any, ...]) -> tuple[str, str]:

@@ -30,13 +30,23 @@ def rendered(data: dict[str, Any], chunks: list[str]) -> str:
         from markupsafe import Markup
     except ImportError:
         raise OptionError('reports need jinja2: pip install "relprop[report]"') from None
-    script = (
-        "\n"
-        + "\n".join(['"use strict";', "(() => {", *(_asset(name) for name in SCRIPTS), "})();"])
-        + "\n"
+    script = "\n".join(["", '"use strict";', "(() => {", *map(_asset, SCRIPTS), "})();", ""])
+    style = f"\n{_asset('report.css')}\n"
+    environment = Environment(autoescape=True, keep_trailing_newline=True)
+    return environment.from_string(_asset("report.html.jinja")).render(
+        title=data["title"],
+        policy=_policy(script, style),
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(_json(data)),
+        chunks=[Markup(c) for c in chunks],
     )
-    style = "\n" + _asset("report.css") + "\n"
-    policy = "; ".join(
+
+
+def _policy(script: str, style: str) -> str:
+    """What the browser may load and run: this script and this style sheet, pictures that stand in
+    the page, and nothing else."""
+    return "; ".join(
         [
             "default-src 'none'",
             f"script-src 'sha256-{_hash(script)}'",
@@ -48,17 +58,6 @@ def rendered(data: dict[str, Any], chunks: list[str]) -> str:
             "trusted-types 'none'",
         ]
     )
-    template = Environment(autoescape=True, keep_trailing_newline=True).from_string(
-        _asset("report.html.jinja")
-    )
-    return template.render(
-        title=data["title"],
-        policy=policy,
-        style=Markup(style),
-        script=Markup(script),
-        data=Markup(_json(data)),
-        chunks=[Markup(c) for c in chunks],
-    )
 
 
 def _json(data: Any) -> str:
@@ -68,7 +67,9 @@ def _json(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("relprop.report").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    return (
+        files("relprop.reporting").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+    )
 
 
 def _hash(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from relprop.explanation import Block
-from relprop.report.chunks import Chunks
+from relprop.reporting.chunks import Chunks
 
 LEVELS = (4095, 255, 191, 127, 95, 63, 47, 31, 23, 15)
 FEWER_ROWS = 63  # the resolution at which rows are left out
@@ -88,16 +88,11 @@ class Maps:
         arrays = {kind: t[sample].detach().cpu().float().numpy() for kind, t in kept.items()}
         lead = tuple(block.attention.shape[1:-2])
         arrays = {kind: a.reshape(-1, *a.shape[-2:]) for kind, a in arrays.items()}
-        weight = (
-            np.abs(scores)
-            if len(lead) == 1 and len(scores) == block.attention.shape[-2]
-            else np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
-        )
-        order = np.argsort(-weight, kind="stable")
-        keys = {
-            kind: hashlib.sha256(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes()).digest()
-            for kind, a in arrays.items()
-        }
+        weights = np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
+        if len(lead) == 1 and len(scores) == block.attention.shape[-2]:
+            weights = np.abs(scores)
+        order = np.argsort(-weights, kind="stable")
+        keys = {kind: _digest(array) for kind, array in arrays.items()}
         for kind, array in arrays.items():
             self.entries.setdefault(keys[kind], Entry(kind, array, order, lead))
         return keys
@@ -106,23 +101,22 @@ class Maps:
         """A resolution for each kind, and the share of the rows that single heads keep, so that all
         take about ``room`` characters."""
         levels = dict.fromkeys(KINDS, LEVELS[0])
-
-        def sizes() -> dict[str, int]:
-            return {
-                kind: sum(e.size(level) for e in self.entries.values() if e.kind == kind)
-                for kind, level in levels.items()
-            }
-
-        while sum((now := sizes()).values()) > room:
-            coarser = [kind for kind in KINDS if levels[kind] == LEVELS[0]] or [
-                kind for kind in KINDS if levels[kind] != LEVELS[-1]
-            ]
-            if not coarser:
+        while sum((sizes := self._sizes(levels)).values()) > room:
+            finest = [kind for kind in KINDS if levels[kind] == LEVELS[0]]
+            finer = finest or [kind for kind in KINDS if levels[kind] != LEVELS[-1]]
+            if not finer:
                 levels = dict.fromkeys(KINDS, FEWER_ROWS)
-                return levels, max(0.0, room / sum(sizes().values()))
-            widest = max(coarser, key=lambda kind: now[kind])
-            levels[widest] = LEVELS[LEVELS.index(levels[widest]) + 1]
+                return levels, max(0.0, room / sum(self._sizes(levels).values()))
+            largest = max(finer, key=lambda kind: sizes[kind])
+            levels[largest] = LEVELS[LEVELS.index(levels[largest]) + 1]
         return levels, 1.0
+
+    def _sizes(self, levels: dict[str, int]) -> dict[str, int]:
+        """About how many characters the maps of each kind take at its resolution."""
+        return {
+            kind: sum(entry.size(level) for entry in self.entries.values() if entry.kind == kind)
+            for kind, level in levels.items()
+        }
 
     def written(self, chunks: Chunks, room: float) -> dict[bytes, dict[str, Any]]:
         """Every map as the page reads it, in about ``room`` characters: means over heads first, at
@@ -134,6 +128,11 @@ class Maps:
             key: _written(entry, chunks, levels[entry.kind], heads_share, share)
             for key, entry in self.entries.items()
         }
+
+
+def _digest(array: np.ndarray) -> bytes:
+    data = f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+    return hashlib.sha256(data).digest()
 
 
 def _written(

@@ -1,0 +1,132 @@
+"""From text, pictures and sound to what a model reads, by Hugging Face processors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from relprop.adapters.base import cannot_prepare
+from relprop.adapters.pictures import Original, originals, picture_size
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer that ``processor`` is or holds."""
+    return _part(processor, "tokenizer", "convert_ids_to_tokens")
+
+
+def image_processor_of(processor: Any) -> Any:
+    """The image processor that ``processor`` is or holds."""
+    return _part(processor, "image_processor", "image_mean")
+
+
+def feature_extractor_of(processor: Any) -> Any:
+    """The extractor of features of sound that ``processor`` is or holds."""
+    return _part(processor, "feature_extractor", "sampling_rate")
+
+
+def _part(processor: Any, name: str, has: str) -> Any:
+    """A part of a processor, known by what it can do."""
+    inner = getattr(processor, name, None)
+    if inner is not None and hasattr(inner, has):
+        return inner
+    return processor if hasattr(processor, has) else None
+
+
+def kind_of(thing: Any) -> str:
+    """What kind of thing that no model reads this is (the first of a list), or ``""``."""
+    first = thing[0] if isinstance(thing, (list, tuple)) and thing else thing
+    if isinstance(first, (str, list, tuple)):
+        return "text"
+    if picture_size(first) is not None:
+        return "a picture"
+    return "sound" if isinstance(first, np.ndarray) and first.ndim == 1 else ""
+
+
+def processed(
+    model: nn.Module, inputs: Any, processor: Any
+) -> tuple[Any, dict[str, tuple[Original, ...]]]:
+    """What the model reads, from text, pictures, sound, or a dict of the processor's own arguments;
+    and the pictures' originals."""
+    try:
+        made = _made(inputs, processor)
+    except (TypeError, ValueError, KeyError) as error:
+        raise cannot_prepare(inputs, processor, error) from error
+    pictures, images = _pictures_in(inputs), image_processor_of(processor)
+    found = {} if pictures is None or images is None else _originals(pictures, images, made)
+    return _accepted(model, made), found
+
+
+def _made(inputs: Any, processor: Any) -> Any:
+    """What the part of the processor makes of ``inputs`` that is for their kind."""
+    kind = "" if isinstance(inputs, Mapping) else kind_of(inputs)
+    tokenizer, images = tokenizer_of(processor), image_processor_of(processor)
+    extractor = feature_extractor_of(processor)
+    if isinstance(inputs, Mapping):
+        padding = (
+            {"padding": True} if tokenizer is not None and _several(inputs.get("text")) else {}
+        )
+        return processor(**padding | dict(inputs), return_tensors="pt")
+    if kind == "text" and tokenizer is not None:
+        return tokenizer(inputs, return_tensors="pt", padding=_several(inputs))
+    if kind == "a picture" and images is not None:
+        return images(images=inputs, return_tensors="pt")
+    if kind == "sound" and extractor is not None:
+        rate = extractor.sampling_rate
+        padding = _sound_padding(inputs, extractor)
+        return extractor(inputs, sampling_rate=rate, return_tensors="pt", **padding)
+    raise TypeError(
+        "it is neither a tokenizer, an image processor nor a feature extractor "
+        f"that takes {kind or type(inputs).__name__}"
+    )
+
+
+def _several(things: Any) -> bool:
+    return isinstance(things, (list, tuple)) and len(things) > 1
+
+
+def _sound_padding(inputs: Any, extractor: Any) -> dict[str, bool]:
+    """Recordings of several lengths are padded, unless the extractor does so anyway."""
+    padding = inspect.signature(extractor.__call__).parameters.get("padding")
+    many = isinstance(inputs, (list, tuple))
+    return {"padding": True} if many and padding is not None and not padding.default else {}
+
+
+def _pictures_in(inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return inputs.get("images")
+    return inputs if kind_of(inputs) == "a picture" else None
+
+
+def _originals(pictures: Any, processor: Any, made: Any) -> dict[str, tuple[Original, ...]]:
+    """Where in each picture the model's image lies, if processing made one image of each."""
+    names = [name for name in made if _is_image(made[name])]
+    some = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
+    if not names or len(some) != len(made[names[0]]):
+        return {}
+
+    def process(picture: Any) -> Tensor:
+        tensor: Tensor = processor(images=picture, return_tensors="pt")[names[0]][0]
+        return tensor
+
+    return originals(names[0], some, process, made[names[0]])
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
+
+
+def _accepted(model: nn.Module, made: Any) -> Any:
+    """What the model's ``forward`` takes of it, on the model's device and in its floating type."""
+    takes = inspect.signature(model.forward).parameters
+    for name in [n for n in made if n not in takes]:
+        del made[name]
+    for name in list(made):
+        if isinstance(made[name], Tensor):
+            made[name] = made[name].to(
+                model.device, model.dtype if made[name].is_floating_point() else None
+            )
+    return made

@@ -1,0 +1,80 @@
+"""What this machine offers to PyTorch: its processors and accelerators, and their free memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device in words; ``free``: its free memory in GiB, where it is known."""
+
+    name: str
+    words: str
+    free: float | None = None
+
+
+def devices() -> list[Device]:
+    """The main processor, then each accelerator."""
+    cpu = _cpu()
+    try:
+        import torch
+
+        threads = f"{cpu.words}, {torch.get_num_threads()} threads for PyTorch"
+        cpu = Device(cpu.name, threads, cpu.free)
+        return [cpu, *_accelerators()]
+    except Exception as error:  # PyTorch is broken, which is among the problems, or its driver is
+        return [cpu, Device("", f"accelerators are not known: {named_error(error)}")]
+
+
+def named_error(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _cpu() -> Device:
+    total, free = _main_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = f", {free:.1f} of {total:.1f} GiB free" if free is not None else ""
+    return Device("cpu", f"cpu: {cores} cores{memory}", free)
+
+
+def _accelerators() -> list[Device]:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return [Device("", "no accelerator that PyTorch can use")]
+    return [_accelerator(accelerator.type, i) for i in range(torch.accelerator.device_count())]
+
+
+def _accelerator(kind: str, index: int) -> Device:
+    import torch
+
+    name = f"{kind}:{index}"
+    if kind != "cuda":
+        return Device(name, name)
+    free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
+    model = torch.cuda.get_device_name(index)
+    return Device(name, f"{name}: {model}, {free:.1f} of {total:.1f} GiB free", free)
+
+
+def _main_memory() -> tuple[float, float | None]:
+    """The machine's memory and what of it is free, in GiB; ``None`` where the system does not
+    say."""
+    known = Path("/proc/meminfo")
+    if known.exists():
+        lines = [line.split() for line in known.read_text().splitlines()]
+        amounts = {
+            line[0].rstrip(":"): int(line[1]) * 1024 / GIB for line in lines if len(line) > 1
+        }
+        return amounts.get("MemTotal", 0.0), amounts.get("MemAvailable")
+    if sys.platform != "win32" and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        page = os.sysconf("SC_PAGE_SIZE") / GIB
+        return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    return 0.0, None

@@ -1,0 +1,107 @@
+"""The arguments and options that several commands take, each declared once with its help.
+
+This file is read before anything is known of the command, so it imports neither PyTorch nor any
+other room.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODEL = "demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers or timm."
+Input = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[INPUT]",
+        help="A picture's file, or a text as it is; - reads standard input.",
+        show_default=False,
+    ),
+]
+Model = Annotated[str, typer.Option(help=MODEL)]
+Text = Annotated[str | None, typer.Option(help="A text, beside a picture for models of both.")]
+TextFile = Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")]
+Target = Annotated[
+    str, typer.Option(help="predicted, a class's index or name, token:TEXT of a language model.")
+]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=(
+            "predicted (the default), a class's index or name, token:TEXT of a "
+            "language model; with --data predicted or label. May be repeated for one input."
+        )
+    ),
+]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=(
+            "A method (relprop methods), with options if wanted: "
+            "name:option=value,option=value. May be repeated."
+        )
+    ),
+]
+CheckedMethod = Annotated[
+    str, typer.Option(help="The exit code says whether this method can explain the model.")
+]
+Rules = Annotated[
+    str | None,
+    typer.Option(
+        help="A rule set by name: paper, stable, reference, ...; the method's own if not given."
+    ),
+]
+Precision = Annotated[
+    str | None, typer.Option(help="float32 or float64; the model's own if not given.")
+]
+MaxLength = Annotated[int | None, typer.Option(help="Longer texts are cut to so many tokens.")]
+Stream = Annotated[
+    str | None,
+    typer.Option(help="Of several explained inputs only this one, by its name: pixel_values."),
+]
+Out = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder."
+    ),
+]
+ComparisonOut = Annotated[
+    list[Path] | None,
+    typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the model.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
+            "or file (docs/whole-data-sets.md)."
+        )
+    ),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="With --data: what its reader should know: text=review, split=test. May be repeated."
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Samples at a time; found and remembered if not given.")
+]
+Limit = Annotated[int | None, typer.Option(help="With --data: only the first so many samples.")]
+OnError = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "With --data: stop, or skip samples that cannot be done; they are listed in "
+            "failed.jsonl."
+        )
+    ),
+]

@@ -1,0 +1,8 @@
+"""Explanation: the result. One score per input token, and everything a person does with them next:
+look, save, compare."""
+
+from relprop.explanation.explanation import Explanation
+from relprop.explanation.joining import join
+from relprop.explanation.tokens import Block, TokenNames, TokenPlaces, TokenScores
+
+__all__ = ["Block", "Explanation", "TokenNames", "TokenPlaces", "TokenScores", "join"]

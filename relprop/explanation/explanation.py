@@ -1,0 +1,211 @@
+"""The result of a call, and everything a person does with it next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from relprop.errors import OptionError, message
+from relprop.explanation.one_input import OneInput
+from relprop.explanation.tokens import Block, TokenScores
+from relprop.interpreter.ledger import Ledger
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(OneInput):
+    """What the model looked at, for every sample of a batch.
+
+    ``streams``: the scores of each explained input, by the model's own name of it. With one input
+    its fields (``scores``, ``row``, ``identity``, ``content``, ``source``, ``tokens``, ``grid``,
+    ``image``, ``matrix``, ``input``, ``spans``: see ``TokenScores``) are this object's, too; with
+    several, ``explanation["input_ids"]`` is the explanation restricted to one, and plain ``scores``
+    raises an ``OptionError`` that names them. ``target`` names what was explained in each sample,
+    ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books (``None`` for a method
+    without relevance). ``blocks`` are there if ``keep=`` named them. ``facts`` says how it was
+    made: front end, generic ops, options. ``labels`` and ``probability`` (batch,): what each
+    explained class is called and how likely the model finds it, where the model's config says so.
+
+    >>> import torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> e = relprop.explain(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3)
+    >>> list(e.streams), torch.equal(e["input_0"].scores, e.scores)
+    (['input_0'], True)
+    """
+
+    streams: Mapping[str, TokenScores]
+    target: tuple[Any, ...]
+    output: Tensor
+    method: str
+    rules: str
+    ledger: Ledger | None = None
+    blocks: tuple[Block, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str | None, ...] | None = None
+    probability: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def __getitem__(self, name: str) -> Explanation:
+        """The explanation of one input. Raises ``OptionError`` naming the inputs there are."""
+        if name not in self.streams:
+            known = ", ".join(map(repr, self.streams))
+            then: list[str] = []
+            fact = f"explanation[{name!r}]: the explained inputs are {known}"
+            if name in self.facts.get("inputs_without_attention", ()):
+                fact += "; this one feeds the target past all attention"
+                then = ["method='lrp' and the others at the input explain it, too"]
+            raise OptionError(message(fact, then=then))
+        return replace(self, streams={name: self.streams[name]})
+
+    def heatmap(self, size: tuple[int, ...] | int | None = None) -> Tensor:
+        """The patches' scores as an image, (batch, H, W), bilinear between the patches' middles;
+        ``size`` defaults to the input image's.
+
+        Of a video (batch, T, H, W), of a spectrogram (batch, time, mel). Raises ``OptionError`` for
+        an explanation that is not of an image."""
+        from relprop.views.heat import heatmap
+
+        return heatmap(self._only("heatmap()"), size)
+
+    def original_heatmap(self, sample: int = 0) -> Tensor:
+        """One sample's heat map in the pixels of the picture it was made from, (H, W); 0 where
+        processing cut the picture off.
+
+        Raises ``OptionError`` if the picture is not known: ``explain`` knows pictures that it was
+        given with ``processor=``."""
+        from relprop.views.heat import original_heatmap
+
+        return original_heatmap(self._only("original_heatmap()"), sample)
+
+    def words(self, sample: int = 0) -> list[tuple[str, float]]:
+        """The words of one sample, in order, each with the sum of its tokens' scores; special
+        tokens and padding are no words.
+
+        Raises ``OptionError`` where they are not known: they come with ``inputs=tokenizer(...)`` of
+        a fast tokenizer, and with ``processor=tokenizer``."""
+        from relprop.views.listed import words
+
+        return words(self._only("words()"), sample)
+
+    def top(self, k: int = 5, sample: int = 0, *, by: str | None = None) -> list[tuple[Any, float]]:
+        """The ``k`` parts of one sample with the largest scores, largest first: words (else
+        tokens), or patches, each by its (row, column).
+
+        ``by``: ``"words"``, ``"tokens"`` or ``"patches"``. Special tokens and padding are none.
+        Raises ``OptionError`` where there are no such parts."""
+        from relprop.views.listed import top
+
+        return top(self, k, sample, by=by)
+
+    def summary(self, sample: int = 0, *, k: int = 5) -> str:
+        """One sentence for people: what was explained, and the ``k`` parts it rests on most; then a
+        line for each of ``concerns``."""
+        from relprop.views.audit import summary
+
+        return summary(self, sample, k=k)
+
+    def concerns(self, sample: int = 0) -> list[str]:
+        """Why not to rest on this map: all zero, much relevance lost, few or special tokens hold
+        most of it. The limits are in ``views.audit``."""
+        from relprop.views.audit import concerns
+
+        return concerns(self, sample)
+
+    def to_dataframe(self) -> Any:
+        """A pandas ``DataFrame``, a row per sample, input and token. Raises ``OptionError`` without
+        pandas (``relprop[pandas]``)."""
+        from relprop.views.listed import to_dataframe
+
+        return to_dataframe(self)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Scores, tokens, words, target, labels, options and concerns of every sample as JSON; no
+        tensors that ``keep=`` kept: those are ``save``'s."""
+        from relprop.views.listed import to_json
+
+        return to_json(self, indent=indent)
+
+    def terminal(
+        self, sample: int = 0, *, colour: bool | None = None, width: int | None = None
+    ) -> str:
+        """One sample for a terminal: shaded words or a map of blocks; without ``colour`` marks that
+        still tell. ``None``: colours if the terminal has them."""
+        from relprop.views.terminal import terminal
+
+        return terminal(self, sample, colour=colour, width=width)
+
+    def show(self, sample: int = 0) -> None:
+        """Print ``terminal(sample)``."""
+        from relprop.views.terminal import show
+
+        show(self, sample)
+
+    def seconds(self, rate: float | None = None) -> Tensor:
+        """(tokens, 2): from when to when in the recording each token was made, before any
+        attention; neighbours overlap where convolutions do.
+
+        ``rate``: how many steps of the input there are per second (a waveform's samples, a
+        spectrogram's frames); needed unless ``explain`` was given the feature extractor as
+        ``processor=``. NaN for the model's own tokens. Raises ``OptionError`` if the rate is not
+        known."""
+        from relprop.views.listed import seconds
+
+        return seconds(self._only("seconds()"), rate)
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it
+        back."""
+        from relprop.storage import save
+
+        return save(self, path)
+
+    def _repr_html_(self) -> str:
+        from relprop.views.page import page
+
+        return page(self)
+
+    def _repr_png_(self) -> bytes | None:
+        from relprop.views.page import picture
+
+        return picture(self)
+
+    def plot(self, image: Tensor | None = None, *, sample: int = 0) -> Figure:
+        """A matplotlib figure of one sample: the heat map over ``image`` (C, H, W in [0, 1]), or
+        the tokens as bars. ``relprop.plot`` has more."""
+        from relprop.views.plot import plot_explanation
+
+        return plot_explanation(self, image, sample=sample)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        model: nn.Module | None = None,
+        pictures: Tensor | None = None,
+        title: str | None = None,
+        code: str | None = None,
+        megabytes: float = 5.0,
+    ) -> Path:
+        """Write one HTML file to look into this explanation with, without any network: see
+        ``relprop.report``. Needs ``relprop[report]``."""
+        from relprop.reporting import report
+
+        return report(
+            self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes
+        )
+
+    def __repr__(self) -> str:
+        several = f"{len(self)} samples, {'; '.join(map(repr, self.streams.values()))}"
+        return (
+            f"Explanation({several}, target "
+            f"{self.target[0]!r}{', ...' if len(self.target) > 1 else ''}, method "
+            f"{self.method!r}, rules {self.rules!r})"
+        )

@@ -1,0 +1,101 @@
+"""One explanation of a batch that was computed in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import RelpropError
+from relprop.explanation.explanation import Explanation
+from relprop.explanation.tokens import Block, TokenScores
+from relprop.interpreter.ledger import join_ledgers
+
+
+def join(parts: list[Explanation]) -> Explanation:
+    """The explanation of the whole batch. Raises ``RelpropError`` where its parts have different
+    tokens or attention sites."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    _refuse_different(parts)
+    ledgers = [part.ledger for part in parts if part.ledger is not None]
+    return replace(
+        first,
+        streams={name: _join_stream([p.streams[name] for p in parts]) for name in first.streams},
+        target=tuple(target for part in parts for target in part.target),
+        output=torch.cat([part.output for part in parts]),
+        ledger=None if first.ledger is None else join_ledgers(ledgers),
+        blocks=_join_blocks(parts),
+        labels=_join_labels(parts),
+        probability=_cat_if_all([part.probability for part in parts]),
+    )
+
+
+def _refuse_different(parts: Sequence[Explanation]) -> None:
+    first = parts[0].streams
+    kinds = {
+        (
+            *((name, stream.scores.shape[1:]) for name, stream in part.streams.items()),
+            *(block.path for block in part.blocks or ()),
+        )
+        for part in parts
+    }
+    same = all(
+        torch.equal(stream.source, first[name].source)
+        for part in parts
+        for name, stream in part.streams.items()
+        if name in first
+    )
+    if len(kinds) > 1 or not same:
+        raise RelpropError(
+            "samples took branches of the model with different tokens or attention "
+            "sites: explain them one by one"
+        )
+
+
+def _join_stream(parts: Sequence[TokenScores]) -> TokenScores:
+    names = ("scores", "row", "identity", "content", "matrix", "input", "layers")
+    tensors = {name: _cat([getattr(part, name) for part in parts]) for name in names}
+    originals = _chained([part.originals for part in parts])
+    return replace(
+        parts[0],
+        **tensors,
+        tokens=_chained([part.tokens for part in parts]),
+        words=_chained([part.words for part in parts]),
+        originals=None if originals is None else tuple(originals),
+    )
+
+
+def _join_blocks(parts: Sequence[Explanation]) -> tuple[Block, ...] | None:
+    if parts[0].blocks is None:
+        return None
+    return tuple(map(_join_block, zip(*(part.blocks or () for part in parts), strict=True)))
+
+
+def _join_block(parts: tuple[Block, ...]) -> Block:
+    kinds = ("attention", "gradient", "relevance")
+    return Block(parts[0].path, *(_cat([getattr(part, kind) for part in parts]) for kind in kinds))
+
+
+def _join_labels(parts: Sequence[Explanation]) -> tuple[str | None, ...] | None:
+    if any(part.labels is None for part in parts):
+        return None
+    return tuple(label for part in parts for label in part.labels or ())
+
+
+def _chained(lists: Sequence[Sequence[Any] | None]) -> list[Any] | None:
+    """Lists with an entry per sample, one after the other; ``None`` where they are not known."""
+    return None if lists[0] is None else [entry for one in lists for entry in one or ()]
+
+
+def _cat(tensors: Sequence[Any]) -> Any:
+    return None if tensors[0] is None else torch.cat(list(tensors))
+
+
+def _cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    known = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(known) if len(known) == len(tensors) else None

@@ -1,0 +1,107 @@
+"""What ``report`` is given, checked before any work is done for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import InputError, OptionError, message
+from relprop.explanation import Explanation
+from relprop.reporting.chunks import png
+from relprop.reporting.maps import KINDS
+
+LONGEST = 448  # pixels of a picture's longer side
+
+
+def named_explanations(explanations: Any) -> list[tuple[str, Explanation]]:
+    """The explanations, each with its method's name; two of one method for the same targets are
+    told apart by number."""
+    pairs = _pairs(getattr(explanations, "explanations", explanations))  # a Comparison's
+    if not pairs or not all(isinstance(e, Explanation) for _, e in pairs):
+        kinds = ", ".join(sorted({type(e).__name__ for _, e in pairs}))
+        raise OptionError(
+            message(
+                f"report() is of explanations, not of {kinds or 'an empty list'}",
+                then=["relprop.report([explanation], 'report.html')"],
+            )
+        )
+    seen: Counter[tuple[str, str]] = Counter()
+    named = []
+    for label, e in pairs:
+        name = str(label) if label is not None else e.method
+        seen[name, str(e.target)] += 1
+        times = seen[name, str(e.target)]
+        named.append((name if times == 1 else f"{name} ({times})", e))
+    return named
+
+
+def _pairs(explanations: Any) -> list[tuple[Any, Any]]:
+    """What is given, each with the name it has in a mapping."""
+    if isinstance(explanations, Mapping):
+        return list(explanations.items())
+    several = [explanations] if isinstance(explanations, Explanation) else explanations
+    return [(None, e) for e in several]
+
+
+def batch_of(named: list[tuple[str, Explanation]]) -> int:
+    """How many samples all of them have."""
+    counts = [len(e) for _, e in named]
+    if len(set(counts)) > 1:
+        raise OptionError(
+            "one report is for one batch: these explanations have "
+            f"{', '.join(map(str, counts))} samples"
+        )
+    return counts[0]
+
+
+def refuse_nonfinite(label: str, e: Explanation) -> None:
+    """Refuse numbers that no picture shows."""
+    held = {"the output": e.output} | {
+        f"{n} of {s.name!r}": getattr(s, n)
+        for s in e.streams.values()
+        for n in ("scores", "row", "identity", "matrix")
+    }
+    held |= {f"{kind} of {b.path}": getattr(b, kind) for b in e.blocks or () for kind in KINDS}
+    bad = [
+        name
+        for name, values in held.items()
+        if values is not None and not bool(torch.isfinite(values).all())
+    ]
+    if bad:
+        raise InputError(
+            message(
+                f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows",
+                then=["relprop.explain(..., precision='float64')"],
+            )
+        )
+
+
+def data_uris(pictures: Tensor | None, batch: int) -> list[str] | None:
+    """The pictures as they stand in the page."""
+    if pictures is None:
+        return None
+    _refuse_shape(pictures, batch)
+    least, most = float(pictures.min()), float(pictures.max())
+    finite = pictures.is_floating_point() and bool(torch.isfinite(pictures).all())
+    if not finite or least < -1e-3 or most > 1 + 1e-3:
+        raise InputError(
+            message(
+                f"pictures has values from {least:.3g} to {most:.3g}, not in [0, 1]",
+                then=["give the pictures as they were before normalisation"],
+            )
+        )
+    return [png(p, LONGEST) for p in pictures]
+
+
+def _refuse_shape(pictures: Any, batch: int) -> None:
+    if not isinstance(pictures, Tensor):
+        shape: Any = type(pictures).__name__
+    elif pictures.dim() == 4 and len(pictures) == batch and pictures.shape[1] in (1, 3):
+        return
+    else:
+        shape = list(pictures.shape)
+    raise InputError(f"pictures is a tensor ({batch}, 1 or 3, H, W), not {shape}")

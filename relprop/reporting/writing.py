@@ -1,0 +1,135 @@
+"""``report``: explanations in, one HTML file out."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from relprop.errors import OptionError, message, warn, writable
+from relprop.explanation import Explanation
+from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
+from relprop.reporting.chunks import Chunks
+from relprop.reporting.code import code_for
+from relprop.reporting.content import facts_of
+from relprop.reporting.filling import Material, filled
+from relprop.reporting.page import rendered
+
+if TYPE_CHECKING:
+    from relprop.api.compare import Comparison
+
+TRIES = 5
+
+
+def report(
+    explanations: Explanation | Comparison | Mapping[str, Explanation] | Sequence[Explanation],
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    pictures: Tensor | None = None,
+    title: str | None = None,
+    code: str | None = None,
+    megabytes: float = 5.0,
+) -> Path:
+    """Write one HTML file to look into explanations with: hover a token and see its row of C, any
+    head's attention, gradient and relevance, the ledger.
+
+    The file needs no network and no other file; every number a table shows is the explanation's own
+    in float32, except those of single heads, which are rounded as far as the limit demands (the
+    page says how far). What was not kept (``keep=``) is not in it, and it says how to get it.
+
+    Args:
+        explanations: one, or several of the same inputs: targets, methods; by their names in a
+            mapping, or as ``compare`` returns them. All have the same batch.
+        path: where the file goes.
+        model: the model that was explained, for its class and the hashes of its weights and
+            settings.
+        pictures: what the model was shown, (batch, 1 or 3, H, W) in [0, 1], before any
+            normalisation; drawn under the patches.
+        title: the page's heading.
+        code: what makes the explanation again, instead of the call that the report writes itself.
+        megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is
+            warned of.
+
+    Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError``
+    for pictures of another shape or range, for numbers that are not finite, and for a path in a
+    folder that does not exist.
+
+    >>> import tempfile, torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> images = torch.rand(1, 1, 32, 32)
+    >>> e = relprop.explain(digit_scene_model(), images, target=3, keep=("blocks", "matrix"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     relprop.report([e], f"{folder}/report.html", pictures=images).stat().st_size < 5e6
+    True
+    """
+    path, named = writable(path), named_explanations(explanations)
+    batch = batch_of(named)
+    if not megabytes > 0:
+        raise OptionError(f"megabytes={megabytes!r}: a positive number")
+    for label, explanation in named:
+        refuse_nonfinite(label, explanation)
+    facts = None if model is None else _model_facts(model)
+    material = Material([e for _, e in named], data_uris(pictures, batch), megabytes * 1e6)
+    data: dict[str, Any] = {
+        "title": title if title is not None else "What the model looked at",
+        "batch": batch,
+        "model": None if facts is None else [[k, str(v)] for k, v in facts.items()],
+        "versions": _versions(),
+        "megabytes": megabytes,
+        "explanations": [
+            _heading(label, e, code_for(e, facts) if code is None else code) for label, e in named
+        ],
+    }
+    path.write_bytes(_fitted(data, material))
+    return path
+
+
+def _heading(label: str, explanation: Explanation, code: str) -> dict[str, Any]:
+    """What is said of an explanation above its samples."""
+    facts = facts_of(explanation)
+    return {"label": label, "method": explanation.method, "facts": facts, "code": code}
+
+
+def _fitted(data: dict[str, Any], material: Material) -> bytes:
+    """The page, with maps as finely written as the limit allows: where the page is too large, once
+    more with less room."""
+    limit = room = material.limit
+    for _ in range(TRIES):
+        chunks = Chunks()
+        explanations = filled(data["explanations"], material, chunks, room)
+        text = rendered(data | {"explanations": explanations}, chunks.texts)
+        page = text.encode("utf-8", "replace")
+        if len(page) <= limit or room <= 0:
+            break
+        room -= len(page) - limit + 0.01 * limit
+    if len(page) > limit:
+        fact = (
+            f"the report has {len(page) / 1e6:.1f} MB, more than {limit / 1e6:.1f}: "
+            "scores and pictures alone take that much"
+        )
+        warn(message(fact, then=["megabytes=", "fewer samples, targets or methods"]))
+    return page
+
+
+def _model_facts(model: nn.Module) -> dict[str, Any]:
+    from relprop.runs.fingerprints import of_model
+
+    return of_model(model)
+
+
+def _versions() -> list[list[str]]:
+    """What computed this: Python, and the libraries that were loaded."""
+    known = {
+        name: getattr(sys.modules[name], "__version__", None)
+        for name in ("relprop", "torch", "timm", "transformers", "captum")
+        if name in sys.modules
+    }
+    return [
+        ["python", platform.python_version()],
+        *([name, str(version)] for name, version in known.items() if version),
+    ]

@@ -1,0 +1,50 @@
+"""The plain forms of a target: an index, a label, a tuple of them, or a list or tensor with one for
+each sample."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import TargetError, message
+
+Index = tuple[int | str, ...]
+"""One entry for each axis of one sample's output; a label may stand for its class."""
+FORMS = (
+    "give None, an int, a list or tensor with one int per sample, a "
+    "tuple of ints, a label, a callable, or one of relprop.targets"
+)
+
+
+def plain_index(index: Any) -> Index:
+    """A tuple of ints and labels from one of them or a tuple. Raises ``TargetError`` for anything
+    else."""
+    items = index if isinstance(index, tuple) else (index,)
+    try:
+        if not items or any(isinstance(k, bool) for k in items):
+            raise TypeError
+        return tuple(k if isinstance(k, str) else operator.index(k) for k in items)
+    except TypeError:
+        fact = f"target {index!r} is {type(index).__name__}"
+        raise TargetError(message(fact, then=[FORMS])) from None
+
+
+def without_tensors(target: Any) -> Any:
+    """Ints, and lists of ints and tuples, in place of tensors and arrays of them. Raises
+    ``TargetError`` for tensors of other numbers or of too many axes."""
+    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
+        target = torch.as_tensor(target)
+    if not isinstance(target, Tensor):
+        return target
+    if target.is_floating_point() or target.dtype == torch.bool or target.dim() > 2:
+        raise TargetError(
+            f"target is a {str(target.dtype).removeprefix('torch.')} tensor of shape "
+            f"{list(target.shape)}; indices are integers, shape [], [batch] or "
+            "[batch, axes]"
+        )
+    if not target.dim():
+        return int(target)
+    return [tuple(t) if isinstance(t, list) else t for t in target.tolist()]

@@ -1,0 +1,78 @@
+"""A span of a text, as models that answer questions predict it: the target is the sum of the
+start's and the end's logit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import TargetError
+from relprop.targets.index import elements
+from relprop.targets.outputs import ModelOutput, named_output
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
+from relprop.tracer.program import Program
+
+SPAN = ("start_logits", "end_logits")
+
+
+@dataclass(frozen=True)
+class Span(Target):
+    """Start and end of a span, or the predicted one; what ``relprop.targets.span`` makes."""
+
+    start: int | None = None
+    end: int | None = None
+
+    def __str__(self) -> str:
+        return "span()" if self.start is None else f"span({self.start}, {self.end})"
+
+    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
+        """The start's and the end's logits."""
+        return tuple(named_output(program, name).node for name in SPAN)
+
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """Two parts, the start's logit and the end's."""
+        outputs = [named_output(context.program, name) for name in SPAN]
+        if self.start is None or self.end is None:
+            starts, ends = (context.values(output.node, samples) for output in outputs)
+            found = _best_spans(starts, ends, real=_real(context, samples))
+        else:
+            both = zip((self.start, self.end), outputs, strict=True)
+            start, end = (self._position(k, output, context, samples) for k, output in both)
+            found = [(start, end)] * len(samples)
+        return [self._choice(start, end, outputs) for start, end in found]
+
+    def _position(
+        self, k: int, output: ModelOutput, context: Context, samples: Sequence[int]
+    ) -> int:
+        """A position that is given, counted from 0."""
+        return elements([(k,)], self, output, context, samples[:1])[0][0]
+
+    def _choice(self, start: int, end: int, outputs: Sequence[ModelOutput]) -> ChosenTarget:
+        if end < start:
+            raise TargetError(f"target {self}: the span ends at {end}, before its start at {start}")
+        first, last = (output.node for output in outputs)
+        return ChosenTarget(
+            str(Span(start, end)), (Elements(first, (start,)), Elements(last, (end,)))
+        )
+
+
+def _best_spans(starts: Tensor, ends: Tensor, *, real: Tensor | None) -> list[tuple[int, int]]:
+    """For each sample the pair start ≤ end of real positions with the largest sum."""
+    total = starts[:, :, None] + ends[:, None]
+    allowed = torch.ones_like(total, dtype=torch.bool).triu()
+    if real is not None and real.shape == starts.shape:
+        allowed = allowed & real[:, :, None] & real[:, None]
+    best = torch.where(allowed, total, float("-inf")).flatten(1).argmax(1)
+    return [divmod(k, ends.shape[1]) for k in best.tolist()]
+
+
+def _real(context: Context, samples: Sequence[int]) -> Tensor | None:
+    """The positions that are no padding, (samples, positions), as the mask says."""
+    inputs = context.inputs
+    mask = dict(zip(inputs.names, inputs.tensors, strict=True)).get("attention_mask")
+    if mask is None or mask.dim() != 2 or len(mask) != inputs.batch:
+        return None
+    return mask[list(samples)] != 0

@@ -1,0 +1,103 @@
+"""A user's callable ``output of one sample -> scalar`` as a program of its own, which follows the
+model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.errors import RelpropError, TargetError, first_line, message
+from relprop.operations import Kind, is_call, kind
+from relprop.targets.start import Context, has_batch_axis
+from relprop.tracer.assemble import assemble
+from relprop.tracer.binding import Inputs
+from relprop.tracer.capture import Capture, import_graph
+from relprop.tracer.editing import aten, tensor_inputs, val
+from relprop.tracer.facts import is_batched
+from relprop.tracer.passes import canonicalise
+from relprop.tracer.program import OutputTree, Program
+from relprop.tracer.surroundings import TRACING
+
+HOW_IT_IS_CALLED = (
+    "it is called with the output of one sample (batch dimension 1) and must return a scalar by "
+    "tensor operations, without .item() or branches on values"
+)
+
+
+def traced(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Program:
+    """The callable's program. Raises ``TargetError`` if it cannot be traced, or if its result is no
+    scalar."""
+    sample = [tensor[:1].detach() for tensor in inputs.tensors]
+    module = _recorded(_on_tensors(target, context), sample)
+    try:
+        graph, constants = import_graph(module, None)
+        with TRACING:
+            canonicalise(graph, sample[0].device, constants)
+        capture = Capture(graph, constants, OutputTree(("target",), next), "concrete")
+        program = assemble(capture, inputs.names)
+    except RelpropError:
+        raise
+    except Exception as error:
+        fact = f"the target callable cannot be followed: {type(error).__name__}: {error}"
+        then = ["write it with other tensor operations, for example sums of products"]
+        raise TargetError(message(fact, then=then)) from error
+    for node in program.graph.nodes:
+        _refuse_choice(node)
+    return program
+
+
+def _on_tensors(target: Callable[[Any], Any], context: Context) -> Callable[..., tuple[Tensor]]:
+    """The callable as a function of the model's output tensors, one after the other."""
+    whole = [has_batch_axis(node) for node in context.program.output_nodes]
+
+    def call(*tensors: Tensor) -> tuple[Tensor]:
+        given = [t if has_row else t[0] for t, has_row in zip(tensors, whole, strict=True)]
+        result = target(context.program.outputs(given))
+        _refuse_no_scalar(result)
+        return (result.reshape(1),)
+
+    return call
+
+
+def _refuse_no_scalar(result: Any) -> None:
+    if not isinstance(result, Tensor):
+        raise TargetError(
+            f"the target callable returned {type(result).__name__}, not a scalar tensor"
+        )
+    if result.numel() != 1 or not result.is_floating_point():
+        dtype = str(result.dtype).removeprefix("torch.")
+        raise TargetError(
+            f"the target callable returned {dtype} {list(result.shape)} for one "
+            "sample, not one floating scalar"
+        )
+
+
+def _recorded(call: Callable[..., tuple[Tensor]], sample: list[Tensor]) -> fx.GraphModule:
+    try:
+        with TRACING:
+            return make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
+    except RelpropError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        fact = f"the target callable cannot be traced: {what}"
+        raise TargetError(message(fact, then=[HOW_IT_IS_CALLED])) from error
+
+
+def _refuse_choice(node: fx.Node) -> None:
+    """How many elements a mask of values picks differs from sample to sample, so that no graph can
+    hold it."""
+    by_mask = kind(node) is Kind.INDEX and any(
+        is_batched(i) and val(i).dtype == torch.bool for i in tensor_inputs(node)
+    )
+    if by_mask or is_call(node, aten.nonzero, aten.masked_select):
+        fact = (
+            "the target callable picks elements by their values: how many "
+            "differs from sample to sample"
+        )
+        then = ["weigh them: torch.where(mask, values, 0).sum()"]
+        raise TargetError(message(fact, then=then))

@@ -1,0 +1,71 @@
+"""Scores along a sequence: a bar per token, or a line over the time of a recording."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relprop.views.colours import hexadecimal, shade
+from relprop.views.figure import (
+    GREY,
+    LABEL,
+    TICK,
+    bare,
+    figure,
+    room_for,
+    write_ticks,
+    write_title,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from relprop.explanation import Explanation, TokenScores
+
+
+def plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
+    """Bars with the tokens' labels; a line for what has none (sound, time series), in seconds if
+    they are known."""
+    tokens = next(iter(explanation.streams.values()))
+    fig = _line(tokens, explanation, sample) if _is_recording(tokens) else _bars(tokens, sample)
+    write_title(fig.axes[0], title)
+    return fig
+
+
+def _is_recording(tokens: TokenScores) -> bool:
+    """Whether tokens without labels were made from several steps of the input each."""
+    if tokens.tokens is not None or tokens.spans is None:
+        return False
+    return bool((tokens.spans.diff(dim=-1) > 1).any())
+
+
+def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
+    assert tokens.spans is not None  # _is_recording
+    known = tokens.source >= 0
+    at = explanation.seconds() if tokens.clock else tokens.spans[:, 0]
+    scores = tokens.scores[sample, known.to(tokens.scores.device)]
+    fig, (axes,) = figure(1, 8.0, 3)
+    axes.plot(at[known].mean(-1).tolist(), scores.tolist(), color="#d55e00")
+    axes.set_xlabel("seconds" if tokens.clock else "step of the input", fontsize=LABEL)
+    return fig
+
+
+def _bars(tokens: TokenScores, sample: int) -> Figure:
+    scores, content = tokens.scores[sample].tolist(), tokens.content[sample].tolist()
+    labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
+    fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
+    _draw_bars(axes, labels, scores, content)
+    return fig
+
+
+def _draw_bars(axes: Axes, labels: list[str], scores: list[float], content: list[bool]) -> None:
+    """A bar per token: orange for the target, blue against it, grey for what is no content."""
+    colours = [
+        hexadecimal(shade(0.75 if s >= 0 else -0.75)) if c else "lightgrey"
+        for s, c in zip(scores, content, strict=True)
+    ]
+    axes.bar(range(len(scores)), scores, color=colours)
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    write_ticks(axes, "x", labels, rotation=90, most=10_000)
+    axes.set_ylabel("score", fontsize=TICK)
+    bare(axes)
