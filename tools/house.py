@@ -118,9 +118,8 @@ def main() -> None:
         print("\nfunctions above 50 lines without docstring, or with more than 6 parameters:")
         for f in sorted(every, key=lambda f: -f.code):
             if f.code > 50 or f.positional > 6:
-                print(
-                    f"  {f.code:>4} lines {f.positional:>3} + {f.parameters - f.positional} {f.place}"
-                )
+                others = f.parameters - f.positional
+                print(f"  {f.code:>4} lines {f.positional:>3} + {others} {f.place}")
 
 
 if __name__ == "__main__":
