@@ -18,8 +18,8 @@ from relprop.opening.opening import open_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
+from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged, other_gradients, slopes_of
-from relprop.runner.question import Conditions
 from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
@@ -206,7 +206,7 @@ def _starts(session: Session) -> tuple[fx.Node, ...]:
 
 def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report:
     program = session.program
-    counts = Counter((_label(s.op), s.rule.family, s.rule.name) for s in plan.steps)
+    counts = Counter((s.op_name, s.rule.family, s.rule.name) for s in plan.steps)
     rows = tuple(Row(op, n, family, rule) for (op, family, rule), n in counts.most_common())
     arrives, past, why = _arrival(session, plan, starts)
     return Report(
@@ -232,10 +232,6 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         tuple(f"{name!r} {reason}" for name, reason in program.constant_inputs.items()),
         session.constant_lookups(),
     )
-
-
-def _label(op: Any) -> str:
-    return op.__qualname__ if isinstance(op, type) else str(op)
 
 
 def _found(plan: Plan, kind: str) -> tuple[str, ...]:

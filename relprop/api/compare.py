@@ -15,8 +15,9 @@ from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import METHODS, method_named
 from relprop.runner.ask import ask
+from relprop.runner.conditions import Conditions
 from relprop.runner.fusion import FUSIONS
-from relprop.runner.question import Conditions, Question, checked_keep
+from relprop.runner.question import Question, checked_keep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

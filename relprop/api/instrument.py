@@ -29,8 +29,9 @@ from relprop.operations import name_of
 from relprop.plan import Plan
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
+from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged
-from relprop.runner.question import Conditions, Question
+from relprop.runner.question import Question
 from relprop.runner.relevance import walk_terms
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session

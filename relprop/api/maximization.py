@@ -16,9 +16,10 @@ from relprop.errors import InputError, OptionError, RelpropError, TargetError, m
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
+from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged
 from relprop.runner.needs import needs_of, reached_inputs
-from relprop.runner.question import Conditions, Question
+from relprop.runner.question import Question
 from relprop.runner.run import Part, run
 from relprop.runner.session import Session, open_session
 from relprop.runner.study import InputStudy

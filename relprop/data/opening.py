@@ -46,7 +46,7 @@ def open_data(spec: Any, **options: Any) -> Source:
         path = Path(spec)
         if not path.exists():
             raise InputError(f"{spec} does not exist", then=KNOWN)
-        return _made(_of_folder(path) if path.is_dir() else _of_file(path, options), spec, options)
+        return _made(_of_path(path, options), spec, options)
     if _is_source(spec):
         if options:
             given = ", ".join(f"{name}=" for name in options)
@@ -64,24 +64,53 @@ def _is_source(spec: Any) -> bool:
     return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in SOURCE)
 
 
-def _of_folder(folder: Path) -> Callable[..., Source]:
-    if (folder / "docs").is_dir() and any(folder.glob("*.jsonl")):
-        return EraserMovies
-    if any((folder / name).is_file() for name in SAVED):
-        return HuggingFaceData
+def _of_path(path: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
+    """The reader of a folder or a file: that of the first format that it is of."""
+    for fits, reader in FOLDERS if path.is_dir() else FILES:
+        if fits(path, options):
+            return reader
+    if path.is_dir():
+        raise InputError(f"{path}: a folder of no known format", then=KNOWN)
+    ending = path.suffix.lower()
+    raise InputError(f"{path.name}: no data set is known by the ending {ending!r}", then=KNOWN)
+
+
+Fits = Callable[[Path, Mapping[str, Any]], bool]
+
+
+def _ends(*endings: str) -> Fits:
+    return lambda path, options: path.suffix.lower() in endings
+
+
+def _is_eraser(folder: Path, options: Mapping[str, Any]) -> bool:
+    return (folder / "docs").is_dir() and any(folder.glob("*.jsonl"))
+
+
+def _is_saved(folder: Path, options: Mapping[str, Any]) -> bool:
+    return any((folder / name).is_file() for name in SAVED)
+
+
+def _has_pictures(folder: Path, options: Mapping[str, Any]) -> bool:
     files = (name for _, _, names in os.walk(folder, followlinks=True) for name in names)
-    if any(name.lower().endswith(ENDINGS) for name in files):
-        return ImageFolder
-    raise InputError(f"{folder}: a folder of no known format", then=KNOWN)
+    return any(name.lower().endswith(ENDINGS) for name in files)
 
 
-def _of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
-    ending = file.suffix.lower()
-    if ending in READERS:
-        return ImageTable if "image" in options else TextTable
-    if ending in (".mat", ".json"):
-        return ImageNetSegmentation if ending == ".mat" else Squad
-    raise InputError(f"{file.name}: no data set is known by the ending {ending!r}", then=KNOWN)
+def _lists_pictures(file: Path, options: Mapping[str, Any]) -> bool:
+    return _ends(*READERS)(file, options) and "image" in options
+
+
+#: The formats, each by what tells it; the first that fits has the path. A new one is a line here.
+FOLDERS: tuple[tuple[Fits, Callable[..., Source]], ...] = (
+    (_is_eraser, EraserMovies),
+    (_is_saved, HuggingFaceData),
+    (_has_pictures, ImageFolder),
+)
+FILES: tuple[tuple[Fits, Callable[..., Source]], ...] = (
+    (_lists_pictures, ImageTable),
+    (_ends(*READERS), TextTable),
+    (_ends(".mat"), ImageNetSegmentation),
+    (_ends(".json"), Squad),
+)
 
 
 def _of_dataset(dataset: Any, options: Mapping[str, Any]) -> Callable[..., Source]:

@@ -31,7 +31,7 @@ from relprop.evaluation.measures import (
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
 from relprop.runner.ask import ask
-from relprop.runner.question import Conditions
+from relprop.runner.conditions import Conditions
 from relprop.runs.explaining import model_classes
 from relprop.runs.fingerprints import of_callable, of_model
 from relprop.tracer.surroundings import evaluating

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx
@@ -56,8 +57,10 @@ class Step:
 
     @property
     def op_name(self) -> str:
-        """What the operation is called: of a module call its class."""
-        return self.op.__qualname__ if isinstance(self.op, type) else str(self.op)
+        """What the operation is called: a module call by its class, one of relprop's own by its
+        function."""
+        own = isinstance(self.op, (type, FunctionType))
+        return self.op.__qualname__ if own else str(self.op)
 
     def call(
         self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None

@@ -24,9 +24,10 @@ from relprop.errors import (
 from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
 from relprop.runner.answer import answer
+from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged
 from relprop.runner.needs import Needs, needs_of
-from relprop.runner.question import Conditions, Question
+from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.targets import Start, possible_starts

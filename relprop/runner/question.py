@@ -3,12 +3,11 @@ options, its rules, and what the answer keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
@@ -66,18 +65,3 @@ def checked_keep(keep: str | Iterable[str]) -> frozenset[str]:
     if names - KEEP:
         raise OptionError(f"keep={sorted(names - KEEP)}: there are {', '.join(sorted(KEEP))}")
     return names
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Under which conditions a call is answered: what ``explain`` takes beside the question. Each
-    is explained there."""
-
-    batch_size: int | None = None
-    explain_inputs: Sequence[str | int] | str | None = None
-    precision: str | torch.dtype | None = None
-    on_unknown: str = "generic"
-    progress: bool = False
-    processor: Any = None
-    trust_remote_code: bool = False
-    verify: bool = True

@@ -20,7 +20,7 @@ from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import named, registered
-from relprop.runner.question import Conditions
+from relprop.runner.conditions import Conditions
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
 from relprop.tracer.order import Flow

@@ -16,7 +16,8 @@ from relprop.errors import InputError, OptionError
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
 from relprop.runner.ask import ask
-from relprop.runner.question import Conditions, Question
+from relprop.runner.conditions import Conditions
+from relprop.runner.question import Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
 from relprop.runs.preparing import Group, Images, Preparation, Texts

@@ -1,6 +1,7 @@
 """``python -m tests.behaviour.record`` writes the answers of all calls: tensors to
 ``recorded.safetensors``, sentences to ``recorded.json``. To be made before a change that should
-change no answer, never after it."""
+change no answer, never after it. With names of calls it makes these anew: of answers that changed
+on purpose, which ``mended.py`` then lists."""
 
 import json
 import sys
@@ -36,6 +37,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     wanted = sys.argv[1:] or list(calls())
     tensors, sentences = answers(wanted)
+    if sys.argv[1:]:
+        before, said = recorded()
+        kept = {k: v for k, v in before.items() if k.partition("|")[0] not in wanted}
+        tensors, sentences = kept | tensors, said | sentences
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, TENSORS)
     SENTENCES.write_text(json.dumps(sentences, indent=1, ensure_ascii=False) + "\n")
     print(len(wanted), "calls,", len(tensors), "tensors,", TENSORS.stat().st_size, "bytes")

@@ -39,12 +39,12 @@ def differences(name):
 
 
 def test_every_call_is_recorded():
-    assert set(CALLS) == set(SENTENCES)
+    assert set(CALLS) == set(SENTENCES) and set(MENDED) <= set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_answers_as_recorded(name):
-    assert list(differences(name)) == [] or name in MENDED
+    assert list(differences(name)) == []
 
 
 if __name__ == "__main__":

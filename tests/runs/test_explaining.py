@@ -12,7 +12,8 @@ from relprop.errors import InputError, OptionError
 from relprop.runs import ExplainWork, explanation_of, fingerprints, read_run, run
 from tests.runs.sources import Pictures, Texts, bert, patches, tokenizer
 
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+#: Products of another batch size round otherwise, which the paper's skip rule magnifies.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def done(work, folder, **options):

@@ -1,0 +1,24 @@
+"""Under which conditions a call is answered: everything that is asked of all methods alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a call is answered: what ``explain`` takes beside the question. Each
+    is explained there."""
+
+    batch_size: int | None = None
+    explain_inputs: Sequence[str | int] | str | None = None
+    precision: str | torch.dtype | None = None
+    on_unknown: str = "generic"
+    progress: bool = False
+    processor: Any = None
+    trust_remote_code: bool = False
+    verify: bool = True
