@@ -7,7 +7,6 @@ predicted but read by no step, so it is no input.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relprop.api.generate import Asked, generated
+from relprop.api.prolonged import prolonged
 from relprop.errors import InputError, OptionError, message
-from relprop.opening.wrapped import base_model
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
 from relprop.tracer.surroundings import undisturbed
 
 NEW_TOKENS = 20
-OURS = (
-    "max_new_tokens",
-    "max_length",
-    "return_dict_in_generate",
-    "output_logits",
-    "inputs",
-    "generation_config",
-)
-SINGLE = ("num_beams", "num_return_sequences", "num_beam_groups")
-REPEATED, TEXT = ("token_type_ids", "decoder_token_type_ids"), ("mm_token_type_ids",)
 
 
 @dataclass(frozen=True)
@@ -67,14 +57,8 @@ def continued(
     if output_ids is not None and (options is not None or max_new_tokens is not None):
         raise OptionError("output_ids is what was generated: leave max_new_tokens and generate out")
     if callable(getattr(model, "generate", None)) and hasattr(model, "config"):
-        return _by_its_own(
-            model,
-            inputs,
-            NEW_TOKENS if max_new_tokens is None else max_new_tokens,
-            output_ids,
-            dict(options or {}),
-            seed,
-        )
+        count = NEW_TOKENS if max_new_tokens is None else max_new_tokens
+        return _by_its_own(model, inputs, output_ids, Asked(count, dict(options or {}), seed))
     return _plain(model, inputs, output_ids)
 
 
@@ -121,65 +105,75 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     )
 
 
-def _by_its_own(
-    model: Any, inputs: Any, count: int, output_ids: Any, options: dict[str, Any], seed: int
-) -> Continuation:
+def _by_its_own(model: Any, inputs: Any, output_ids: Any, asked: Asked) -> Continuation:
     """A model that generates: alone after its ``input_ids``, or by a decoder."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise OptionError(f"max_new_tokens={count!r}: a positive integer")
+    if not isinstance(asked.count, int) or isinstance(asked.count, bool) or asked.count < 1:
+        raise OptionError(f"max_new_tokens={asked.count!r}: a positive integer")
     bound = bind(inputs)
-    args, named = bound.rebuild(bound.tensors)
-    named = {
-        **dict(zip([str(getattr(model, "main_input_name", "input_ids"))], args, strict=False)),
-        **named,
-    }
-    named.pop("labels", None)
-    decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    stream = "decoder_input_ids" if decoder else "input_ids"
-    if not decoder:
-        _check_prompt(named, "input_ids", "attention_mask")
-    elif stream in named:
-        _check_prompt(named, stream, "decoder_attention_mask")
+    named = _named(model, bound)
+    stream = _stream(model, named)
     if output_ids is None:
-        prompt, ids, logits = _generate(model, named, stream, count, options, seed)
-        mask = named.get("decoder_attention_mask")
-        if (
-            mask is not None and mask.shape[1] < prompt.shape[1]
-        ):  # generate put the decoder's start token before what was given
-            named["decoder_attention_mask"] = torch.cat(
-                [torch.ones_like(mask[:, : prompt.shape[1] - mask.shape[1]]), mask], 1
-            )
+        made = generated(model, named, stream, asked)
+        named = _with_start(named, made.prompt)
+        prompt, ids, logits = made.prompt, made.ids, made.logits
     else:
         prompt = named[stream] if stream in named else _decoder_start(model, bound)
-        ids, logits = _given(output_ids, prompt), None
-        if (
-            ids.shape[1] > prompt.shape[1]
-            and stream in named
-            and bool((ids[:, : prompt.shape[1]] == prompt).all())
-        ):
-            raise InputError(
-                f"output_ids {list(ids.shape)} repeats the prompt: give what comes after "
-                f"its {prompt.shape[1]} tokens"
-            )
-        if stream not in named and ids.shape[1] > 1 and bool((ids[:, :1] == prompt).all()):
-            raise InputError(
-                "output_ids begins with the decoder's start token: give what comes after "
-                "it, output_ids[:, 1:]"
-            )
-    ids = _ended_at(_end_ids(model, options), ids)
+        ids, logits = _given(output_ids, prompt), []
+        _refuse_repeated(ids, prompt, stream in named)
+    ids = _ended_at(_end_ids(model, asked.options), ids)
+    named[stream] = prompt
+    start = prolonged(named, stream, model, ids[:, :0])
+    logits = logits or [_first_logits(model, (), start)]
     pad = getattr(model.config, "pad_token_id", None)
-    start = _inputs_for({**named, stream: prompt}, stream, model, ids[:, :0])
-    if logits is None:
-        logits = [_first_logits(model, (), start)]
-    whole = _inputs_for(
-        {**named, stream: prompt},
-        stream,
-        model,
-        ids[:, :-1],
-        int(pad) if isinstance(pad, int) else 0,
-    )
+    whole = prolonged(named, stream, model, ids[:, :-1], int(pad) if isinstance(pad, int) else 0)
     tokens = {n: whole[n] for n in ("input_ids", stream) if n in whole and whole[n].dim() == 2}
     return Continuation(whole, tokens, stream, prompt.shape[1], ids, *_checked_against(logits, ids))
+
+
+def _named(model: Any, bound: Inputs) -> dict[str, Any]:
+    """The inputs by the names that ``generate`` takes, without labels."""
+    args, named = bound.rebuild(bound.tensors)
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    named = {**dict(zip([main], args, strict=False)), **named}
+    named.pop("labels", None)
+    return named
+
+
+def _stream(model: Any, named: Mapping[str, Any]) -> str:
+    """Which input holds the output; the prompt in it is checked."""
+    decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    if not decoder:
+        _check_prompt(named, "input_ids", "attention_mask")
+        return "input_ids"
+    if "decoder_input_ids" in named:
+        _check_prompt(named, "decoder_input_ids", "decoder_attention_mask")
+    return "decoder_input_ids"
+
+
+def _with_start(named: Mapping[str, Any], prompt: Tensor) -> dict[str, Any]:
+    """The inputs with a decoder's mask as long as its prompt, before which ``generate`` may have
+    put the decoder's start token."""
+    mask = named.get("decoder_attention_mask")
+    missing = 0 if mask is None else prompt.shape[1] - mask.shape[1]
+    if missing <= 0:
+        return dict(named)
+    longer = torch.cat([torch.ones_like(mask[:, :missing]), mask], 1)
+    return {**named, "decoder_attention_mask": longer}
+
+
+def _refuse_repeated(ids: Tensor, prompt: Tensor, given: bool) -> None:
+    """Output that begins with the prompt, or with the token that a decoder starts with."""
+    count = prompt.shape[1]
+    if given and ids.shape[1] > count and bool((ids[:, :count] == prompt).all()):
+        raise InputError(
+            f"output_ids {list(ids.shape)} repeats the prompt: give what comes after "
+            f"its {count} tokens"
+        )
+    if not given and ids.shape[1] > 1 and bool((ids[:, :1] == prompt).all()):
+        raise InputError(
+            "output_ids begins with the decoder's start token: give what comes after "
+            "it, output_ids[:, 1:]"
+        )
 
 
 def _check_prompt(named: Mapping[str, Any], ids: str, mask: str) -> None:
@@ -206,73 +200,6 @@ def _check_prompt(named: Mapping[str, Any], ids: str, mask: str) -> None:
                 then=["pad on the left: tokenizer.padding_side = 'left'"],
             )
         )
-
-
-def _generate(
-    model: Any, named: dict[str, Any], stream: str, count: int, options: dict[str, Any], seed: int
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The prompt as the model took it, the tokens after it, and each step's logits."""
-    ours = [name for name in OURS if name in options]
-    several = [name for name in SINGLE if options.get(name, 1) != 1]
-    if ours or several:
-        raise OptionError(
-            message(
-                f"generate={{{(ours + several)[0]!r}: ...}}: "
-                + (
-                    "it is set here"
-                    if ours
-                    else (
-                        "the steps of one sequence per sample are explained, sampled or "
-                        "the likeliest"
-                    )
-                ),
-                then=[
-                    "max_new_tokens= says how many"
-                    if ours
-                    else "call model.generate yourself and give output_ids="
-                ],
-            )
-        )
-    with undisturbed(model), torch.no_grad():
-        torch.manual_seed(seed)
-        try:
-            found = model.generate(
-                **named,
-                **{"do_sample": False, "num_beams": 1, **options},
-                max_new_tokens=count,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            said = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise InputError(
-                message(
-                    f"the model's own generate() fails: {type(error).__name__}: {said}",
-                    then=["give what was generated: output_ids="],
-                )
-            ) from error
-    logits = getattr(found, "logits", None)
-    sequences = getattr(found, "sequences", None)
-    steps = len(logits or ())
-    given = named.get(stream)
-    if (
-        logits is None
-        or sequences is None
-        or not steps
-        or (
-            given is not None
-            and not torch.equal(sequences[:, :-steps][:, -given.shape[1] :], given)
-        )
-    ):
-        raise InputError(
-            message(
-                "the model's own generate() does not return the prompt, the output and its logits",
-                then=["give what was generated: output_ids="],
-            )
-        )
-    return sequences[:, :-steps], sequences[:, -steps:], list(logits)
 
 
 def _decoder_start(model: Any, bound: Inputs) -> Tensor:
@@ -330,68 +257,6 @@ def _ended_at(ends: tuple[int, ...], ids: Tensor) -> Tensor:
     stop = (ids < 0) | torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
     over = (ids < 0) | (stop.cumsum(1) - stop.to(torch.long) > 0)
     return torch.where(over, -1, ids)[:, : int((~over).any(0).sum())]
-
-
-def _inputs_for(
-    named: Mapping[str, Any], stream: str, model: Any, ids: Tensor, pad: int = 0
-) -> dict[str, Any]:
-    """The inputs with ``ids`` after the prompt, everything that has an entry per position of it
-    continued as the model does when it generates."""
-    prefix = stream.removesuffix("input_ids")
-    prompt, steps = named[stream], ids.shape[1]
-    found = dict(named)
-    for name, value in named.items():
-        alongside = (
-            isinstance(value, Tensor)
-            and not value.is_floating_point()
-            and value.dim() == 2
-            and value.shape[1] == prompt.shape[1]
-        )
-        if name == stream:
-            found[name] = torch.cat([prompt, torch.where(ids < 0, pad, ids).to(prompt.dtype)], 1)
-        elif not alongside or (prefix and not name.startswith(prefix)):
-            continue
-        elif name == f"{prefix}attention_mask":
-            found[name] = torch.cat([value, (ids >= 0).to(value.dtype)], 1)
-        elif name == f"{prefix}position_ids":
-            found[name] = torch.cat(
-                [value, value[:, -1:] + torch.arange(1, steps + 1, device=value.device)], 1
-            )
-        elif name in REPEATED or name in TEXT:
-            found[name] = torch.cat(
-                [
-                    value,
-                    (value[:, -1:] if name in REPEATED else torch.zeros_like(value[:, -1:])).expand(
-                        -1, steps
-                    ),
-                ],
-                1,
-            )
-        else:
-            raise InputError(
-                message(
-                    (
-                        f"input {name!r} has an entry for every position of the prompt, and "
-                        "how it goes on is not known"
-                    ),
-                    then=[
-                        (
-                            "explain each step alone: relprop.explain(model, {... first "
-                            "tokens ...}, token)"
-                        )
-                    ],
-                )
-            )
-    mask = named.get("attention_mask")
-    takes_positions = (
-        not prefix
-        and "position_ids" not in named
-        and "position_ids" in inspect.signature(base_model(model).forward).parameters
-    )
-    if takes_positions and mask is not None and bool((mask == 0).any()):
-        seen = torch.cat([mask, torch.ones_like(mask[:, :1]).expand(-1, steps)], 1)
-        found["position_ids"] = (seen.long().cumsum(1) - 1).masked_fill(seen == 0, 0)
-    return found
 
 
 def _first_logits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

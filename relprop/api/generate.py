@@ -1,0 +1,100 @@
+"""A model's own ``generate``: the prompt as the model took it, the tokens after it, and the logits
+of each step. Nothing here chooses a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relprop.errors import InputError, OptionError
+from relprop.tracer.surroundings import undisturbed
+
+OURS = (
+    "max_new_tokens",
+    "max_length",
+    "return_dict_in_generate",
+    "output_logits",
+    "inputs",
+    "generation_config",
+)
+SINGLE = ("num_beams", "num_return_sequences", "num_beam_groups")
+GIVE = "give what was generated: output_ids="
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model generated: ``prompt`` (batch, positions) as it took it, ``ids`` (batch, steps)
+    after it, and the ``logits`` of every step, (batch, vocabulary)."""
+
+    prompt: Tensor
+    ids: Tensor
+    logits: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much to generate, by which options of ``generate``, from which random state."""
+
+    count: int
+    options: Mapping[str, Any]
+    seed: int
+
+
+def generated(model: Any, named: Mapping[str, Any], stream: str, asked: Asked) -> Generated:
+    """What ``model.generate`` gives for the inputs. Raises ``OptionError`` for options that are set
+    here, ``InputError`` where it fails or does not return the prompt."""
+    _refuse_options(asked.options)
+    found = _called(model, named, asked)
+    logits, sequences = getattr(found, "logits", None), getattr(found, "sequences", None)
+    steps, prompt = len(logits or ()), named.get(stream)
+    if not steps or sequences is None or not _begins_with(sequences[:, :-steps], prompt):
+        raise InputError(
+            "the model's own generate() does not return the prompt, the output and its logits",
+            then=[GIVE],
+        )
+    return Generated(sequences[:, :-steps], sequences[:, -steps:], list(logits or ()))
+
+
+def _begins_with(taken: Tensor, prompt: Tensor | None) -> bool:
+    """Whether the model took the prompt as it was given, be it behind tokens of its own."""
+    return prompt is None or torch.equal(taken[:, -prompt.shape[1] :], prompt)
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    if ours := [name for name in OURS if name in options]:
+        raise OptionError(
+            f"generate={{{ours[0]!r}: ...}}: it is set here",
+            then=["max_new_tokens= says how many"],
+        )
+    if several := [name for name in SINGLE if options.get(name, 1) != 1]:
+        raise OptionError(
+            f"generate={{{several[0]!r}: ...}}: the steps of one sequence per sample are "
+            "explained, sampled or the likeliest",
+            then=["call model.generate yourself and give output_ids="],
+        )
+
+
+def _called(model: Any, named: Mapping[str, Any], asked: Asked) -> Any:
+    """What ``generate`` returns, greedy unless told otherwise."""
+    options = {"do_sample": False, "num_beams": 1, **asked.options}
+    with undisturbed(model), torch.no_grad():
+        torch.manual_seed(asked.seed)
+        try:
+            return model.generate(
+                **named,
+                **options,
+                max_new_tokens=asked.count,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            said = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise InputError(
+                f"the model's own generate() fails: {type(error).__name__}: {said}", then=[GIVE]
+            ) from error
