@@ -4,27 +4,21 @@ for a batch of two, and what in a model makes them differ."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch import autograd_function
-from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
 
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import forward
-from relprop.tracer.binding import Inputs, flatten_output
+from relprop.interpreter.model_gradients import gradients_of_batch, mixture, model_gradients
+from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, tolerance
-from relprop.tracer.kernels import CALLS, Formulas
 from relprop.tracer.program import Program, is_floating
-from relprop.tracer.recorded import frame_source
 from relprop.tracer.shadow import beside_others
-from relprop.tracer.side_effects import taken_back
-from relprop.tracer.surroundings import as_python, undisturbed
+from relprop.tracer.surroundings import undisturbed
 
 #: Gradients round more than outputs do: how many times as far they may be from autograd's.
 ROUNDING = 25
@@ -47,18 +41,6 @@ class Slopes:
     cuts: tuple[str, ...] = ()
 
 
-@dataclass
-class _Own:
-    """Autograd through the model for one sample: gradients by input, and what was seen; ``again``:
-    the inputs whose ids it looks up in parts, or shifted, too."""
-
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
-    functions: dict[str, None] = field(default_factory=dict)
-    cuts: dict[str, None] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)
-    skipped: str = ""
-
-
 def slopes(
     program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
 ) -> Slopes:
@@ -70,9 +52,9 @@ def slopes(
     some = inputs.select(0, 1) if program.input_specialised else _two(inputs)
     try:
         mine, at, size = _ours(program, model, some, nodes)
-        own = [
-            _theirs(program, model, some.select(i, i + 1), nodes, at, i) for i in range(some.batch)
-        ]
+        samples = range(some.batch)
+        alone = [(some.select(i, i + 1), {n: v[i] for n, v in at.items()}) for i in samples]
+        own = [model_gradients(program, model, one, nodes, values) for one, values in alone]
     except torch.OutOfMemoryError:
         return Slopes(skipped="there is not enough memory for a backward pass of the model")
     except (RelpropError, RuntimeError, NotImplementedError) as error:
@@ -89,7 +71,7 @@ def slopes(
     off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
     if off:  # it may be autograd's own: another kernel for a batch than for one sample
         with contextlib.suppress(Exception):  # whatever the model says of a batch
-            together = _together(program, model, some, nodes)
+            together = gradients_of_batch(program, model, some, nodes)
             if together is not None:
                 off, worst = min((off, worst), _largest(program, mine, together))
     if off and any(worst in o.again for o in own):
@@ -108,14 +90,6 @@ def _two(inputs: Inputs) -> Inputs:
     return replace(inputs, tensors=tensors, batch=2)
 
 
-def _mixture(value: Tensor) -> Tensor:
-    """A sum of the elements of one sample's output, with weights of both signs that its size alone
-    decides."""
-    weights = torch.randn(value.numel(), generator=torch.Generator().manual_seed(0))
-    finite = torch.where(value.isfinite(), value, 0.0).reshape(-1)
-    return (finite * weights.to(value.device, value.dtype)).sum()
-
-
 def _ours(
     program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
@@ -127,10 +101,7 @@ def _ours(
         scalars = torch.stack(
             [
                 torch.stack(
-                    [
-                        _mixture(done.values[n][i] if is_batched(n) else done.values[n])
-                        for n in nodes
-                    ]
+                    [mixture(done.values[n][i] if is_batched(n) else done.values[n]) for n in nodes]
                 ).sum()
                 for i in range(inputs.batch)
             ]
@@ -142,187 +113,6 @@ def _ours(
         {name: done.watched[n].detach() for name, n in leaves.items()},
         max(float(m) for m in finite),
     )
-
-
-class _Watch(TorchFunctionMode):
-    """The model's own run: the values of leaves that are not inputs become leaves of autograd,
-    parts under ``no_grad`` are differentiated, and what stops a gradient is written down."""
-
-    def __init__(self, wanted: Mapping[str, Tensor], own: _Own) -> None:
-        super().__init__()
-        self.wanted, self.own = wanted, own
-        self.leaves: dict[str, list[Tensor]] = {}
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the function, and look at what it gives."""
-        if func is torch._C._set_grad_enabled and not args[0]:
-            self.own.cuts[f"no_grad at {frame_source()}"] = None
-            return None
-        if func in STOPS:
-            self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
-        out = CALLS.get(func, func)(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point() and out.dim():
-            if out.is_inference():
-                self.own.skipped = "the model computes under inference_mode"
-                return out
-            for name, value in self.wanted.items():
-                if out.numel() == value.numel() and not self._below(out, name):
-                    error, scale = difference(out.detach().reshape(-1), value.reshape(-1))
-                    if error <= 1e-6 * scale:
-                        leaf = out.detach().requires_grad_()
-                        self.leaves.setdefault(name, []).append(leaf)
-                        return leaf.clone()
-                if self._again(out, value, args) and not self._below(out, name):
-                    self.own.again.add(name)
-        return out
-
-    def _again(self, out: Tensor, value: Tensor, args: tuple[Any, ...]) -> bool:
-        """Whether a lookup gives rows of a leaf's ``value``, but not all of them in order."""
-        rows, known = out.reshape(-1, out.shape[-1]), value.reshape(-1, value.shape[-1])
-        ids = any(isinstance(a, Tensor) and a.dtype in (torch.int64, torch.int32) for a in args)
-        if not ids or not len(rows) or rows.shape[1] != known.shape[1]:
-            return False
-        return any(bool((known == row).all(1).any()) for row in (rows[0], rows[-1]))
-
-    def _below(self, out: Tensor, name: str) -> bool:
-        """Whether ``out`` was made from a leaf of this name."""
-        known = {id(leaf) for leaf in self.leaves.get(name, ())}
-        return bool(known) and any(id(getattr(f, "variable", None)) in known for f in _history(out))
-
-
-STOPS = {Tensor.detach: "detach", Tensor.data.__get__: ".data"}  # type: ignore[attr-defined]
-
-
-def _history(out: Tensor) -> Iterator[Any]:
-    """The functions of autograd that ``out`` was made by."""
-    left, seen = [out.grad_fn], set()
-    while left:
-        f = left.pop()
-        if f is not None and f not in seen:
-            seen.add(f)
-            yield f
-            left += [g for g, _ in f.next_functions]
-
-
-def _theirs(
-    program: Program,
-    model: nn.Module,
-    one: Inputs,
-    nodes: Collection[fx.Node],
-    at: Mapping[str, Tensor],
-    i: int,
-) -> _Own:
-    """Autograd through the model for sample ``i`` alone."""
-    own = _Own()
-    direct = {n: leaf for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
-    given = [
-        t.detach().clone().requires_grad_() if name in direct else t
-        for name, t in zip(one.names, one.tensors, strict=True)
-    ]
-    watch = _Watch({n: v[i] for n, v in at.items() if n not in direct}, own)
-    outputs: list[Tensor] = []
-    with (
-        _refusing(own),
-        undisturbed(model),
-        as_python(model),
-        taken_back(model),
-        torch.enable_grad(),
-        watch,
-    ):
-        args, kwargs = one.rebuild(
-            tuple(t.clone() if n in direct else t for n, t in zip(one.names, given, strict=True))
-        )
-        outputs = flatten_output(model(*args, **kwargs))[0]
-    if not outputs:
-        return own
-    with torch.enable_grad():
-        scalar = torch.stack(
-            [_mixture(outputs[program.output_nodes.index(n)]) for n in nodes]
-        ).sum()
-    leaves = {
-        **{n: [t] for n, t in zip(one.names, given, strict=True) if n in direct},
-        **watch.leaves,
-    }
-    lost = [n for n in program.leaves if n not in leaves]
-    own.functions.update(
-        (_called(f), None) for f in _history(scalar) if isinstance(f, BackwardCFunction)
-    )
-    own.functions.pop("", None)
-    if lost:
-        own.skipped = (
-            own.skipped or f"the embedding of {lost[0]!r} was not found in the model's run"
-        )
-    if own.skipped:
-        return own
-    if not scalar.requires_grad:
-        own.skipped = "the model's output has no gradient of its own (inference_mode)"
-        return own
-    flat = [t for ts in leaves.values() for t in ts]
-    with _refusing(own):
-        found = torch.autograd.grad(scalar, flat, allow_unused=True, materialize_grads=True)
-        rest = iter(found)
-        own.gradients = {
-            n: torch.stack([next(rest) for _ in ts]).sum(0) for n, ts in leaves.items()
-        }
-    return own
-
-
-@contextlib.contextmanager
-def _refusing(own: _Own) -> Iterator[None]:
-    """What the model's own code raises when it is differentiated is why there is no gradient to
-    compare: a backward of its own may ask for train mode, say."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        own.skipped = f"the model itself cannot be differentiated: {said}"
-
-
-def _together(
-    program: Program, model: nn.Module, some: Inputs, nodes: Collection[fx.Node]
-) -> list[dict[str, Tensor | None]] | None:
-    """Autograd through the model for all samples in one batch, each by its own output: some of
-    PyTorch's kernels have another gradient for one sample alone (LeViT, at torch 2.15). ``None``
-    where an explained input is none of the model's numbers."""
-    if any(leaf.op != "placeholder" for leaf in program.leaves.values()):
-        return None
-    given = {
-        name: t.detach().clone().requires_grad_() if name in program.leaves else t
-        for name, t in zip(some.names, some.tensors, strict=True)
-    }
-    with (
-        undisturbed(model),
-        as_python(model),
-        taken_back(model),
-        torch.enable_grad(),
-        Formulas(),
-    ):
-        args, kwargs = some.rebuild(
-            tuple(t.clone() if n in program.leaves else t for n, t in given.items())
-        )
-        outputs = flatten_output(model(*args, **kwargs))[0]
-        scalar = torch.stack(
-            [
-                _mixture(outputs[program.output_nodes.index(n)][i : i + 1])
-                for n in nodes
-                for i in range(some.batch)
-            ]
-        ).sum()
-        if not scalar.requires_grad:
-            return None
-        found = torch.autograd.grad(
-            scalar, [given[n] for n in program.leaves], allow_unused=True, materialize_grads=True
-        )
-    each = dict(zip(program.leaves, found, strict=True))
-    return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
 
 
 def _overflows(mine: Mapping[str, Tensor], theirs: list[dict[str, Tensor | None]]) -> str | None:
@@ -345,17 +135,6 @@ def _is_felt(mine: Tensor, theirs: list[Tensor | None], at: Tensor, size: float)
     )
     total = (mine.abs().reshape(at.shape) + own.abs()).flatten(1).sum(1, dtype=torch.float32)
     return not bool((total * (float(at.abs().max()) or 1.0) <= allowed).all())
-
-
-def _called(function: Any) -> str:
-    """The class of a function with a backward of its own; none of PyTorch's, but for those it makes
-    of others inside a transform."""
-    made = getattr(function, "_forward_cls", None)
-    if made is None or (
-        made.__module__.split(".")[0] == "torch" and made.__module__ != autograd_function.__name__
-    ):
-        return ""
-    return f"{made.__module__}.{made.__qualname__}"
 
 
 def _largest(

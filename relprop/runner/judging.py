@@ -15,7 +15,15 @@ from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import UNSTEADY, Gap, gaps, is_row, model_outputs, unsteady
+from relprop.tracer.judge import (
+    UNSTEADY,
+    Gap,
+    gaps,
+    is_row,
+    model_outputs,
+    rounding_decides,
+    unsteady,
+)
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
@@ -173,7 +181,7 @@ class Judge:
         )
         if unsteady(self.model, one, theirs, draws):
             why, then = UNSTEADY, ["make it a function of its inputs while it is explained"]
-        elif _rounds(program, self.model, one, mine):
+        elif rounding_decides(program, self.model, one, mine):
             why = (
                 "rounding decides which of nearly equal values the model picks: in float64 the "
                 "graph itself gives another output"
@@ -271,13 +279,6 @@ def other_gradients(found: Slopes) -> str:
     return message(
         fact, then=["report this model: a graph's gradients must equal those of its model"]
     )
-
-
-def _rounds(program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Any]) -> bool:
-    """Whether a program's own outputs for one sample are others in float64."""
-    exact = execute(replace(program, dtype=torch.float64), model, one, values)
-    outputs = [exact.get(node, torch.empty(0)) for node in program.output_nodes]
-    return bool(gaps(program, values, outputs, values, 0, 1, 1))
 
 
 def _about_shared(inputs: Inputs) -> str:

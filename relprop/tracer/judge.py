@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
@@ -182,3 +183,28 @@ UNSTEADY = (
     "the model returns something else when it is run again on the same inputs: it draws numbers "
     "outside of PyTorch, or counts its calls"
 )
+
+
+def rounding_decides(
+    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Any]
+) -> bool:
+    """Whether a program's own outputs for one sample are others in float64, or if the inputs are
+    off by their last digits: rounding then decides which of nearly equal values the model picks."""
+    wide = replace(program, dtype=torch.float64)
+    for other, inputs in ((wide, one), (program, _nudged(one))):
+        found = execute(other, model, inputs, values)
+        outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
+        if gaps(program, values, outputs, values, 0, 1, 1):
+            return True
+    return False
+
+
+def _nudged(inputs: Inputs) -> Inputs:
+    """The inputs with floating ones a few units in the last place larger."""
+    return replace(
+        inputs,
+        tensors=tuple(
+            t * (1 + 4 * torch.finfo(t.dtype).eps) if t.is_floating_point() else t
+            for t in inputs.tensors
+        ),
+    )

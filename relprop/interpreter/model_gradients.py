@@ -1,0 +1,243 @@
+"""Autograd through the user's own model, as its own code runs: gradients at the explained inputs,
+and what in the model stops or replaces a gradient on the way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch import autograd_function
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from relprop.errors import first_line
+from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.judge import difference
+from relprop.tracer.kernels import CALLS, Formulas
+from relprop.tracer.program import Program
+from relprop.tracer.recorded import frame_source
+from relprop.tracer.side_effects import taken_back
+from relprop.tracer.surroundings import as_python, undisturbed
+
+
+@dataclass
+class ModelGradients:
+    """Autograd through the model for one sample: gradients by input, and what was seen; ``again``:
+    the inputs whose ids it looks up in parts, or shifted, too."""
+
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    functions: dict[str, None] = field(default_factory=dict)
+    cuts: dict[str, None] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
+    skipped: str = ""
+
+
+def mixture(value: Tensor) -> Tensor:
+    """A sum of the elements of one sample's output, with weights of both signs that its size alone
+    decides."""
+    weights = torch.randn(value.numel(), generator=torch.Generator().manual_seed(0))
+    finite = torch.where(value.isfinite(), value, 0.0).reshape(-1)
+    return (finite * weights.to(value.device, value.dtype)).sum()
+
+
+class _Watch(TorchFunctionMode):
+    """The model's own run: the values of leaves that are not inputs become leaves of autograd,
+    parts under ``no_grad`` are differentiated, and what stops a gradient is written down."""
+
+    def __init__(self, wanted: Mapping[str, Tensor], own: ModelGradients) -> None:
+        super().__init__()
+        self.wanted, self.own = wanted, own
+        self.leaves: dict[str, list[Tensor]] = {}
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the function, and look at what it gives."""
+        if func is torch._C._set_grad_enabled and not args[0]:
+            self.own.cuts[f"no_grad at {frame_source()}"] = None
+            return None
+        if func in STOPS:
+            self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
+        out = CALLS.get(func, func)(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dim():
+            if out.is_inference():
+                self.own.skipped = "the model computes under inference_mode"
+                return out
+            for name, value in self.wanted.items():
+                if out.numel() == value.numel() and not self._below(out, name):
+                    error, scale = difference(out.detach().reshape(-1), value.reshape(-1))
+                    if error <= 1e-6 * scale:
+                        leaf = out.detach().requires_grad_()
+                        self.leaves.setdefault(name, []).append(leaf)
+                        return leaf.clone()
+                if self._again(out, value, args) and not self._below(out, name):
+                    self.own.again.add(name)
+        return out
+
+    def _again(self, out: Tensor, value: Tensor, args: tuple[Any, ...]) -> bool:
+        """Whether a lookup gives rows of a leaf's ``value``, but not all of them in order."""
+        rows, known = out.reshape(-1, out.shape[-1]), value.reshape(-1, value.shape[-1])
+        ids = any(isinstance(a, Tensor) and a.dtype in (torch.int64, torch.int32) for a in args)
+        if not ids or not len(rows) or rows.shape[1] != known.shape[1]:
+            return False
+        return any(bool((known == row).all(1).any()) for row in (rows[0], rows[-1]))
+
+    def _below(self, out: Tensor, name: str) -> bool:
+        """Whether ``out`` was made from a leaf of this name."""
+        known = {id(leaf) for leaf in self.leaves.get(name, ())}
+        return bool(known) and any(id(getattr(f, "variable", None)) in known for f in _history(out))
+
+
+STOPS = {Tensor.detach: "detach", Tensor.data.__get__: ".data"}  # type: ignore[attr-defined]
+
+
+def _history(out: Tensor) -> Iterator[Any]:
+    """The functions of autograd that ``out`` was made by."""
+    left, seen = [out.grad_fn], set()
+    while left:
+        f = left.pop()
+        if f is not None and f not in seen:
+            seen.add(f)
+            yield f
+            left += [g for g, _ in f.next_functions]
+
+
+def model_gradients(
+    program: Program,
+    model: nn.Module,
+    one: Inputs,
+    nodes: Collection[fx.Node],
+    at: Mapping[str, Tensor],
+) -> ModelGradients:
+    """Autograd through the model for one sample alone. ``at``: the values of the explained inputs'
+    embeddings, batch first, of that sample."""
+    own = ModelGradients()
+    direct = {n for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
+    given = {
+        name: t.detach().clone().requires_grad_() if name in direct else t
+        for name, t in zip(one.names, one.tensors, strict=True)
+    }
+    watch = _Watch({n: v for n, v in at.items() if n not in direct}, own)
+    outputs = _outputs_of(model, one, given, direct, (watch, own))
+    if not outputs:
+        return own
+    with torch.enable_grad():
+        some = [mixture(outputs[program.output_nodes.index(n)]) for n in nodes]
+        scalar = torch.stack(some).sum()
+    leaves = {**{n: [given[n]] for n in one.names if n in direct}, **watch.leaves}
+    backward = (f for f in _history(scalar) if isinstance(f, BackwardCFunction))
+    own.functions.update((_called(f), None) for f in backward)
+    own.functions.pop("", None)
+    if lost := [n for n in program.leaves if n not in leaves]:
+        why = f"the embedding of {lost[0]!r} was not found in the model's run"
+        own.skipped = own.skipped or why
+    elif not own.skipped and not scalar.requires_grad:
+        own.skipped = "the model's output has no gradient of its own (inference_mode)"
+    if not own.skipped:
+        with _refusing(own):
+            own.gradients = _summed_gradients(scalar, leaves)
+    return own
+
+
+def _outputs_of(
+    model: nn.Module,
+    one: Inputs,
+    given: Mapping[str, Tensor],
+    direct: set[str],
+    watching: tuple[_Watch, ModelGradients],
+) -> list[Tensor]:
+    """The model's outputs, attached to autograd, as its own code runs; nothing where it cannot."""
+    watch, own = watching
+    outputs: list[Tensor] = []
+    with (
+        _refusing(own),
+        undisturbed(model),
+        as_python(model),
+        taken_back(model),
+        torch.enable_grad(),
+        watch,
+    ):
+        tensors = (t.clone() if n in direct else t for n, t in given.items())
+        args, kwargs = one.rebuild(tuple(tensors))
+        outputs = flatten_output(model(*args, **kwargs))[0]
+    return outputs
+
+
+def _summed_gradients(scalar: Tensor, leaves: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    """∂scalar at every leaf, the sum over the places where it is read."""
+    flat = [t for tensors in leaves.values() for t in tensors]
+    found = iter(torch.autograd.grad(scalar, flat, allow_unused=True, materialize_grads=True))
+    return {
+        name: torch.stack([next(found) for _ in tensors]).sum(0) for name, tensors in leaves.items()
+    }
+
+
+@contextlib.contextmanager
+def _refusing(own: ModelGradients) -> Iterator[None]:
+    """What the model's own code raises when it is differentiated is why there is no gradient to
+    compare: a backward of its own may ask for train mode, say."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        own.skipped = f"the model itself cannot be differentiated: {said}"
+
+
+def gradients_of_batch(
+    program: Program, model: nn.Module, some: Inputs, nodes: Collection[fx.Node]
+) -> list[dict[str, Tensor | None]] | None:
+    """Autograd through the model for all samples in one batch, each by its own output: some of
+    PyTorch's kernels have another gradient for one sample alone (LeViT, at torch 2.15). ``None``
+    where an explained input is none of the model's numbers."""
+    if any(leaf.op != "placeholder" for leaf in program.leaves.values()):
+        return None
+    given = {
+        name: t.detach().clone().requires_grad_() if name in program.leaves else t
+        for name, t in zip(some.names, some.tensors, strict=True)
+    }
+    with (
+        undisturbed(model),
+        as_python(model),
+        taken_back(model),
+        torch.enable_grad(),
+        Formulas(),
+    ):
+        args, kwargs = some.rebuild(
+            tuple(t.clone() if n in program.leaves else t for n, t in given.items())
+        )
+        outputs = flatten_output(model(*args, **kwargs))[0]
+        scalar = torch.stack(
+            [
+                mixture(outputs[program.output_nodes.index(n)][i : i + 1])
+                for n in nodes
+                for i in range(some.batch)
+            ]
+        ).sum()
+        if not scalar.requires_grad:
+            return None
+        found = torch.autograd.grad(
+            scalar, [given[n] for n in program.leaves], allow_unused=True, materialize_grads=True
+        )
+    each = dict(zip(program.leaves, found, strict=True))
+    return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
+
+
+def _called(function: Any) -> str:
+    """The class of a function with a backward of its own; none of PyTorch's, but for those it makes
+    of others inside a transform."""
+    made = getattr(function, "_forward_cls", None)
+    if made is None or (
+        made.__module__.split(".")[0] == "torch" and made.__module__ != autograd_function.__name__
+    ):
+        return ""
+    return f"{made.__module__}.{made.__qualname__}"
