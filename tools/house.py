@@ -37,10 +37,10 @@ def functions(path: Path) -> Iterator[Function]:
     """The functions of a file, inner ones included."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = node.end_lineno - node.lineno + 1
+            lines = (node.end_lineno or 0) - node.lineno + 1
             first = node.body[0]
             told = ast.get_docstring(node) is not None
-            docstring = first.end_lineno - first.lineno + 1 if told else 0
+            docstring = (first.end_lineno or 0) - first.lineno + 1 if told else 0
             own = [a for a in (*node.args.posonlyargs, *node.args.args) if a.arg != "self"]
             place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
             every = len(own) + len(node.args.kwonlyargs)

@@ -153,10 +153,10 @@ def _stream(model: Any, named: Mapping[str, Any]) -> str:
 def _with_start(named: Mapping[str, Any], prompt: Tensor) -> dict[str, Any]:
     """The inputs with a decoder's mask as long as its prompt, before which ``generate`` may have
     put the decoder's start token."""
-    mask = named.get("decoder_attention_mask")
-    missing = 0 if mask is None else prompt.shape[1] - mask.shape[1]
-    if missing <= 0:
+    mask: Tensor | None = named.get("decoder_attention_mask")
+    if mask is None or mask.shape[1] >= prompt.shape[1]:
         return dict(named)
+    missing = prompt.shape[1] - mask.shape[1]
     longer = torch.cat([torch.ones_like(mask[:, :missing]), mask], 1)
     return {**named, "decoder_attention_mask": longer}
 

@@ -29,7 +29,7 @@ class ModelGradients:
     """Autograd through the model for one sample: gradients by input, and what was seen; ``again``:
     the inputs whose ids it looks up in parts, or shifted, too."""
 
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    gradients: Mapping[str, Tensor | None] = field(default_factory=dict)
     functions: dict[str, None] = field(default_factory=dict)
     cuts: dict[str, None] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)

@@ -4,7 +4,7 @@ for a batch of two, and what in a model makes them differ."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,7 +115,9 @@ def _ours(
     )
 
 
-def _overflows(mine: Mapping[str, Tensor], theirs: list[dict[str, Tensor | None]]) -> str | None:
+def _overflows(
+    mine: Mapping[str, Tensor], theirs: Sequence[Mapping[str, Tensor | None]]
+) -> str | None:
     """The input at which autograd's own gradient is not finite, or one of a half-precision type
     that ends near it."""
     for name, g in mine.items():
@@ -138,7 +140,7 @@ def _is_felt(mine: Tensor, theirs: list[Tensor | None], at: Tensor, size: float)
 
 
 def _largest(
-    program: Program, mine: Mapping[str, Tensor], theirs: list[dict[str, Tensor | None]]
+    program: Program, mine: Mapping[str, Tensor], theirs: Sequence[Mapping[str, Tensor | None]]
 ) -> tuple[float, str]:
     """The largest difference beyond rounding, relative to the largest gradient at that input, and
     the input."""

@@ -261,7 +261,8 @@ def _extremum(at: Operation) -> Tensor:
 
     of_b = torch.func.vjp(beyond, change.value)[1](torch.ones_like(change.value))[0]
     changes = (1 - of_b) * moved(a.value) + of_b * moved(b.value)
-    return at.run(*(p.value.detach() for p in (a, b))) + changes
+    made: Tensor = at.run(*(p.value.detach() for p in (a, b))) + changes
+    return made
 
 
 def _detached(x: Pair) -> Pair:

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from relprop.errors import RuleError, message
+from relprop.operations import function_of
 from relprop.plan.steps import Finding, Step, argument_names
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -138,7 +139,7 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
     in order of first use, and a function that replays it."""
     if len(region.inner) == 1:
         operands, rebuild = template(region.output, program.dtype)
-        names, function = argument_names(region.output, operands), region.output.target
+        names, function = argument_names(region.output, operands), function_of(region.output)
     else:
         inside = _closure(region, flow)
         ordered = [n for n in program.graph.nodes if n in inside]

@@ -62,9 +62,7 @@ class Step:
         own = isinstance(self.op, (type, FunctionType))
         return self.op.__qualname__ if own else str(self.op)
 
-    def call(
-        self, tensors: tuple[Tensor, ...], output: Tensor | None, extra: Tensor | None
-    ) -> Call:
+    def call(self, tensors: tuple[Tensor, ...], output: Any, extra: Tensor | None) -> Call:
         """What the rule is told, for one sample's tensors."""
         operands = tuple(
             Operand(t, r, n, booked_as(node), a)  # type: ignore[arg-type]
@@ -102,5 +100,7 @@ def argument_names(node: fx.Node, operands: tuple[fx.Node, ...]) -> tuple[str, .
     named = [(names[i] if i < len(names) else "", value) for i, value in enumerate(node.args)]
     found: list[str] = []
     for label, value in (*named, *node.kwargs.items()):
-        fx.node.map_arg(value, lambda n, label=label: found.append(label))
+        inside: list[fx.Node] = []
+        fx.node.map_arg(value, inside.append)
+        found += [label] * len(inside)
     return tuple(found)

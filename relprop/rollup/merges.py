@@ -264,13 +264,11 @@ def brings_different_tokens(
         return labels[source] if tuple(val(node).shape) == tuple(val(source).shape) else None
 
     labels = follow(flow.nodes, {x: start}, after)
-    found = [labels.get(p) for p in parts]
-    if any(
-        f is None or f.shape != found[0].shape or f.numel() == 0 or bool((f == 0).any())
-        for f in found
-    ):  # type: ignore[union-attr]
+    found = [found for p in parts if (found := labels.get(p)) is not None]
+    whole = len(found) == len(parts) and all(f.shape == found[0].shape for f in found)
+    if not whole or any(f.numel() == 0 or bool((f == 0).any()) for f in found):
         return False
-    held = [f.unique(return_counts=True) for f in found]  # type: ignore[union-attr]
+    held = [f.unique(return_counts=True) for f in found]  # type: ignore[no-untyped-call]
     once = len({int(times) for _, counts in held for times in counts}) == 1
-    apart = all(bool((f != g).all()) for k, f in enumerate(found) for g in found[:k])  # type: ignore[operator]
+    apart = all(bool((f != g).all()) for k, f in enumerate(found) for g in found[:k])
     return once and apart and (len(held[0][0]) > 1 or sum(len(those) for those, _ in held) == count)

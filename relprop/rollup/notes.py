@@ -4,13 +4,14 @@ windows, pooling, what operands carry."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import Kind, argument, kind, of
+from relprop.operations import Kind, argument, kind, of, operand
 from relprop.rollup.merges import Merges, is_merge
 from relprop.rules.notes import (
     ConvolutionNote,
@@ -116,7 +117,7 @@ def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None
     return node, _reduced(pool, val(node).dim())
 
 
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[tuple[int, bool], Callable[..., Tensor]] = {
     (1, False): F.conv1d,
     (2, False): F.conv2d,
     (3, False): F.conv3d,
@@ -145,7 +146,7 @@ def _convolution(node: fx.Node, source_axes: Any) -> ConvolutionNote:
 def _product(node: fx.Node, program: Program) -> ProductNote:
     """What a matrix product sums over, which of its rows and columns are tokens, and which operand
     only says how tokens are mixed."""
-    left, right = node.args[:2]
+    left, right = operand(node, 0), operand(node, 1)
     a, b = program.axes.get(left), program.axes.get(right)
     summed = [axes[i] for axes, i in ((a, -1), (b, -2 if val(right).dim() > 1 else -1)) if axes]
     rows, columns = (

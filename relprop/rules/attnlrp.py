@@ -231,7 +231,8 @@ def _normalised_back(t: Tensor, call: Call) -> Tensor:
         rows, eps = [len(x), x.shape[1], -1], (7, "eps", 1e-5)
     spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + call.argument(*eps)
     t = t.reshape(rows)
-    return ((t - t.mean(-1, keepdim=True)) * spread.rsqrt()).reshape(x.shape)
+    centred: Tensor = (t - t.mean(-1, keepdim=True)) * spread.rsqrt()
+    return centred.reshape(x.shape)
 
 
 def _beside(parameter: Tensor, x: Tensor, op: Any) -> Tensor:

@@ -28,7 +28,8 @@ class ZPlus:
                 for v, o in zip(inputs, call.operands, strict=True)
             ]
             inputs[x_at] = x
-            return call.apply(*inputs)
+            made: Tensor = call.apply(*inputs)
+            return made
 
         x = positive(call.inputs[x_at])
         z, pull = torch.func.vjp(function, x)  # type: ignore[misc]

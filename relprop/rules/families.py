@@ -82,7 +82,8 @@ def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 @rule(family="move")
 def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
-    return move.function(relevance, call)
+    shares: tuple[Tensor | None, ...] = move.function(relevance, call)
+    return shares
 
 
 @rule(family="move", reads="")
@@ -126,7 +127,8 @@ class Share:
                 inputs[x_at] = x
                 if weight_at is not None:
                     inputs[weight_at] = part(call.inputs[weight_at])
-                return call.apply(*inputs)
+                made: Tensor = call.apply(*inputs)
+                return made
 
             output, pull = torch.func.vjp(function, part(call.inputs[x_at]))  # type: ignore[misc]
             return output, lambda s: part(call.inputs[x_at]) * pull(s)[0]

@@ -50,12 +50,10 @@ def spread_evenly(field: Field, call: Call) -> Fields:
     at = call.activations[0]
 
     def operation(x: Tensor) -> Tensor:
-        return call.apply(
-            *(
-                x if i == at else v.to(field.dtype) if v.is_floating_point() else v
-                for i, v in enumerate(call.inputs)
-            )
-        )  # type: ignore[no-any-return]
+        wide = [v.to(field.dtype) if v.is_floating_point() else v for v in call.inputs]
+        wide[at] = x
+        made: Tensor = call.apply(*wide)
+        return made
 
     numbers, present = number(field, ())
     covered, pull = torch.func.vjp(
@@ -73,7 +71,8 @@ def sampled(field: Field, call: Call) -> Fields:
     nothing."""
     if not call.operands[0].flows:
         return (None,) * len(call.operands)
-    return spread_evenly.function(field, call)  # type: ignore[return-value]
+    shares: Fields = spread_evenly.function(field, call)
+    return shares
 
 
 @rule(family="rollup", reads="", name="field: receptive field")

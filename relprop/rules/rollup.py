@@ -69,7 +69,9 @@ def _shuffled(field: Field, call: Call) -> Fields:
 
 
 def _product(field: Field, call: Call) -> Fields:
-    return (attended if isinstance(call.note, SiteNote) else contracted).function(field, call)  # type: ignore[return-value]
+    rule = attended if isinstance(call.note, SiteNote) else contracted
+    shares: Fields = rule.function(field, call)
+    return shares
 
 
 either_matmul = Rule(_product, "field: attention site or product", "rollup", frozenset())

@@ -72,9 +72,12 @@ def fused(maps: Tensor, head_axes: tuple[int, ...], how: str, gradient: Tensor |
     def together(t: Tensor) -> Tensor:
         return t.permute(order).flatten(1, len(head_axes))
 
-    found = fusion_named(how)(together(maps), None if gradient is None else together(gradient))
+    found: Tensor = fusion_named(how)(
+        together(maps), None if gradient is None else together(gradient)
+    )
     sizes = [maps.shape[i] for i in head_axes]
-    return found.unflatten(1, sizes).permute([order.index(i) for i in range(maps.dim())])
+    apart: Tensor = found.unflatten(1, sizes)  # type: ignore[no-untyped-call]
+    return apart.permute([order.index(i) for i in range(maps.dim())])
 
 
 def without_smallest(maps: Tensor, head_axes: tuple[int, ...], ratio: float) -> Tensor:

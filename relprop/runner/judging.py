@@ -251,7 +251,7 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
 def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
     """How the program's gradients compare with the model's, worked out once per program."""
     key = ("slopes", frozenset(nodes))
-    return session.kept(key, lambda: slopes(session.program, session.model, part, nodes))  # type: ignore[no-any-return]
+    return session.kept(key, lambda: slopes(session.program, session.model, part, nodes))
 
 
 def other_gradients(found: Slopes) -> str:

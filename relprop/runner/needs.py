@@ -235,7 +235,7 @@ def named_nodes(program: Program, paths: Any) -> Nodes:
 
 def _last_of(program: Program, path: str) -> fx.Node:
     """The output of the module call at ``path``."""
-    calls = [
+    calls: list[fx.Node] = [
         n
         for n in program.graph.nodes
         if n.op == "call_function"

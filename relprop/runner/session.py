@@ -3,9 +3,9 @@ anew when a registered rule changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import fx, nn
@@ -27,6 +27,7 @@ from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, place
 from relprop.tracer.trace import trace_program
 
+T = TypeVar("T")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -54,7 +55,7 @@ class Session:
                 self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown
             )
 
-        return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)  # type: ignore[no-any-return]
+        return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)
 
     def notices(self, plan: Plan | None) -> tuple[str, ...]:
         """What the user is to be warned of: operations that took the generic rule, and ids that
@@ -67,7 +68,7 @@ class Session:
         """The roll-up pass from ``starts`` to the token tensors."""
         return self.kept(
             ("rollup", starts, sites), lambda: rollup_plan(self.program, starts, sites)
-        )  # type: ignore[no-any-return]
+        )
 
     def handing_down(
         self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]
@@ -76,14 +77,14 @@ class Session:
         return self.kept(
             ("down", nodes, sites, read),
             lambda: rollup_plan(self.program, nodes, sites, read)[0],
-        )  # type: ignore[no-any-return]
+        )
 
     def segment(self, changed: fx.Node, end: fx.Node) -> Segment:
         """The part of the graph from one node to another, to be run again."""
         return self.kept(
             ("segment", changed, end),
             lambda: Segment.between(self.program, changed, end),
-        )  # type: ignore[no-any-return]
+        )
 
     def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
         """The explained inputs that feed a target but have no tokens in any attention: a
@@ -102,16 +103,16 @@ class Session:
         """Where the sites' layers end."""
         return self.kept(
             ("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts)
-        )  # type: ignore[no-any-return]
+        )
 
     def layout(self, stream: Stream) -> Layout:
         """Where the stream's tokens came from."""
-        return self.kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))  # type: ignore[no-any-return]
+        return self.kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))
 
     @property
     def flow(self) -> Flow:
         """The program's flowing nodes."""
-        return self.kept(("flow",), lambda: flowing(self.program, PAPER))  # type: ignore[no-any-return]
+        return self.kept(("flow",), lambda: flowing(self.program, PAPER))
 
     @property
     def merges(self) -> Merges:
@@ -120,7 +121,7 @@ class Session:
         def make() -> Merges:
             return Merges(self.flow, self.program.sites, self.program.axes)
 
-        return self.kept(("merges",), make)  # type: ignore[no-any-return]
+        return self.kept(("merges",), make)
 
     def constant_lookups(self) -> tuple[str, ...]:
         """Where the ids of an explained input are looked up but not explained."""
@@ -134,9 +135,9 @@ class Session:
                 for n in looked_up_elsewhere(inputs[name], leaf)
             )
 
-        return self.kept(("constant lookups",), make)  # type: ignore[no-any-return]
+        return self.kept(("constant lookups",), make)
 
-    def kept(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
         registered rule changes."""
         full = (*key, registered())

@@ -191,7 +191,7 @@ class AttentionStudy(Study):
         """By input, the index in ``sites`` of the last site that reads its tokens with nothing but
         skip connections between it and the target."""
         key = ("last", self.needs.chosen, self.needs.sites, tuple(self.start.field), self.streams)
-        return self.session.kept(key, self._last)  # type: ignore[no-any-return]
+        return self.session.kept(key, self._last)
 
     def _last(self) -> dict[str, int]:
         found: dict[str, int] = {}
