@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from relprop.adapters import Prepared
 from relprop.api.why import Why, why
-from relprop.errors import OptionError, RelpropError, message, warn
+from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
 from relprop.interpreter.forward import forward
 from relprop.interpreter.ledger import Ledger
@@ -209,8 +209,7 @@ class Instrument:
             leaves = frozenset(self.session.program.leaves.values())
             starts = tuple({n: None for term in start.terms for n in term.seeds})
             plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
-            for text in self.session.notices(plan):
-                warn(text)
+            self.session.tell(self.session.notices(plan))
             hooks = self._hooks_by_node()
             with undisturbed(self.session.model), torch.no_grad():
                 walk, books = walk_terms(plan, done.detached(), start.terms, hooks)

@@ -3,7 +3,7 @@ gradient per target, shared by all that can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ from relprop.errors import (
     RollUpError,
     RuleError,
     TargetError,
-    warn,
 )
 from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
@@ -93,7 +92,6 @@ class Asking:
         self.model, self.whole, self.how = model, whole, how
         self.questions, self.targets = questions, targets
         self.judge, self.refused = judge, refused
-        self._told: set[str] = set()
 
     def parts(self, size: int) -> Iterator[Rows]:
         """The answers for ``size`` samples at a time."""
@@ -129,7 +127,8 @@ class Asking:
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
                 needs[i] = needs_of(session, question, targets)
-        self._tell(needs.values())
+        for one in needs.values():
+            one.session.tell(one.notices)
 
         def compare(done: Run) -> Callable[[], None]:
             starts = possible_starts(sessions[0].program, targets)
@@ -139,13 +138,6 @@ class Asking:
 
         found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]
-
-    def _tell(self, needs: Iterable[Needs]) -> None:
-        """Warn of what is not as one would expect, each once in a call."""
-        for text in dict.fromkeys(text for n in needs for text in n.notices):
-            if text not in self._told:
-                self._told.add(text)
-                warn(text)
 
 
 def answers(
@@ -191,8 +183,7 @@ def _starts(asked: Sequence[Needs], done: Run, target: Any) -> dict[Any, Start]:
 def ask_once(session: Session, inputs: Inputs, target: Any, question: Question) -> Explanation:
     """One question about one target of a program that was compared already."""
     needs = needs_of(session, question, [target])
-    for text in needs.notices:
-        warn(text)
+    session.tell(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
     return answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
 

@@ -155,7 +155,7 @@ class Judge:
             f"{start + worst.samples[0]} is off by {worst.error:.1e} of the largest value from "
             "what it returns for that sample alone, which is what is explained"
         )
-        if not self.to_tell:
+        if session.program.memo.first_time("the model mixes samples"):
             self.to_tell.append(said)
         return said
 

@@ -3,7 +3,7 @@ anew when a registered rule changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from relprop.adapters import Adapter, adapter_for
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError, message, warn
 from relprop.interpreter.replay import Segment
 from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
@@ -136,6 +136,12 @@ class Session:
             )
 
         return self.kept(("constant lookups",), make)
+
+    def tell(self, notices: Iterable[str]) -> None:
+        """Warn of what is not as one would expect, each once for a program."""
+        for text in notices:
+            if self.program.memo.first_time(("told", text)):
+                warn(text)
 
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
