@@ -60,46 +60,45 @@ def _timm(source: str, name: str) -> nn.Module:
 
 
 def _transformers(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loaded:
+    """A model of ``transformers``, its inputs, and the processor that was saved with it."""
     transformers = _library("transformers", name)
     with refusing(f"{name!r} could not be loaded", ELSEWHERE):
-        try:
-            config = transformers.AutoConfig.from_pretrained(
-                name, trust_remote_code=trust_remote_code
-            )
-        except ValueError as error:
-            if "trust_remote_code" not in str(error):
-                raise
-            raise InputError(
-                message(
-                    f"{name!r} comes with code of its own, which is not run unasked",
-                    then=["read that code; trust_remote_code=True runs it"],
-                )
-            ) from error
+        config = _config(transformers, name, trust_remote_code)
         model = _class(config, name, trust_remote_code).from_pretrained(name, config=config).eval()
-    if processor is None and not ready(inputs):
-        with refusing(
-            f"{name!r} has no tokenizer or processor that can be loaded",
-            "give one: processor=..., or prepare the inputs yourself and give tensors",
-        ):
-            processor = transformers.AutoProcessor.from_pretrained(
-                name, trust_remote_code=trust_remote_code
-            )
-        tokenizer = getattr(processor, "tokenizer", processor)
-        if not hasattr(tokenizer, "convert_ids_to_tokens"):
-            return model, _opened(inputs), processor
-        if len(tokenizer) <= len(
-            tokenizer.all_special_ids
-        ):  # made up from the config, without a vocabulary
-            raise InputError(
-                message(
-                    f"{name!r} comes without the vocabulary of its tokenizer",
-                    then=[
-                        "tokenizer.save_pretrained into the same folder",
-                        "or give it: processor=tokenizer",
-                    ],
-                )
-            )
-    return model, inputs, processor
+    if processor is not None or ready(inputs):
+        return model, inputs, processor
+    with refusing(
+        f"{name!r} has no tokenizer or processor that can be loaded",
+        "give one: processor=..., or prepare the inputs yourself and give tensors",
+    ):
+        found = transformers.AutoProcessor.from_pretrained(
+            name, trust_remote_code=trust_remote_code
+        )
+    tokenizer = getattr(found, "tokenizer", found)
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        return model, _opened(inputs), found
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up from the config
+        raise InputError(
+            f"{name!r} comes without the vocabulary of its tokenizer",
+            then=[
+                "tokenizer.save_pretrained into the same folder",
+                "or give it: processor=tokenizer",
+            ],
+        )
+    return model, inputs, found
+
+
+def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
+    """The model's config. Raises ``InputError`` where it is code that may not run."""
+    try:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise InputError(
+            f"{name!r} comes with code of its own, which is not run unasked",
+            then=["read that code; trust_remote_code=True runs it"],
+        ) from error
 
 
 def _class(config: Any, name: str, trust_remote_code: bool) -> Any:
@@ -117,22 +116,16 @@ def _class(config: Any, name: str, trust_remote_code: bool) -> Any:
     if own and trust_remote_code:
         return get_class_from_dynamic_module(own[0], name)
     found = getattr(transformers, named, None) if named else None
-    if found is None:
-        fact = (
-            (
-                f"names the architecture {named!r}, which transformers "
-                f"{transformers.__version__} does not have"
-            )
-            if named
-            else "names no architecture"
-        )
-        raise InputError(
-            message(
-                f"the config of {name!r} {fact}",
-                then=["load the model with the class it is of, and give the model"],
-            )
-        )
-    return found
+    if found is not None:
+        return found
+    fact = "names no architecture"
+    if named:
+        version = transformers.__version__
+        fact = f"names the architecture {named!r}, which transformers {version} does not have"
+    raise InputError(
+        f"the config of {name!r} {fact}",
+        then=["load the model with the class it is of, and give the model"],
+    )
 
 
 def _opened(inputs: Any) -> Any:

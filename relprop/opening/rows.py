@@ -46,41 +46,34 @@ def joined(samples: list[Rows], tokenizer: Any) -> Rows:
     everything else must agree in shape."""
     lengths = [s["input_ids"].shape[1] if "input_ids" in s else 0 for s in samples]
     missing = [max(lengths) - n for n in lengths]
-    if any(missing) and (
-        tokenizer is None or tokenizer.pad_token_id is None or "attention_mask" not in samples[0]
-    ):
+    pads = tokenizer is not None and tokenizer.pad_token_id is not None
+    if any(missing) and not (pads and "attention_mask" in samples[0]):
         raise InputError(
-            message(
-                (
-                    f"the samples have {', '.join(map(str, sorted(set(lengths))))} tokens, "
-                    "and the tokenizer does not pad"
-                ),
-                then=["tokenizer.pad_token = tokenizer.eos_token", "or explain them one by one"],
-            )
+            f"the samples have {', '.join(map(str, sorted(set(lengths))))} tokens, "
+            "and the tokenizer does not pad",
+            then=["tokenizer.pad_token = tokenizer.eos_token", "or explain them one by one"],
         )
     batch = {}
     for name in samples[0]:
         rows = [s[name] for s in samples]
-        if all(
-            not r.is_floating_point() and r.dim() == 2 and r.shape[1] == n
-            for r, n in zip(rows, lengths, strict=True)
-        ):
-            fill = tokenizer.pad_token_id if name == "input_ids" and any(missing) else 0
-            left = any(missing) and tokenizer.padding_side == "left"
-            rows = [
-                pad(r, (n, 0) if left else (0, n), value=fill)
-                for r, n in zip(rows, missing, strict=True)
-            ]
+        if any(missing) and all(map(_is_per_token, rows, lengths)):
+            fill = tokenizer.pad_token_id if name == "input_ids" else 0
+            left = tokenizer.padding_side == "left"
+            sides = [(n, 0) if left else (0, n) for n in missing]
+            rows = [pad(r, side, value=fill) for r, side in zip(rows, sides, strict=True)]
         shapes = sorted({tuple(r.shape[1:]) for r in rows})
         if len(shapes) > 1:
             raise InputError(
-                message(
-                    f"the samples differ in the shape of {name!r}: {', '.join(map(str, shapes))}",
-                    then=["explain them one by one"],
-                )
+                f"the samples differ in the shape of {name!r}: {', '.join(map(str, shapes))}",
+                then=["explain them one by one"],
             )
         batch[name] = torch.cat(rows)
     return batch
+
+
+def _is_per_token(row: Tensor, length: int) -> bool:
+    """Whether a sample's tensor has an integer for each of its tokens."""
+    return not row.is_floating_point() and row.dim() == 2 and row.shape[1] == length
 
 
 @contextmanager

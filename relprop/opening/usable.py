@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -21,10 +22,8 @@ def usable_model(model: Any) -> nn.Module:
         kind = type(model).__name__
         then = {
             "str": [
-                (
-                    "from relprop.opening.opening import open_model; model, inputs = "
-                    "open_model(name, inputs)   # loads it and prepares its inputs"
-                )
+                "model, inputs = relprop.open_model(name, inputs)   # loads it and prepares its "
+                "inputs"
             ],
             "function": [
                 (
@@ -42,42 +41,18 @@ def usable_model(model: Any) -> nn.Module:
 
 def check_devices(model: nn.Module, inputs: Inputs) -> None:
     """Inputs and parameters must be on one device, and hold values."""
-    first = None
+    first: tuple[str, torch.device] | None = None
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(parameter):
-            raise InputError(
-                message(
-                    f"parameter {name!r} has no shape yet",
-                    then=["call the model once on such inputs, which decides it"],
-                )
-            )
-        if hasattr(parameter, "device_mesh"):
-            raise InputError(
-                message(
-                    f"parameter {name!r} is sharded ({type(parameter).__name__})",
-                    then=[
-                        "explain the whole model: load its full state dict into one on one device"
-                    ],
-                )
-            )
-        if parameter.device.type == "meta":
-            raise InputError(_without_values(model, name))
-        if first is None:
-            first = name, parameter.device
+        _refuse_without_values(model, name, parameter)
+        first = first or (name, parameter.device)
         if parameter.device != first[1]:
+            one = str(first[1])
             raise InputError(
-                message(
-                    (
-                        f"the model is on several devices: {first[0]!r} on {first[1]}, "
-                        f"{name!r} on {parameter.device}"
-                    ),
-                    then=[
-                        (
-                            f"put it on one: model.to({str(first[1])!r}), or load it with "
-                            f"device_map={{'': {str(first[1])!r}}}"
-                        )
-                    ],
-                )
+                f"the model is on several devices: {first[0]!r} on {one}, "
+                f"{name!r} on {parameter.device}",
+                then=[
+                    f"put it on one: model.to({one!r}), or load it with device_map={{'': {one!r}}}"
+                ],
             )
     for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
         if first is not None and tensor.device != first[1]:
@@ -85,6 +60,22 @@ def check_devices(model: nn.Module, inputs: Inputs) -> None:
                 f"input {given!r} is on {tensor.device}, the model's parameter "
                 f"{first[0]!r} on {first[1]}: move one of them"
             )
+
+
+def _refuse_without_values(model: nn.Module, name: str, parameter: torch.Tensor) -> None:
+    """A parameter that has no shape, only a part of its values, or none."""
+    if is_lazy(parameter):
+        raise InputError(
+            f"parameter {name!r} has no shape yet",
+            then=["call the model once on such inputs, which decides it"],
+        )
+    if hasattr(parameter, "device_mesh"):
+        raise InputError(
+            f"parameter {name!r} is sharded ({type(parameter).__name__})",
+            then=["explain the whole model: load its full state dict into one on one device"],
+        )
+    if parameter.device.type == "meta":
+        raise InputError(_without_values(model, name))
 
 
 def _without_values(model: nn.Module, name: str) -> str:

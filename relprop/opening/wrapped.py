@@ -7,14 +7,14 @@ because hooks are part of a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 
 def unwrapped(model: Any) -> Any:
@@ -58,47 +58,34 @@ def base_model(model: nn.Module) -> nn.Module:
 def refuse_opaque(model: nn.Module) -> None:
     """Refuse modules whose weights or code no graph can hold, each by its name."""
     for path, module in model.named_modules():
-        named = (
-            f"module {path!r} ({type(module).__name__})"
-            if path
-            else f"the model ({type(module).__name__})"
+        kind = type(module).__name__
+        named = f"module {path!r} ({kind})" if path else f"the model ({kind})"
+        for fact, then in _opaque(module):
+            raise InputError(f"{named} {fact}", then=then)
+
+
+def _opaque(module: nn.Module) -> Iterator[tuple[str, list[str]]]:
+    """Why a module cannot be explained as it stands, and what to do."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield (
+            "is a TorchScript module, which cannot be traced to a graph",
+            ["explain the Python model it was made from"],
         )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                message(
-                    f"{named} is a TorchScript module, which cannot be traced to a graph",
-                    then=["explain the Python model it was made from"],
-                )
-            )
-        if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
-            raise InputError(
-                message(
-                    (
-                        f"{named} keeps quantised weights packed, not as tensors: relevance "
-                        "cannot be split by them"
-                    ),
-                    then=[
-                        "explain the model before quantisation",
-                        (
-                            "or quantise weights only, so that they are tensors (torchao: "
-                            "quantize_(model, Int8WeightOnlyConfig()))"
-                        ),
-                    ],
-                )
-            )
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
-            raise InputError(
-                message(
-                    (
-                        f"{named} rewrites its weights whenever it is called "
-                        f"(max_norm={module.max_norm}), and an explanation changes no weight"
-                    ),
-                    then=[
-                        (
-                            "apply the norm once and switch it off: "
-                            "module.weight.data.renorm_(2, 0, module.max_norm); "
-                            "module.max_norm = None"
-                        )
-                    ],
-                )
-            )
+    if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+        yield (
+            "keeps quantised weights packed, not as tensors: relevance cannot be split by them",
+            [
+                "explain the model before quantisation",
+                "or quantise weights only, so that they are tensors (torchao: "
+                "quantize_(model, Int8WeightOnlyConfig()))",
+            ],
+        )
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+        yield (
+            f"rewrites its weights whenever it is called (max_norm={module.max_norm}), and an "
+            "explanation changes no weight",
+            [
+                "apply the norm once and switch it off: module.weight.data.renorm_(2, 0, "
+                "module.max_norm); module.max_norm = None"
+            ],
+        )
