@@ -20,7 +20,7 @@ from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Judge, judged, other_gradients, slopes_of
+from relprop.runner.judging import Heard, Judge, judged, other_gradients, slopes_of
 from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
@@ -56,7 +56,7 @@ def check(
             starts = _starts(session)
             one = bound.select(0, 1) if session.program.input_specialised else bound
             values = execute(session.program, model, one, set(starts))
-            judge.compare(session, one, 0, values, starts)
+            judge.compare(session, Heard(one, 0, starts), values)
             starts = tuple(s for s in starts if s in session.flow.members)
             found = slopes_of(session, one, starts)
             wanted = frozenset(s.attention for s in session.program.sites) | frozenset(

@@ -17,7 +17,7 @@ from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Judge, judged
+from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.needs import needs_of, reached_inputs
 from relprop.runner.question import Question
 from relprop.runner.run import Part, run
@@ -101,7 +101,7 @@ def activation_maximization(
                 name, leaf = _moving_input(session)
                 study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
             starts = possible_starts(session.program, [unit])
-            judge.compare(session, bound, 0, study.run.forward.values, starts)
+            judge.compare(session, Heard(bound, 0, starts), study.run.forward.values)
             return name, leaf, study
 
         name, leaf, study = judged(model, bound, True, call)

@@ -24,7 +24,7 @@ from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Judge, judged
+from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
@@ -132,9 +132,8 @@ class Asking:
 
         def compare(done: Run) -> Callable[[], None]:
             starts = possible_starts(sessions[0].program, targets)
-            return self.judge.compare(
-                sessions[0], part.inputs, heard_at, done.forward.values, starts
-            )
+            heard = Heard(part.inputs, heard_at, starts)
+            return self.judge.compare(sessions[0], heard, done.forward.values)
 
         found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]

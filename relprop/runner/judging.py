@@ -3,9 +3,9 @@ computed for the same samples must be what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,13 +25,39 @@ from relprop.tracer.judge import (
     unsteady,
 )
 from relprop.tracer.program import Program
-from relprop.tracer.run import execute
+from relprop.tracer.run import Values, execute
 from relprop.tracer.trace import forget
 
 T = TypeVar("T")
 
 #: What came of a comparison with a model that is less exact than the program.
 ROUNDED = "not compared: in the model's own precision rounding decides what it picks"
+
+
+#: Why a graph is not its model, and what to do.
+KEEP_STEADY = "make it a function of its inputs while it is explained"
+PICKED_BY_ROUNDING = (
+    "rounding decides which of nearly equal values the model picks: in float64 the graph itself "
+    "gives another output"
+)
+EXACT_NUMBERS = "precision='float64' explains what exact numbers decide"
+UNSEEN = (
+    "the graph was captured on sample 0: the model takes values out of tensors in a way that no "
+    "tracer sees (a custom operator, memory read by address)"
+)
+INSTEAD = ["explain the samples one by one", "compute with tensors instead"]
+CHANGED = "what was captured just now is not what the model does"
+REPORT = ["report this model: a captured graph must equal the model it came from"]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What is compared: the samples of ``part``, which begins at ``first`` in what was heard, at
+    the output ``nodes``."""
+
+    part: Inputs
+    first: int
+    nodes: tuple[fx.Node, ...]
 
 
 class _Stale(Exception):
@@ -79,71 +105,63 @@ class Judge:
             refuse_unlike(inputs)
             raise
 
-    def compare(
-        self,
-        session: Session,
-        part: Inputs,
-        start: int,
-        values: Mapping[fx.Node, Any],
-        nodes: Collection[fx.Node],
-    ) -> Callable[[], None]:
-        """Compare ``values`` of the output ``nodes``, those of the samples of ``part``, which
-        begins at ``start`` in what was heard. Gives a function that compares their gradients, once
-        per program."""
-        self._say(said := self._found(session, part, start, values, nodes))
+    def compare(self, session: Session, heard: Heard, values: Values) -> Callable[[], None]:
+        """Compare ``values`` of the model's outputs for some samples that were heard. Gives a
+        function that compares their gradients, once per program."""
+        self._say(said := self._found(session, heard, values))
         if said == ROUNDED:
             return lambda: None
-        return lambda: self._differentiate(session, part, tuple(nodes))
+        return lambda: self._differentiate(session, heard)
 
-    def _differentiate(self, session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> None:
+    def _differentiate(self, session: Session, heard: Heard) -> None:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:
             return
-        found = slopes_of(session, part, nodes)
+        found = slopes_of(session, heard.part, heard.nodes)
         if found.skipped:
             self._say(f"gradients not compared: {found.skipped}")
         elif not found.error:
             followed = [c for c in found.cuts if c.startswith("no_grad")]
-            told = f", {'; '.join(followed)} differentiated, too" if followed else ""
-            self._say(f"gradients equal to autograd's{told}")
+            more = f", {'; '.join(followed)} differentiated, too" if followed else ""
+            self._say(f"gradients equal to autograd's{more}")
         else:
             raise CaptureError(other_gradients(found))
 
-    def _found(
-        self,
-        session: Session,
-        part: Inputs,
-        start: int,
-        values: Mapping[fx.Node, Any],
-        nodes: Collection[fx.Node],
-    ) -> str:
+    def _found(self, session: Session, heard: Heard, values: Values) -> str:
+        """What came of comparing values: a sentence, or a refusal."""
         if self._inputs is None:
             return "not compared with the model: verify=False"
-        program, heard = session.program, self._inputs.batch
-
-        def apart(program: Program, values: Mapping[fx.Node, Any]) -> list[Gap]:
-            if program.draws:
-                return [Gap(program.outputs.names[0], tuple(range(part.batch)), float("inf"))]
-            return gaps(program, values, self._outputs, nodes, start, part.batch, heard)
-
-        found = apart(program, values)
+        program = session.program
+        found = self._gaps(program, heard, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
-            values = execute(program, self.model, part, nodes)
-            found = apart(program, values)
+            values = execute(program, self.model, heard.part, heard.nodes)
+            found = self._gaps(program, heard, values)
         if not found:
-            return "equal to the model's own output for the batch" + _about_shared(part)
+            return "equal to the model's own output for the batch" + _about_shared(heard.part)
         for i in sorted({i for gap in found for i in gap.samples}):
             try:
-                self._alone(program, part, i, values, nodes)
+                self._compare_alone(program, heard, i, values)
             except RoundingError:
                 if session.program.dtype is not torch.float64:
                     raise
                 return ROUNDED
         if program.draws:
             return "equal to the model's own output for each sample alone, for the same draws"
-        worst = max(found, key=lambda gap: gap.error)
-        if other := self.other_reading(start + worst.samples[0]):
+        return self._of_a_batch(session, heard, max(found, key=lambda gap: gap.error))
+
+    def _gaps(self, program: Program, heard: Heard, values: Values) -> list[Gap]:
+        """Where values differ from what was heard: of a model that draws, everywhere."""
+        part = heard.part
+        if program.draws or self._inputs is None:
+            return [Gap(program.outputs.names[0], tuple(range(part.batch)), float("inf"))]
+        whole = self._inputs.batch
+        return gaps(program, values, self._outputs, heard.nodes, heard.first, part.batch, whole)
+
+    def _of_a_batch(self, session: Session, heard: Heard, worst: Gap) -> str:
+        """What a model that equals its program for each sample alone does with a batch."""
+        sample = heard.first + worst.samples[0]
+        if other := self.other_reading(sample):
             raise _Shared(other)
         if worst.error == float("inf"):
             return (
@@ -152,27 +170,20 @@ class Judge:
             )
         said = (
             f"the model mixes the samples of a batch: its {worst.output!r} of sample "
-            f"{start + worst.samples[0]} is off by {worst.error:.1e} of the largest value from "
+            f"{sample} is off by {worst.error:.1e} of the largest value from "
             "what it returns for that sample alone, which is what is explained"
         )
         if session.program.memo.first_time("the model mixes samples"):
             self.to_tell.append(said)
         return said
 
-    def _alone(
-        self,
-        program: Program,
-        part: Inputs,
-        i: int,
-        values: Mapping[fx.Node, Any],
-        nodes: Collection[fx.Node],
-    ) -> None:
+    def _compare_alone(self, program: Program, heard: Heard, i: int, values: Values) -> None:
         """Compare one sample with the model's output for it alone."""
-        one = part.select(i, i + 1)
+        one = heard.part.select(i, i + 1)
         draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
         theirs = model_outputs(self.model, one, draws)
-        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in nodes}
-        found = gaps(program, mine, theirs, nodes, 0, 1, 1)
+        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.nodes}
+        found = gaps(program, mine, theirs, heard.nodes, 0, 1, 1)
         if not found:
             return
         fact = (
@@ -180,28 +191,11 @@ class Judge:
             f"{found[0].error:.1e} of its largest value"
         )
         if unsteady(self.model, one, theirs, draws):
-            why, then = UNSTEADY, ["make it a function of its inputs while it is explained"]
-        elif rounding_decides(program, self.model, one, mine):
-            why = (
-                "rounding decides which of nearly equal values the model picks: in float64 the "
-                "graph itself gives another output"
-            )
-            raise RoundingError(
-                message(
-                    f"{fact}; {why}",
-                    then=["precision='float64' explains what exact numbers decide"],
-                )
-            )
-        elif i:
-            why = (
-                "the graph was captured on sample 0: the model takes values out of tensors in a "
-                "way that no tracer sees (a custom operator, memory read by address)"
-            )
-            then = ["explain the samples one by one", "compute with tensors instead"]
-        else:
-            why = "what was captured just now is not what the model does"
-            then = ["report this model: a captured graph must equal the model it came from"]
-        raise _Stale(CaptureError(message(f"{fact}; {why}", then=then)))
+            raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=[KEEP_STEADY]))
+        if rounding_decides(program, self.model, one, mine):
+            raise RoundingError(f"{fact}; {PICKED_BY_ROUNDING}", then=[EXACT_NUMBERS])
+        why, then = (UNSEEN, INSTEAD) if i else (CHANGED, REPORT)
+        raise _Stale(CaptureError(f"{fact}; {why}", then=then))
 
     def other_reading(self, sample: int = 0) -> tuple[str, ...]:
         """The inputs that belong to all samples though as many entries as samples are in them: with
