@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.continuation import Continuation, continued
-from relprop.api.explain import explain_many
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, TokenScores
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
+from relprop.runner.ask import ask
+from relprop.runner.conditions import Conditions
+from relprop.runner.question import Question, checked_keep
 from relprop.targets.index import Nothing, Output
 
 
@@ -146,11 +148,8 @@ def explain_generation(
     >>> g.scores.shape, bool((g.scores[0, 0, 3:] == 0).all())
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
-    tokenizer = (
-        getattr(model, "tokenizer", None)
-        if tokenizer is None and not isinstance(model, nn.Module)
-        else tokenizer
-    )  # a pipeline's
+    if tokenizer is None and not isinstance(model, nn.Module):  # a pipeline's
+        tokenizer = getattr(model, "tokenizer", None)
     model, inputs = open_model(model, inputs, trust_remote_code=trust_remote_code)
     whole = continued(
         model,
@@ -160,30 +159,25 @@ def explain_generation(
         options=generate,
         seed=seed,
     )
-    count = whole.ids.shape[1]
-    targets = [
-        [Output(None, (k - count, t)) if t >= 0 else Nothing() for t in whole.ids[:, k].tolist()]
-        for k in range(count)
-    ]
-    steps = explain_many(
-        model,
-        whole.inputs,
-        targets,
-        method=method,
-        rules=rules,
-        batch_size=batch_size,
-        precision=precision,
-        on_unknown=on_unknown,
-        keep=keep,
-        progress=progress,
-        **method_options,
-    )
+    question = Question(method, method_options, rules, checked_keep(keep))
+    how = Conditions(batch_size, None, precision, on_unknown, progress)
+    rows = ask(model, whole.inputs, _targets(whole.ids), [question], how)
+    steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
     names = _labels(whole, inputs, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
-    return Generation(
-        tuple(_labelled(e, names) for e in steps), whole.ids.cpu(), text, whole.stream, whole.prompt
-    )
+    labelled = tuple(_labelled(e, names) for e in steps)
+    return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
+
+
+def _targets(ids: Tensor) -> list[list[Output | Nothing]]:
+    """For each step a target per sample: the token that was generated then, at the position before
+    it; nothing after a sample's end."""
+    count = ids.shape[1]
+    return [
+        [Output(None, (k - count, t)) if t >= 0 else Nothing() for t in ids[:, k].tolist()]
+        for k in range(count)
+    ]
 
 
 def _refuse_other_logits(model: nn.Module, whole: Continuation, found: Tensor) -> None:
