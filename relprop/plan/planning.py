@@ -15,13 +15,12 @@ from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
 from relprop.plan.regions import Region, find_regions, region_step
-from relprop.plan.steps import Finding, Step, argument_names
+from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.call import Call
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.facts import role
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, is_floating
 from relprop.tracer.run import template
@@ -164,7 +163,7 @@ class Planning:
 
     def _step(self, node: fx.Node) -> Step:
         operands, rebuild = template(node, self.program.dtype)
-        roles = tuple("activation" if o in self.flow.members else _other_role(o) for o in operands)
+        roles = tuple("activation" if o in self.flow.members else other_role(o) for o in operands)
         flows = [role == "activation" for role in roles]
         return Step(
             node,
@@ -213,11 +212,6 @@ def _used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.
     for step in steps:
         uses.update(o for o, n in zip(step.operands, step.needed, strict=True) if n)
     return frozenset(n for n, count in uses.items() if count > 1)
-
-
-def _other_role(operand: fx.Node) -> str:
-    """What an operand is that no relevance reaches."""
-    return "parameter" if role(operand) == "parameter" else "constant"
 
 
 def _refuse_unknown(

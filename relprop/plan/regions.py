@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relprop.errors import RuleError, message
+from relprop.errors import RuleError
 from relprop.operations import function_of
-from relprop.plan.steps import Finding, Step, argument_names
+from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs
-from relprop.tracer.facts import role
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
 from relprop.tracer.run import call_node, template
@@ -35,48 +34,46 @@ class Region:
 def find_regions(
     program: Program, model: nn.Module | None, rules: RuleSet, flow: Flow, findings: list[Finding]
 ) -> tuple[dict[fx.Node, Region], set[fx.Node]]:
-    """Module calls with a rule of their own, outermost first."""
+    """Module calls with a rule of their own, outermost first: by their outputs, and the nodes
+    inside them."""
     outputs: dict[fx.Node, Region] = {}
     inner: set[fx.Node] = set()
-    for entry in rules.module_entries() if model is not None else ():
-        assert model is not None
-        for path, nodes in _module_calls(program, flow).items():
-            module = (
-                model.get_submodule(path.split("@")[0])
-                if _is_module(model, path.split("@")[0])
-                else None
-            )
-            plain, number = path.split("@")[0], path[len(path.split("@")[0]) :]
-            names = {
-                name + suffix
-                for name in (plain, *program.aliases.get(plain, ()))
-                for suffix in ("", number)
-            }
-            if not entry.matches_module(module, names) or any(
-                n in inner or n in outputs for n in nodes
-            ):
+    entries = rules.module_entries() if model is not None else ()
+    calls = _module_calls(program, flow) if entries else {}
+    for entry in entries:
+        for path, nodes in calls.items():
+            module = _module_at(model, path)
+            taken = any(n in inner or n in outputs for n in nodes)
+            if taken or not entry.matches_module(module, _names_of(program, path)):
                 continue
             region = _module_region(path, nodes, entry.rule, type(module), flow)
-            hidden = [s for s in program.sites if s.contraction in region.inner]
-            findings.extend(
-                Finding(
-                    "hidden site",
-                    s.contraction,
-                    f"the rule on {path!r} hides the attention site in it",
-                )
-                for s in hidden
-            )
+            findings += _hidden_sites(program, region, path)
             outputs[region.output] = region
             inner |= region.inner - {region.output}
     return outputs, inner
 
 
-def _is_module(model: nn.Module, path: str) -> bool:
+def _names_of(program: Program, path: str) -> set[str]:
+    """What a module call is known under: every path of its module, with and without the number of
+    the call."""
+    plain = path.split("@")[0]
+    paths = (plain, *program.aliases.get(plain, ()))
+    return {name + number for name in paths for number in ("", path[len(plain) :])}
+
+
+def _hidden_sites(program: Program, region: Region, path: str) -> list[Finding]:
+    """The attention sites that are inside a region, where no method sees them."""
+    text = f"the rule on {path!r} hides the attention site in it"
+    hidden = [s.contraction for s in program.sites if s.contraction in region.inner]
+    return [Finding("hidden site", node, text) for node in hidden]
+
+
+def _module_at(model: nn.Module | None, path: str) -> nn.Module | None:
+    """The module whose call it is, if there is one."""
     try:
-        model.get_submodule(path)
+        return None if model is None else model.get_submodule(path.split("@")[0])
     except AttributeError:
-        return False
-    return True
+        return None
 
 
 def _module_calls(program: Program, flow: Flow) -> dict[str, list[fx.Node]]:
@@ -89,49 +86,27 @@ def _module_calls(program: Program, flow: Flow) -> dict[str, list[fx.Node]]:
 
 
 def _module_region(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow) -> Region:
-    members = set(nodes)
-    outputs = [
-        n
-        for n in nodes
-        if any(u in flow.members and u not in members for u in n.users)
-        or not any(u in flow.members for u in n.users)
-    ]
+    """One module call as a region. Raises ``RuleError`` where several of its tensors are used
+    outside it, or relevance leaves it and comes back."""
+    members, refused = set(nodes), f"the call of {path!r} cannot be one operation"
+    users = {n: [u for u in n.users if u in flow.members] for n in nodes}
+    outputs = [n for n in nodes if not users[n] or any(u not in members for u in users[n])]
     if len(outputs) != 1:
-        inner = outputs[:-1]
         raise RuleError(
-            message(
-                (
-                    f"the call of {path!r} cannot be one operation: {len(outputs)} of its "
-                    "tensors are used outside it"
-                ),
-                at="; ".join(describe(n) for n in inner[:3]),
-                then=[
-                    (
-                        "give a rule to the module that encloses all of their uses, or to "
-                        "the operators inside"
-                    )
-                ],
-            )
+            f"{refused}: {len(outputs)} of its tensors are used outside it",
+            at="; ".join(describe(n) for n in outputs[:-1][:3]),
+            then=[
+                "give a rule to the module that encloses all of their uses, or to the operators "
+                "inside"
+            ],
         )
     output = outputs[0]
     for n in flow.nodes:
-        if (
-            n not in members
-            and flow.reaches(n, output)
-            and any(flow.reaches(m, n) for m in members)
-        ):
-            raise RuleError(
-                message(
-                    (
-                        f"the call of {path!r} cannot be one operation: relevance leaves it "
-                        "and comes back"
-                    ),
-                    at=describe(n),
-                )
-            )
-    if len(nodes) == 1:
-        return Region(output, frozenset(members), rule, output.target)
-    return Region(output, frozenset(members), rule, kind)
+        outside = n not in members and flow.reaches(n, output)
+        if outside and any(flow.reaches(m, n) for m in members):
+            raise RuleError(f"{refused}: relevance leaves it and comes back", at=describe(n))
+    op = output.target if len(nodes) == 1 else kind
+    return Region(output, frozenset(members), rule, op)
 
 
 def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Node]) -> Step:
@@ -144,32 +119,26 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
         inside = _closure(region, flow)
         ordered = [n for n in program.graph.nodes if n in inside]
         entering = dict.fromkeys(i for n in ordered for i in tensor_inputs(n) if i not in inside)
-        operands = tuple(sorted(entering, key=lambda n: n not in flow.members))
-        names, function = (
-            tuple("" for _ in operands),
-            _replay(ordered, operands, region, program.dtype),
-        )
-
-        def rebuild(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return tensors, {}
-
-    roles = tuple(
-        "activation" if o in flow.members else "parameter" if role(o) == "parameter" else "constant"
-        for o in operands
-    )
-    wants = tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True))
+        operands, rebuild = tuple(sorted(entering, key=lambda n: n not in flow.members)), _as_given
+        names, function = ("",) * len(operands), _replay(ordered, operands, region, program.dtype)
+    roles = tuple("activation" if o in flow.members else other_role(o) for o in operands)
     return Step(
         region.output,
         region.rule,
         operands,
         roles,
-        wants,
+        tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True)),
         rebuild,
         function,
         region.op,
         names,
         region.inner,
-    )  # type: ignore[arg-type]
+    )
+
+
+def _as_given(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function that takes its tensors one by one."""
+    return tensors, {}
 
 
 def _closure(region: Region, flow: Flow) -> set[fx.Node]:

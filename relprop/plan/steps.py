@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from relprop.rules.call import Call, Operand
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
-from relprop.tracer.facts import booked_as, place
+from relprop.tracer.facts import booked_as, place, role
 
 #: Where a share goes: a node, and which of its outputs.
 Edge = tuple[fx.Node, int]
@@ -90,6 +90,11 @@ class Finding:
     kind: str
     node: fx.Node
     text: str
+
+
+def other_role(operand: fx.Node) -> str:
+    """What an operand is that no relevance reaches."""
+    return "parameter" if role(operand) == "parameter" else "constant"
 
 
 def argument_names(node: fx.Node, operands: tuple[fx.Node, ...]) -> tuple[str, ...]:
