@@ -168,15 +168,16 @@ def _places(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The elements that the parts of some samples name, as an index of the whole output (in its
     ``row`` of the sample), and their weights."""
-    indices, weights = [], []
+    single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
+    indices = [torch.tensor(single, dtype=torch.long, device=like.device)] if single else []
+    weights = [p.weight for p in parts.values() if isinstance(p.where, tuple)]
     for i, part in parts.items():
-        where = part.where
-        if isinstance(where, tuple):
-            where = torch.tensor([where], dtype=torch.long)
-        before = torch.tensor([[i, *row]]).expand(len(where), -1)
-        indices.append(torch.cat([before, where.cpu()], 1))
-        weights += [part.weight] * len(where)
-    index = torch.cat(indices).to(like.device)
+        if isinstance(part.where, Tensor):
+            where = part.where.to(like.device)
+            before = torch.tensor([[i, *row]], device=like.device).expand(len(where), -1)
+            indices.append(torch.cat([before, where], 1))
+            weights += [part.weight] * len(where)
+    index = torch.cat(indices)
     return index.unbind(1), torch.tensor(weights, dtype=like.dtype, device=like.device)
 
 

@@ -13,7 +13,7 @@ from relprop.runs import ExplainWork, explanation_of, fingerprints, read_run, ru
 from tests.runs.sources import Pictures, Texts, bert, patches, tokenizer
 
 #: Products of another batch size round otherwise, which the paper's skip rule magnifies.
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 
 
 def done(work, folder, **options):
