@@ -41,6 +41,16 @@ EXAMPLES = (
     "hf/patchtst/PatchTSTForPrediction",
     "hf/mamba/MambaForCausalLM",
 )
+#: Examples that take long, and whose kinds others stand for in every run: the sweep has them all.
+LONG = (
+    "hf/longformer/LongformerForMaskedLM",
+    "hf/detr/DetrForObjectDetection",
+    "hf/vilt/ViltForQuestionAnswering",
+    "hf/swin/SwinForImageClassification",
+    "hf/segformer/SegformerForSemanticSegmentation",
+    "timm/volo/volo_d1_224",
+    "timm/crossvit/crossvit_tiny_240",
+)
 NOT_YET: dict[
     str, str
     # name: the first cause that a later change will remove; the test asserts that it is still that
@@ -52,7 +62,9 @@ def known():
     return {s.name: s for source in ("timm", "hf") for s in subjects(source)}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in EXAMPLES]
+)
 def test_every_column_is_good(name):
     threads = torch.get_num_threads()
     record = examine(known()[name])
