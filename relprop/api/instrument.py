@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Prepared
+from relprop.api.node_names import node_labels
 from relprop.api.why import Why, why
 from relprop.errors import OptionError, RelpropError, message
 from relprop.explanation import Explanation
@@ -25,7 +26,6 @@ from relprop.interpreter.forward import forward
 from relprop.interpreter.ledger import Ledger
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
-from relprop.operations import name_of
 from relprop.plan import Plan
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
@@ -37,7 +37,7 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.program import Program, is_floating, place, role
+from relprop.tracer.program import is_floating, place, role
 from relprop.tracer.surroundings import undisturbed
 
 RelevanceHook = Callable[[Tensor], Tensor | None]
@@ -252,23 +252,6 @@ def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], 
 def _tidy(value: Tensor) -> Tensor:
     """Without the leading 1 of a single sample's call."""
     return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
-
-
-def node_labels(program: Program) -> dict[str, fx.Node]:
-    """Every floating node by name: ``module:op``, numbered where it repeats, and ``module`` for the
-    last node of a module's call."""
-    inner: dict[str, fx.Node] = {}
-    calls: dict[str, fx.Node] = {}
-    for node in program.graph.nodes:
-        if node.op != "call_function" or not is_floating(node) or role(node) != "activation":
-            continue
-        base = f"{place(node).call}:{name_of(node).removeprefix('_safe_').removeprefix('_')}"
-        number = sum(k == base or k.startswith(f"{base}#") for k in inner)
-        inner[f"{base}#{number}" if number else base] = node
-        for path, _ in place(node).modules:
-            calls[path] = node
-    order = {n: i for i, n in enumerate(program.graph.nodes)}
-    return dict(sorted({**calls, **inner}.items(), key=lambda item: order[item[1]]))
 
 
 def instrument(

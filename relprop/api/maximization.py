@@ -17,12 +17,13 @@ from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
 from relprop.runner.conditions import Conditions
+from relprop.runner.input_study import InputStudy
 from relprop.runner.judging import Heard, Judge, judged
-from relprop.runner.needs import needs_of, reached_inputs
+from relprop.runner.needs import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, run
 from relprop.runner.session import Session, open_session
-from relprop.runner.study import InputStudy
+from relprop.runner.sites import reached_inputs
 from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import same_chance, undisturbed

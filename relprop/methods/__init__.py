@@ -7,6 +7,8 @@ from typing import Any
 
 from relprop.errors import OptionError
 from relprop.methods.table import SHIPPED
+from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.input_study import InputStudy
 from relprop.runner.method import (
     METHODS,
     NEEDS,
@@ -17,7 +19,6 @@ from relprop.runner.method import (
     input_level,
     method_named,
 )
-from relprop.runner.study import AttentionStudy, InputStudy
 from relprop.runner.values import Found, LayerValues, SiteValues, TokenMap
 
 METHODS.update(SHIPPED)

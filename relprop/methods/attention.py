@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 
 
 def transformer_attribution(

@@ -22,7 +22,7 @@ from relprop.methods.inputs import baselines, sums
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
 from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
-from relprop.runner.study import InputStudy
+from relprop.runner.input_study import InputStudy
 from relprop.runner.values import wide, with_leading_one, without_leading_one
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched

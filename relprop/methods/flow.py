@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relprop.errors import OptionError
 from relprop.methods.whose import whose_tokens
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import TokenMap
 
 SCALE = 1 << 20

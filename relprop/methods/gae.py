@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from relprop.errors import OptionError
 from relprop.methods.whose import Tokens, whose_tokens
 from relprop.numerics import safe_divide
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import SiteValues, TokenMap
 
 Pairs = dict[tuple[str, str], Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relprop.errors import OptionError, message
 from relprop.methods.received import attention_received
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, TokenMap
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, RelpropError, first_line, message, warn
-from relprop.runner.study import InputStudy
+from relprop.runner.input_study import InputStudy
 
 CONVERGED = 0.05
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from relprop.errors import OptionError
 from relprop.numerics import safe_divide
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, TokenMap
 
 

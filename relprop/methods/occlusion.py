@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relprop.errors import OptionError
 from relprop.methods.inputs import baselines, by_input
-from relprop.runner.study import InputStudy
+from relprop.runner.input_study import InputStudy
 
 
 def occlusion(

@@ -12,9 +12,9 @@ from torch import Tensor, fx
 from relprop.errors import OptionError
 from relprop.operations import MOVES, Kind, argument, is_call, kind
 from relprop.rollup import token_axes, tokens_of
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.method import Options
 from relprop.runner.session import Session
-from relprop.runner.study import AttentionStudy
 from relprop.runner.values import SiteValues
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.program import Site, role

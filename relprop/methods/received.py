@@ -7,7 +7,7 @@ from torch import Tensor, fx
 
 from relprop.errors import warn
 from relprop.rollup import tokens_of
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
 
 

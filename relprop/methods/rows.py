@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError
 from relprop.numerics import safe_divide
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.method import Layers
-from relprop.runner.study import AttentionStudy
 from relprop.runner.values import TokenMap
 
 

@@ -20,7 +20,7 @@ from relprop.errors import OptionError
 from relprop.methods.inputs import baselines as references
 from relprop.methods.inputs import by_input, no_gradient, positive_integer
 from relprop.numerics import at_least_float32
-from relprop.runner.study import InputStudy
+from relprop.runner.input_study import InputStudy
 
 
 def smoothgrad(

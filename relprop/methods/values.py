@@ -13,7 +13,7 @@ from relprop.errors import OptionError
 from relprop.methods.branches import refuse_branches
 from relprop.methods.projection import projected_norms, sum_norms
 from relprop.numerics import safe_divide
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
 
 

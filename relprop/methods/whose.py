@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from relprop.interpreter.batch import propagate
 from relprop.operations import Kind, kind
 from relprop.rollup import tokens_of
-from relprop.runner.study import AttentionStudy
+from relprop.runner.attention_study import AttentionStudy
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched

@@ -12,12 +12,14 @@ from torch import Tensor, fx
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.rollup import Stream
+from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import names_of, tokens_described
+from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Run
-from relprop.runner.study import AttentionStudy, Gradients, InputStudy, Study
+from relprop.runner.study import Gradients, Study
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
 from relprop.tracer.editing import val

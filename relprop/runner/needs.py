@@ -9,19 +9,25 @@ from typing import Any
 
 from torch import fx
 
-from relprop.errors import NoAttentionError, OptionError, RollUpError, TargetError, message
+from relprop.errors import OptionError, TargetError
 from relprop.layout import placing
 from relprop.plan import Plan
-from relprop.rollup import Stream, block_input, tokens_of
-from relprop.runner.method import chosen_layers, input_level
+from relprop.rollup import block_input
+from relprop.runner.method import chosen_layers
+from relprop.runner.named_layers import named_nodes
 from relprop.runner.question import Question
 from relprop.runner.session import Session
+from relprop.runner.sites import (
+    notice_of_inputs,
+    reached_inputs,
+    refuse_unmixed,
+    require_sites,
+    sites_between,
+)
 from relprop.targets import possible_starts
-from relprop.tracer.leaves import mixed
-from relprop.tracer.program import Program, Site, is_floating, place, role
+from relprop.tracer.program import Program, Site
 
 Nodes = tuple[fx.Node, ...]
-EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
 
 def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
     """What a method over attention needs."""
-    sites = _sites(session, starts)
+    sites = sites_between(session, starts)
     layers = chosen_layers(question.settings.get("layers"), len(sites))
     plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
     chosen = tuple(sites[i] for i in layers)
@@ -92,9 +98,9 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         sites, chosen = (
             tuple(s for s in some if s.contraction in visible) for some in (sites, chosen)
         )
-        _require_sites(session, sites)
+        require_sites(session, sites)
     rollup, streams = session.rollup(starts, sites)
-    _refuse_unmixed(session, sites, streams)
+    refuse_unmixed(session, sites, streams)
     apart = session.past_attention(starts, streams)
     outputs = _layer_outputs(session, question, sites, chosen, starts)
     features = _features(session, question, chosen)
@@ -124,7 +130,7 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
             "softmaxes_without_site": session.program.softmaxes_without_site,
             "inputs_without_attention": apart,
         },
-        notices=(*session.notices(plan), *_notice_of_inputs(streams, apart)),
+        notices=(*session.notices(plan), *notice_of_inputs(streams, apart)),
     )
 
 
@@ -191,80 +197,6 @@ def _read_by_method(
     return found
 
 
-def _refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Stream, ...]) -> None:
-    """An input that the user named, and in which attention has no part, has no scores over it."""
-    tokens = mixed(dict(session.program.leaves), (session.program.axes, sites))
-    scored = {s.name for s in streams} & tokens.keys()
-    for name in session.chosen:
-        if name not in scored:
-            raise RollUpError(
-                message(
-                    f"input {name!r} has no scores over attention: no attention that the target "
-                    "depends on mixes positions of it",
-                    then=[EXPLAINS_EVERY_INPUT],
-                )
-            )
-
-
-def _notice_of_inputs(streams: Sequence[Stream], apart: Sequence[str]) -> tuple[str, ...]:
-    """Inputs that feed the target past all attention have no scores, and the user is told."""
-    if not (streams and apart):
-        return ()
-    named = ", ".join(map(repr, apart))
-    return (
-        message(
-            f"{named} feeds the target past all attention: "
-            "methods over attention have no scores for it",
-            then=[EXPLAINS_EVERY_INPUT],
-        ),
-    )
-
-
-def named_nodes(program: Program, paths: Any) -> Nodes:
-    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
-    that is not there or holds no tokens, and for an empty list."""
-    if paths is not None and not paths:
-        raise OptionError(
-            message(
-                f"target_layers={paths!r} names no module",
-                then=["leave it out for the last attention's input, or give module paths"],
-            )
-        )
-    return tuple(_last_of(program, p) for p in ([paths] if isinstance(paths, str) else paths or ()))
-
-
-def _last_of(program: Program, path: str) -> fx.Node:
-    """The output of the module call at ``path``."""
-    calls: list[fx.Node] = [
-        n
-        for n in program.graph.nodes
-        if n.op == "call_function"
-        and is_floating(n)
-        and role(n) == "activation"
-        and any(p == path for p, _ in place(n).modules)
-    ]
-    if calls and tokens_of(program, calls[-1]):
-        return calls[-1]
-    what = "the output of the module call" if calls else "no module call"
-    how = "holds no tokens" if calls else "is on the way"
-    known = _paths_with_tokens(program)
-    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    raise OptionError(message(f"target_layers: {what} {path!r} {how}", then=[f"one of {listed}"]))
-
-
-def _paths_with_tokens(program: Program) -> list[str]:
-    """The module calls in which any tensor holds tokens."""
-    return list(
-        dict.fromkeys(
-            p
-            for n in program.graph.nodes
-            if n.op not in ("output",) and role(n) == "activation" and tokens_of(program, n)
-            for p, _ in place(n).modules
-            if p
-        )
-    )
-
-
 def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, Any]:
     """How an explanation is made, for ``Explanation.facts``."""
     program = session.program
@@ -276,69 +208,3 @@ def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str,
         "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in question.settings.items()},
     }
-
-
-def _sites(session: Session, starts: Nodes) -> tuple[Site, ...]:
-    """The attention sites on the way from an explained input to the target, in forward order."""
-    flow = session.flow
-    sites = tuple(
-        s
-        for s in session.program.sites
-        if s.contraction in flow.members
-        and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
-    )
-    if not sites:
-        reached_inputs(session, starts)
-    _require_sites(session, sites)
-    return sites
-
-
-def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
-    """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
-    Raises ``TargetError`` if there is none."""
-    flow, program = session.flow, session.program
-    found = {
-        n: leaf
-        for n, leaf in program.leaves.items()
-        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
-    }
-    if found:
-        return found
-    named = ", ".join(map(repr, program.leaves)) or "there is none"
-    constants = [f"{n!r} is a constant: it {why}" for n, why in program.constant_inputs.items()]
-    read = (
-        f"the model takes values of its inputs into Python ({', '.join(program.decisions[:3])}), "
-        "and what is computed of them there is a constant"
-    )
-    raise TargetError(
-        message(
-            f"the target depends on no explained input ({named})",
-            then=[*constants, *([read] * program.input_specialised)],
-        )
-    )
-
-
-def _require_sites(session: Session, sites: tuple[Site, ...]) -> None:
-    if sites:
-        return
-    seen = [f"the softmax at {found}" for found in session.program.softmaxes_without_site]
-    reasons = "; ".join(seen[:3]) or "it has no softmax"
-    hidden = (
-        " (its attention is inside a module that a rule of yours treats as one operation)"
-        if session.program.sites
-        else ""
-    )
-    first, *others = input_level()
-    raise NoAttentionError(
-        message(
-            f"the model has no softmax attention over tokens between input and target{hidden}: "
-            f"{reasons}",
-            then=[
-                f"method={first!r} explains any model at its input, and so do "
-                f"{', '.join(map(repr, others))}",
-                "relprop.check(model, inputs) lists what was found",
-                "relprop.instrument(model, inputs, target=...).relevance(...) gives "
-                "relevance at any layer of any model",
-            ],
-        )
-    )

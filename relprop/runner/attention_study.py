@@ -1,0 +1,227 @@
+"""What a method over attention may ask: maps, gradients and relevance at the attention sites, what
+the tokens are, what the head reads, parts of the graph run again, and the roll-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import OptionError
+from relprop.interpreter.forward import detached
+from relprop.numerics import at_least_float32
+from relprop.rollup import Stream, token_axes
+from relprop.runner.describe import tokens_described
+from relprop.runner.fusion import fused, without_smallest
+from relprop.runner.needs import Needs
+from relprop.runner.rollup import Pairs, RollUp
+from relprop.runner.run import Run
+from relprop.runner.study import Gradients, Study
+from relprop.runner.values import (
+    LayerValues,
+    SiteValues,
+    wide,
+    without_leading_one,
+)
+from relprop.targets import Start
+from relprop.tracer.atoms import is_token
+from relprop.tracer.editing import val
+from relprop.tracer.program import Site
+
+
+class AttentionStudy(Study):
+    """What a method over attention may ask.
+
+    ``sites``: the attention sites that ``layers=`` chose, in forward order. ``layers``: the outputs
+    of their layers, for a method that needs ``"hidden"``; ``features``: the tensors that
+    ``target_layers=`` names, or what the last site's queries, keys and values come from, for one
+    that needs ``"features"``. ``inputs``: what is explained, (batch, *one sample's shape), by name,
+    for one that needs ``"inputs"``.
+    """
+
+    def __init__(
+        self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
+    ) -> None:
+        super().__init__(needs, run, target, start, gradients)
+        self.sites = tuple(self._at_site(s) for s in needs.chosen)
+        self.rollup = RollUp(needs, run, start)
+        self.streams = self.rollup.streams
+        self.layers = [self._layer(node, site) for site, node in needs.layers.items()]
+        self.features = [self._layer(node) for node in needs.features]
+        wanted = self.streams if "inputs" in needs.question.needs else ()
+        self.inputs = {s.name: without_leading_one(self.value(s.leaf), s.leaf) for s in wanted}
+
+    def _at_site(self, site: Site) -> SiteValues:
+        node = site.attention
+        held = detached(self.run.forward.watched[node])
+        return SiteValues(site, wide(held), self.gradient(node), self.relevance(node))
+
+    def _layer(self, node: fx.Node, site: Site | None = None) -> LayerValues:
+        value, axes = wide(self.value(node)), token_axes(self.program, node)
+        return LayerValues(node, value, self.gradient(node), axes, site)
+
+    # -- what the tokens are
+
+    @cached_property
+    def described(self) -> Mapping[str, Mapping[str, Any]]:
+        """What each input's tokens are, as ``TokenScores`` has it."""
+        return {s.name: tokens_described(self.needs, self.run, s) for s in self.streams}
+
+    @cached_property
+    def connected(self) -> dict[str, Tensor]:
+        """Which tokens have a part in the target, by input (batch, tokens), bool."""
+        held = self.run.forward.values | self.run.forward.watched
+        return self.rollup.connected(
+            {s.contraction: wide(detached(held[s.attention]).abs()) for s in self.needs.sites}
+        )
+
+    @cached_property
+    def content(self) -> dict[str, Tensor]:
+        """By input, which tokens are patches or words that the target reads, (batch, tokens), bool
+        (scores of tokens that it does not read become 0)."""
+        found = {name: known["content"] for name, known in self.described.items()}
+        return {name: c & self.connected[name].to(c.device) for name, c in found.items()}
+
+    @cached_property
+    def grids(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]] | None]:
+        """By input, its patches (h, w) and its size (H, W), for an image."""
+        return {
+            name: (k["grid"], k["image"]) if k["grid"] and k["image"] else None
+            for name, k in self.described.items()
+        }
+
+    @cached_property
+    def last(self) -> dict[str, int]:
+        """By input, the index in ``sites`` of the last site that reads its tokens with nothing but
+        skip connections between it and the target."""
+        key = ("last", self.needs.chosen, self.needs.sites, tuple(self.start.field), self.streams)
+        return self.session.kept(key, self._last)
+
+    def _last(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        ends = [e for e in self.start.field if e in self.session.flow.members]
+        for i, site in enumerate(self.needs.chosen):
+            if any(self.rollup.skips(site.contraction, e) for e in ends):
+                below = [s.name for s in self.streams if self.rollup.skips(s.node, site.values)]
+                found.update(dict.fromkeys(below, i))
+        return found
+
+    # -- what the head reads
+
+    def rows(self, matrices: Mapping[fx.Node, Tensor]) -> dict[str, Tensor]:
+        """What the head reads through each site alone, all others passed by their skip connections:
+        by input (batch, sites, tokens), for a matrix per contraction, meaned over heads."""
+        matrices, sites = self.fused(matrices), self.needs.chosen
+        parts = {
+            s.contraction: (matrices[s.contraction].unsqueeze(1), i) for i, s in enumerate(sites)
+        }
+        found = self.rollup.through(parts, len(sites))
+        return {name: row[:, :-1] for name, row in found.items()}
+
+    def heads(self, values: SiteValues, maps: Tensor) -> dict[str, Tensor]:
+        """The same through each head of one site: by input (batch, heads, tokens)."""
+        axes = self.head_axes(values)
+        count = math.prod(maps.shape[i] for i in axes)
+        own = (
+            torch.eye(count, dtype=maps.dtype, device=maps.device) * count
+        )  # under a mean of heads
+        sizes = (maps.shape[i] if i in axes else 1 for i in range(1, maps.dim()))
+        apart = maps.unsqueeze(1) * own.reshape(1, count, *sizes)
+        found = self.rollup.through({values.site.contraction: (apart, 0)}, count)
+        return {name: row[:, :-1] for name, row in found.items()}
+
+    def identity(self) -> dict[str, Tensor]:
+        """What skip connections alone leave of the target, by input (batch, tokens)."""
+        return {name: row[:, -1] for name, row in self.rollup.through({}, 0).items()}
+
+    def head_means(self, values: SiteValues, maps: Tensor) -> Tensor:
+        """The mean of each head's whole map, (batch, heads)."""
+        axes = self.head_axes(values)
+        return maps.mean([i for i in range(1, maps.dim()) if i not in axes]).flatten(1)
+
+    def dense(self, values: SiteValues, maps: Tensor) -> Tensor:
+        """A site's map with its heads fused, rows are queries: (batch, queries, keys). Raises
+        ``OptionError`` where there are windows."""
+        axes = self.head_axes(values)
+        if math.prod(maps.shape[i] for i in axes) != math.prod(maps.shape[1:-2]):
+            raise OptionError(
+                f"the attention at {values.site.path!r} is over windows, not over the "
+                "whole sequence: there is no one matrix of it"
+            )
+        if maps.dim() > 3:
+            how = self.settings.get("head_fusion", "mean")
+            maps = fused(maps, axes, how, values.gradient).flatten(1, -3).mean(1)
+        return maps.mT if values.site.transposed else maps
+
+    def head_axes(self, values: SiteValues) -> tuple[int, ...]:
+        """Which axes of a site's map, batch first, are heads: neither queries and keys nor
+        windows."""
+        node = values.site.attention
+        return tuple(
+            i + 1
+            for i, axis in enumerate(self.program.axes[node][:-2])
+            if val(node).shape[i] > 1 and not is_token(axis)
+        )
+
+    def place(self, node: fx.Node, numbers: Tensor) -> dict[str, Tensor]:
+        """Numbers (batch, *token positions) at a tensor of the graph, handed down to the inputs'
+        tokens by skip connections, (batch, tokens)."""
+        return self.rollup.place(node, numbers, self.streams)
+
+    def move(self, node: fx.Node, numbers: Tensor, to: fx.Node) -> Tensor:
+        """The same, down to another tensor's tokens, (batch, tokens)."""
+        end = Stream("", to, to, token_axes(self.program, to))
+        return self.rollup.place(node, numbers, (end,))[""]
+
+    # -- the graph run again
+
+    def replay(self, changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
+        """The values at ``end``, (variants, batch, ...), if those at ``changed`` were
+        ``variants``."""
+        segment, own = self.session.segment(changed, end), self.program.dtype or val(changed).dtype
+        dtype = at_least_float32(own)
+        if dtype != own:  # small differences are not for half precision
+            segment = replace(segment, program=replace(self.program, dtype=dtype))
+        beside = {n: detached(self.run.forward.values[n]) for n in segment.beside}
+        beside = {n: wide(v) if isinstance(v, Tensor) else v for n, v in beside.items()}
+        return segment.run(beside, variants.to(dtype))
+
+    def output(self, name: str, value: Tensor) -> Tensor:
+        """y_t (batch,) if input ``name`` were another."""
+        leaves = self.program.leaves
+        given = {
+            n: value if n == name else without_leading_one(self.value(leaf), leaf)
+            for n, leaf in leaves.items()
+        }
+        return self.output_at(tuple(leaves.values()), given.values())
+
+    # -- Eq. 14
+
+    def rolled_up(self, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
+        """By input, what attention carried and what skip connections alone leave."""
+        matrices = self.fused(matrices)
+        return self.rollup.product(matrices, self._scales(matrices))
+
+    def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
+        """C of Eq. 14, (batch, s, s)."""
+        matrices = self.fused(matrices)
+        return self.rollup.matrix(matrices, self._scales(matrices))
+
+    def _scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+        return self.rollup.row_scales(matrices) if self.settings.get("normalize_rows") else {}
+
+    def fused(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+        """The matrices after ``head_fusion=`` and ``discard_ratio=``."""
+        how = self.settings.get("head_fusion", "mean")
+        ratio = self.settings.get("discard_ratio", 0.0)
+        found = dict(matrices)
+        for values in self.sites if how != "mean" or ratio else ():
+            node, axes = values.site.contraction, self.head_axes(values)
+            fusion = fused(found[node], axes, how, values.gradient)
+            found[node] = without_smallest(fusion, axes, ratio)
+        return found

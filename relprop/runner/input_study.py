@@ -1,0 +1,77 @@
+"""What a method at the input may ask: values, gradients and relevances of what is explained, and
+y_t for other values of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from relprop.errors import OptionError
+from relprop.runner.needs import Needs
+from relprop.runner.positions import positions, windows
+from relprop.runner.run import Run
+from relprop.runner.sites import reached_inputs
+from relprop.runner.study import Gradients, Study
+from relprop.runner.values import without_leading_one
+from relprop.targets import Start
+from relprop.tracer.editing import val
+from relprop.tracer.run import execute
+
+
+class InputStudy(Study):
+    """What a method at the input may ask, by name of the explained input, each (batch, *one
+    sample's shape): at pixels, features, or the embeddings of ids.
+
+    ``gradients`` and ``relevances`` are empty if not asked for. ``positions`` are the axes of each
+    value, the batch being axis 0, that have a score each; the others are summed over. ``window`` is
+    how many of them lie together along each, as ``occlusion`` hides them.
+    """
+
+    def __init__(
+        self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
+    ) -> None:
+        super().__init__(needs, run, target, start, gradients)
+        ends = tuple(start.field) or self.program.output_nodes
+        self.leaves = reached_inputs(self.session, ends)
+        self.values = self._by_name(self.value)
+        self.gradients = self._by_name(self.gradient)
+        self.relevances = self._by_name(self.relevance)
+        self.positions = {n: self._axes(leaf) for n, leaf in self.leaves.items()}
+        self.window = {n: windows(self.program, leaf) for n, leaf in self.leaves.items()}
+
+    def _by_name(self, at: Callable[[fx.Node], Tensor | None]) -> dict[str, Tensor]:
+        found = {name: (leaf, at(leaf)) for name, leaf in self.leaves.items()}
+        return {n: without_leading_one(v, leaf) for n, (leaf, v) in found.items() if v is not None}
+
+    def _axes(self, leaf: fx.Node) -> tuple[int, ...]:
+        """The axes of the leaf's value, batch first and without a leading 1, that are positions."""
+        moved = val(leaf).shape[:1] != (1,)
+        return tuple(i + moved for i in positions(self.program, leaf))
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """y_t of every sample, (batch,), for other values of the inputs (one tensor each, in the
+        order of ``values``), attached to autograd."""
+        return self.output_at(tuple(self.leaves.values()), tensors)
+
+    def embed(self, name: str, ids: Tensor) -> Tensor:
+        """The embeddings of other ids of input ``name``. Raises ``OptionError`` if the input is not
+        one of ids of that shape."""
+        inputs = self.run.inputs
+        given = inputs.tensors[inputs.names.index(name)]
+        if given.is_floating_point():
+            raise OptionError(f"baseline for {name!r} holds integers; the input is floating")
+        try:
+            replaced = ids.to(given.device, given.dtype).expand(given.shape)
+        except RuntimeError:
+            raise OptionError(
+                f"baseline for {name!r} has shape {list(ids.shape)}; the input is "
+                f"{list(given.shape)}, batch first"
+            ) from None
+        tensors = tuple(replaced if t is given else t for t in inputs.tensors)
+        leaf = self.program.leaves[name]
+        other = replace(inputs, tensors=tensors)
+        found = execute(self.program, self.session.model, other, {leaf})
+        return without_leading_one(found[leaf], leaf)

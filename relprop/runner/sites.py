@@ -1,0 +1,114 @@
+"""What attention lies between the inputs and a target: the sites on the way, the inputs that it
+depends on, and refusals where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from relprop.errors import NoAttentionError, RollUpError, TargetError, message
+from relprop.rollup import Stream
+from relprop.runner.method import input_level
+from relprop.runner.session import Session
+from relprop.tracer.leaves import mixed
+from relprop.tracer.program import Site
+
+Nodes = tuple[fx.Node, ...]
+EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
+
+
+def refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Stream, ...]) -> None:
+    """An input that the user named, and in which attention has no part, has no scores over it."""
+    tokens = mixed(dict(session.program.leaves), (session.program.axes, sites))
+    scored = {s.name for s in streams} & tokens.keys()
+    for name in session.chosen:
+        if name not in scored:
+            raise RollUpError(
+                message(
+                    f"input {name!r} has no scores over attention: no attention that the target "
+                    "depends on mixes positions of it",
+                    then=[EXPLAINS_EVERY_INPUT],
+                )
+            )
+
+
+def notice_of_inputs(streams: Sequence[Stream], apart: Sequence[str]) -> tuple[str, ...]:
+    """Inputs that feed the target past all attention have no scores, and the user is told."""
+    if not (streams and apart):
+        return ()
+    named = ", ".join(map(repr, apart))
+    return (
+        message(
+            f"{named} feeds the target past all attention: "
+            "methods over attention have no scores for it",
+            then=[EXPLAINS_EVERY_INPUT],
+        ),
+    )
+
+
+def sites_between(session: Session, starts: Nodes) -> tuple[Site, ...]:
+    """The attention sites on the way from an explained input to the target, in forward order."""
+    flow = session.flow
+    sites = tuple(
+        s
+        for s in session.program.sites
+        if s.contraction in flow.members
+        and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
+    )
+    if not sites:
+        reached_inputs(session, starts)
+    require_sites(session, sites)
+    return sites
+
+
+def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
+    """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
+    Raises ``TargetError`` if there is none."""
+    flow, program = session.flow, session.program
+    found = {
+        n: leaf
+        for n, leaf in program.leaves.items()
+        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
+    }
+    if found:
+        return found
+    named = ", ".join(map(repr, program.leaves)) or "there is none"
+    constants = [f"{n!r} is a constant: it {why}" for n, why in program.constant_inputs.items()]
+    read = (
+        f"the model takes values of its inputs into Python ({', '.join(program.decisions[:3])}), "
+        "and what is computed of them there is a constant"
+    )
+    raise TargetError(
+        message(
+            f"the target depends on no explained input ({named})",
+            then=[*constants, *([read] * program.input_specialised)],
+        )
+    )
+
+
+def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
+    """Raises ``NoAttentionError`` where there are none, with what was found and what to do."""
+    if sites:
+        return
+    seen = [f"the softmax at {found}" for found in session.program.softmaxes_without_site]
+    reasons = "; ".join(seen[:3]) or "it has no softmax"
+    hidden = (
+        " (its attention is inside a module that a rule of yours treats as one operation)"
+        if session.program.sites
+        else ""
+    )
+    first, *others = input_level()
+    raise NoAttentionError(
+        message(
+            f"the model has no softmax attention over tokens between input and target{hidden}: "
+            f"{reasons}",
+            then=[
+                f"method={first!r} explains any model at its input, and so do "
+                f"{', '.join(map(repr, others))}",
+                "relprop.check(model, inputs) lists what was found",
+                "relprop.instrument(model, inputs, target=...).relevance(...) gives "
+                "relevance at any layer of any model",
+            ],
+        )
+    )
