@@ -14,8 +14,11 @@ from relprop.tracer.facts import is_batched
 from relprop.tracer.run import Values, per_sample
 
 Hook = Callable[[Tensor], Tensor | None]
+#: What becomes of all that has arrived at a node, batch first: a walk, and what it leaves for
+#: nodes further on.
+Passage = Callable[[Tensor], tuple[Walk, Pending]]
 
-__all__ = ["Hook", "Walk", "propagate", "shares_at"]
+__all__ = ["Hook", "Passage", "Walk", "propagate", "shares_at"]
 
 
 def propagate(
@@ -26,32 +29,47 @@ def propagate(
     extras: Mapping[fx.Node, Tensor] | None = None,
     account: bool = True,
     hooks: Mapping[fx.Node, Hook] | None = None,
+    passages: Mapping[fx.Node, Passage] | None = None,
 ) -> Walk:
     """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
 
     ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees
-    the joined relevance of a node, batch first, and may return another.
+    the joined relevance of a node, batch first, and may return another. ``passages[node]`` is how
+    relevance passes a node in place of its rule.
     """
+    hooks, passages = hooks or {}, passages or {}
     whole, pending = Walk(), {(node, 0): [start] for node, start in starts.items()}
-    for nodes in _sections(plan, hooks or {}):
-        hook = (hooks or {}).get(nodes[0])
-        arrived = join(plan, nodes[0], values, pending.get((nodes[0], 0), []))
-        if hook is not None and arrived is not None:
-            replaced = hook(arrived)
-            pending[nodes[0], 0] = [arrived if replaced is None else replaced]
-        done, pending = _walk_section(plan, nodes, values, pending, extras or {}, account)
+    for first, *others in _sections(plan, hooks, passages):
+        arrived = join(plan, first, values, pending.get((first, 0), []))
+        if first in hooks and arrived is not None:
+            replaced = hooks[first](arrived)
+            arrived = arrived if replaced is None else replaced
+            pending[first, 0] = [arrived]
+        if first in passages and arrived is not None:
+            done, left = passages[first](arrived)
+            del pending[first, 0]
+            for edge, parts in left.items():
+                pending.setdefault(edge, []).extend(parts)
+        else:
+            nodes = [first, *others]
+            done, pending = _walk_section(plan, nodes, values, pending, extras or {}, account)
         whole += done
     return whole
 
 
-def _sections(plan: Plan, hooks: Mapping[fx.Node, Hook]) -> list[list[fx.Node]]:
-    """The nodes in order, cut before each hooked one."""
+def _sections(
+    plan: Plan, hooks: Mapping[fx.Node, Hook], passages: Mapping[fx.Node, Passage]
+) -> list[list[fx.Node]]:
+    """The nodes in order, cut before each hooked one, and before and after each passage."""
     sections: list[list[fx.Node]] = [[]]
     for node in plan.order:
+        if node in passages:
+            sections += [[node], []]
+            continue
         if node in hooks and sections[-1]:
             sections.append([])
         sections[-1].append(node)
-    return sections
+    return [nodes for nodes in sections if nodes]
 
 
 def _walk_section(

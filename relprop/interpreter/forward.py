@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, first_line, message
 from relprop.tracer.binding import Inputs
+from relprop.tracer.chunked import by_queries
 from relprop.tracer.program import Program
 from relprop.tracer.run import Values, execute
 
@@ -75,7 +76,8 @@ def forward(
         return watched[node]
 
     with torch.enable_grad():
-        values = execute(program, model, inputs, keep, watch, visit)
+        composites = by_queries(program, {*keep, *watch})
+        values = execute(program, model, inputs, keep, watch, visit, composites=composites)
     return Forward(
         {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
     )

@@ -4,7 +4,7 @@ here; the run is straight-line code."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,6 +58,11 @@ class Plan:
         here = set(nodes)
         steps = [self.step_at[n] for n in here if n in self.step_at]
         return {n for step in steps for n in (step.node, *step.operands)} | (here & self.joined)
+
+    def keep_outside(self, inside: Collection[fx.Node]) -> frozenset[fx.Node]:
+        """What is kept if the steps of some nodes make themselves what they read."""
+        steps = [s for s in self.steps if s.node not in inside]
+        return _kept(steps) | self.joined.difference(inside)
 
     @property
     def generic(self) -> tuple[fx.Node, ...]:

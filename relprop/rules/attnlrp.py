@@ -172,7 +172,9 @@ def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
     return next((at for at in found if at is not None), None)
 
 
-@rule(family="balance", reads="", name="quotient: the divisor is a constant")
+@rule(
+    family="balance", reads="", name="quotient: the divisor is a constant", row_wise=True
+)
 def quotient(relevance: Tensor, call: Call) -> tuple[Tensor | Total | None, ...]:
     """u/v of two activations: R to the numerator (Achtibat et al. 2024, Prop. 3.4, of x/g(x))."""
     return call.only(relevance, 0)
@@ -255,10 +257,10 @@ def attnlrp_lines(
     linear = Rule(Linear(divide), "LRP-ε", "share", BOTH)
     names = "half to each" if "gate" not in constants else "to the values"
     matmul = Rule(
-        BothMatrices(divide, constants), f"matmul: LRP-ε, {names}", "balance", BOTH, linear
+        BothMatrices(divide, constants), f"matmul: LRP-ε, {names}", "balance", BOTH, linear, True
     )
     product = Rule(
-        BothFactors(divide, constants), f"product: LRP-ε, {names}", "balance", BOTH, carry
+        BothFactors(divide, constants), f"product: LRP-ε, {names}", "balance", BOTH, carry, True
     )
     sample = Rule(Sample(divide=divide, signed=True), "sample: LRP-ε", "balance", INPUTS)
     norm = Rule(Norm(divide), "norm: LRP-ε, σ constant", "share", BOTH)
@@ -268,8 +270,8 @@ def attnlrp_lines(
         ((Kind.MATMUL,), matmul),
         ((Kind.QUOTIENT,), replace(quotient, lone=carry)),
         ((Kind.PRODUCT,), product),
-        ((Kind.SUM, aten.rsub), Rule(Sum(divide), "add: LRP-ε", "balance", BOTH)),
-        ((Kind.SOFTMAX,), Rule(Softmax(), "softmax: first order", "taylor", BOTH)),
+        ((Kind.SUM, aten.rsub), Rule(Sum(divide), "add: LRP-ε", "balance", BOTH, row_wise=True)),
+        ((Kind.SOFTMAX,), Rule(Softmax(), "softmax: first order", "taylor", BOTH, row_wise=True)),
         ((aten.rms_norm,), carry),
     )
     return (*lines, ((Kind.NORM, Kind.BATCH_NORM), norm)) if norms else lines

@@ -51,8 +51,8 @@ conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
 gathered_sum = Rule(Share(weighted=False), "sum by index: Eq. 5", "share", INPUTS)
 sample = Rule(Sample(), "sample: Eq. 5", "balance", INPUTS)
-matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH))
-product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH))
+matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True))
+product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True))
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
 generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH)
 
@@ -112,8 +112,8 @@ STABLE = variant(
 
 _theirs = AuthorsStabiliser()
 _zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
-_authors_product = Rule(Product(_theirs), "product, authors'", "balance", BOTH)
-_authors_matmul = Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH)
+_authors_product = Rule(Product(_theirs), "product, authors'", "balance", BOTH, row_wise=True)
+_authors_matmul = Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH, row_wise=True)
 _authors_conv2d = Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)
 _authors = (
     ((Kind.SELECT,), indexed),
@@ -139,7 +139,7 @@ REFERENCE_LRP = variant(
     ((Kind.LINEAR,), Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS)),
     (
         (Kind.SUM,),
-        Rule(Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS),
+        Rule(Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS, row_wise=True),
     ),
     *_authors,
     generic=_zrule,
@@ -151,7 +151,7 @@ LRP = variant(
     "lrp",
     ((Kind.LINEAR, *SUMMED), _zplus),
     ((Kind.MATMUL,), either(_zplus, matmul)),
-    ((Kind.SUM,), Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS)),
+    ((Kind.SUM,), Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS, row_wise=True)),
 )
 
 _epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH)
@@ -161,7 +161,7 @@ EPSILON = variant(
     ((Kind.MATMUL,), either(_epsilon, matmul)),
     (
         (Kind.SUM,),
-        Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS),
+        Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS, row_wise=True),
     ),
 )
 

@@ -24,7 +24,8 @@ class RuleFunction(Protocol):
 @dataclass(frozen=True)
 class Rule:
     """A rule function with its name, its family, and which values it reads (what it does not read
-    is not kept in memory).
+    is not kept in memory). ``row_wise``: any part of its output can be split without the rest (a
+    carry, a move and a share always can).
 
     ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance.
     A rule function returns one tensor (for the only activation), one share per operand, or a
@@ -36,6 +37,12 @@ class Rule:
     family: str = "custom"
     reads: frozenset[str] = frozenset({"inputs", "output"})
     lone: Rule | None = None
+    row_wise: bool = False
+
+    @property
+    def splits_parts(self) -> bool:
+        """Whether what arrives at some rows of its output can be split by itself."""
+        return self.row_wise or self.family in ("carry", "move", "share")
 
     @property
     def divides_by_output(self) -> bool:
@@ -94,11 +101,12 @@ class Rule:
 
 
 def rule(
-    *, family: str, reads: str = "inputs output", name: str = ""
+    *, family: str, reads: str = "inputs output", name: str = "", row_wise: bool = False
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Decorate a rule function: ``@rule(family="carry", reads="")``."""
 
     def wrap(function: Callable[..., Any]) -> Rule:
-        return Rule(function, name or function.__name__, family, frozenset(reads.split()))
+        named = name or function.__name__
+        return Rule(function, named, family, frozenset(reads.split()), row_wise=row_wise)
 
     return wrap

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
+from relprop.interpreter.crossing import may_cross
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
@@ -25,7 +26,9 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
+from relprop.tracer.chunked import large_attentions
 from relprop.tracer.program import Program, Site
+from relprop.tracer.queries import Attention
 
 Nodes = tuple[fx.Node, ...]
 
@@ -36,6 +39,7 @@ class Needs:
     ``plan``: the relevance pass (``None``: no relevance is asked for). ``sites``: the attention
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
+    ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
     ``facts``: how the answer is made. ``notices``: what the user is to be warned of."""
 
     session: Session
@@ -47,6 +51,7 @@ class Needs:
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
+    in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -76,15 +81,27 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
+    in_chunks = _in_chunks(session, question, plan)
     return Needs(
         session,
         question,
-        keep=frozenset(leaves) | _read_by(plan),
+        keep=frozenset(leaves) | _read_by(plan, in_chunks),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
+        in_chunks=in_chunks,
         facts=_facts(session, plan, question),
         notices=session.notices(plan),
     )
+
+
+def _in_chunks(
+    session: Session, question: Question, plan: Plan | None
+) -> Mapping[fx.Node, Attention]:
+    """The large sites that relevance can pass some queries at a time."""
+    if question.hooks:
+        return {}
+    large = large_attentions(session.program).items()
+    return {end: a for end, a in large if plan is None or may_cross(plan, a)}
 
 
 def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
@@ -110,7 +127,7 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         keep=(
             rollup.keep
             | {s.attention for s in sites}
-            | _read_by(plan)
+            | _read_by(plan, {})
             | {n for s in streams for n in placing(s, session.flow)}
             | {*outputs.values(), *features}
             | _read_by_method(session, question, chosen, outputs)
@@ -145,8 +162,12 @@ def _relevance_plan(
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
 
 
-def _read_by(plan: Plan | None) -> frozenset[fx.Node]:
-    return frozenset() if plan is None else plan.keep
+def _read_by(plan: Plan | None, in_chunks: Mapping[fx.Node, Attention]) -> frozenset[fx.Node]:
+    """What the relevance pass reads; of a site in chunks, what enters it."""
+    if plan is None:
+        return frozenset()
+    inside = {n for a in in_chunks.values() for n in a.nodes}
+    return plan.keep_outside(inside).union(*(a.entering for a in in_chunks.values()))
 
 
 def _layer_outputs(

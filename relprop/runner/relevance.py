@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, fx
 
-from relprop.interpreter.batch import Walk, propagate
+from relprop.interpreter.batch import Passage, Walk, propagate
+from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets import Start, Term
 from relprop.tracer.program import Program, place
+from relprop.tracer.queries import Attention
 from relprop.tracer.run import Values
 
 Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
@@ -26,23 +29,41 @@ def relevance_of(needs: Needs, run: Run, start: Start) -> tuple[Walk, Ledger | N
     values = run.detached()
     by_value = needs.question.by.starts_with == "output"
     terms = start.contributions(values) if by_value else start.terms
-    return walk_terms(needs.plan, values, terms, needs.question.hooks)
+    return walk_terms(needs.plan, values, terms, needs.question.hooks, needs.in_chunks)
 
 
 def walk_terms(
-    plan: Plan, values: Values, terms: Iterable[Term], hooks: Hooks
+    plan: Plan,
+    values: Values,
+    terms: Iterable[Term],
+    hooks: Hooks,
+    in_chunks: Mapping[fx.Node, Attention] | None = None,
 ) -> tuple[Walk, Ledger]:
-    """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger."""
+    """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger.
+    ``in_chunks``: the sites that relevance passes some queries at a time."""
     walks: list[Walk] = []
     sums: list[Tensor] = []
+    passages = {n: _passage(plan, a, values) for n, a in (in_chunks or {}).items()}
     for term in terms:
         seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-        walks.append(term.coefficient * propagate(plan, values, seeds, hooks=hooks))
+        done = propagate(plan, values, seeds, hooks=hooks, passages=passages)
+        walks.append(term.coefficient * done)
         sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
     whole, started = sum(walks[1:], walks[0]), sum(sums[1:], sums[0])
     reached = {_end_name(plan.program, n): amount for n, amount in whole.ended.items()}
     like = next(iter(reached.values()), started)
     return whole, Ledger(tuple(whole.accounts), started.to(like.dtype), reached)
+
+
+def _passage(plan: Plan, attention: Attention, values: Values) -> Passage:
+    """How relevance passes a site in chunks; what arrived at its result is handed out, too."""
+    crossing = Crossing.through(plan, attention)
+
+    def passage(arrived: Tensor) -> tuple[Walk, Pending]:
+        done, left = crossing.whole(values, arrived, True)
+        return Walk({attention.site.contraction: arrived}) + done, left
+
+    return passage
 
 
 def _end_name(program: Program, node: fx.Node) -> str:

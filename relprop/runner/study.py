@@ -19,6 +19,7 @@ from relprop.runner.values import (
     with_leading_one,
 )
 from relprop.targets import Start
+from relprop.tracer.chunked import by_queries
 from relprop.tracer.run import execute
 
 Gradients = Mapping[fx.Node, Tensor]
@@ -73,13 +74,15 @@ class Study:
         if any(t.requires_grad for t in tensors):
             self.run.may_differentiate()
         given = {n: with_leading_one(t, n) for n, t in zip(leaves, tensors, strict=True)}
+        outputs = set(self.program.output_nodes)
         found = execute(
             self.program,
             self.session.model,
             self.run.inputs,
-            set(self.program.output_nodes),
+            outputs,
             leaves,
             lambda node, _: given[node],
+            composites=by_queries(self.program, outputs),
         )
         # 0, with a derivative (0) at every input, also where y_t does not depend on it
         untouched = [t.flatten(1)[:, :0].sum(1) for t in tensors]

@@ -233,7 +233,7 @@ def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     if what is Kind.PERMUTE:
         return integers(node, "dims").index(axis)
     if what in (Kind.RESHAPE, Kind.EXPAND):
-        return _after_reshape(tuple(shape), tuple(val(node).shape), axis)
+        return after_reshape(tuple(shape), tuple(val(node).shape), axis)
     if what is Kind.LINEAR:
         return axis if axis != rank - 1 else None
     if what is Kind.TOTAL:
@@ -250,7 +250,7 @@ def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
     return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
 
 
-def _after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
+def after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
     """The axis of ``after`` with the same length and the same number of elements behind it."""
     inner = math.prod(before[axis + 1 :])
     return next(

@@ -7,9 +7,9 @@ Values that depend on an input have the batch first, then the sample's own shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,6 +28,18 @@ Values = dict[fx.Node, Any]
 Visit = Callable[[fx.Node, Any], Any]
 
 
+class Composite(Protocol):
+    """Several calls that run as one: ``entering`` is what they read from outside, and ``run`` gives
+    the value of the last of them, batch first."""
+
+    @property
+    def entering(self) -> tuple[fx.Node, ...]:
+        """What it reads."""
+
+    def run(self, values: Mapping[fx.Node, Tensor], dtype: torch.dtype | None) -> Tensor:
+        """Its value."""
+
+
 def execute(
     program: Program,
     model: nn.Module | None,
@@ -37,18 +49,20 @@ def execute(
     visit: Visit | None = None,
     *,
     attached: bool = False,
+    composites: Mapping[fx.Node, Composite] | None = None,
 ) -> Values:
     """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the
     value of a node in ``watch`` as it is made.
 
     Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
     graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
-    section reads is freed unless kept.
+    section reads is freed unless kept. What ends in one of ``composites`` runs as that, a section
+    of its own.
     """
-    kept, values = set(keep), {}
+    kept, values, whole = set(keep), {}, composites or {}
     stacked = iter(inputs.stacked())
-    sections = _sections(program.graph, set(watch))
-    later = _read_later(sections)
+    sections = _sections(_wanted(program.graph, kept | set(watch), whole), set(watch), whole)
+    later = _read_later(sections, whole)
     for nodes, still in zip(sections, later, strict=True):
         for node in nodes:
             if node.op == "placeholder":
@@ -61,12 +75,15 @@ def execute(
             elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
         wanted = [n for n in nodes if n in kept or n in still]
-        _run_section(
-            [n for n in nodes if n.op == "call_function" and is_batched(n)],
-            wanted,
-            values,
-            program.dtype,
-        )
+        if nodes[0] in whole:
+            values[nodes[0]] = whole[nodes[0]].run(values, program.dtype)
+        else:
+            _run_section(
+                [n for n in nodes if n.op == "call_function" and is_batched(n)],
+                wanted,
+                values,
+                program.dtype,
+            )
         if visit is not None and nodes[-1] in watch:
             values[nodes[-1]] = visit(nodes[-1], values[nodes[-1]])
         for node in [n for n in values if n not in kept and n not in still]:
@@ -78,22 +95,49 @@ def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
-def _sections(graph: fx.Graph, watch: set[fx.Node]) -> list[list[fx.Node]]:
-    """The graph's nodes in order, cut after each watched one."""
+def _reads(node: fx.Node, composites: Mapping[fx.Node, Composite]) -> tuple[fx.Node, ...]:
+    """What a call reads; of a composite, what enters it."""
+    return composites[node].entering if node in composites else tensor_inputs(node)
+
+
+def _wanted(
+    graph: fx.Graph, asked: set[fx.Node], composites: Mapping[fx.Node, Composite]
+) -> list[fx.Node]:
+    """The graph's nodes in order, without those that composites alone read."""
+    nodes = list(graph.nodes)
+    if not composites:
+        return nodes
+    read = asked | {n for n in nodes if n.op in ("placeholder", "output")}
+    for node in reversed(nodes):
+        if node in read:
+            read.update(_reads(node, composites) if node.op != "output" else node.all_input_nodes)
+    return [n for n in nodes if n in read]
+
+
+def _sections(
+    nodes: list[fx.Node], watch: set[fx.Node], composites: Mapping[fx.Node, Composite]
+) -> list[list[fx.Node]]:
+    """The nodes in order, cut after each watched one, and before and after each composite."""
     sections: list[list[fx.Node]] = [[]]
-    for node in graph.nodes:
-        if node.op != "output":
-            sections[-1].append(node)
-            if node in watch:
-                sections.append([])
+    for node in nodes:
+        if node.op == "output":
+            continue
+        if node in composites:
+            sections += [[node], []]
+            continue
+        sections[-1].append(node)
+        if node in watch:
+            sections.append([])
     return [s for s in sections if s]
 
 
-def _read_later(sections: list[list[fx.Node]]) -> list[set[fx.Node]]:
+def _read_later(
+    sections: list[list[fx.Node]], composites: Mapping[fx.Node, Composite]
+) -> list[set[fx.Node]]:
     """For each section, the nodes that sections after it read."""
     after: list[set[fx.Node]] = [set()]
     for nodes in reversed(sections[1:]):
-        after.append(after[-1] | {i for n in nodes for i in tensor_inputs(n)})
+        after.append(after[-1] | {i for n in nodes for i in _reads(n, composites)})
     return after[::-1]
 
 
@@ -190,11 +234,18 @@ def _plain(x: Any, dtype: torch.dtype | None) -> Any:
     return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
-def call_node(node: fx.Node, values: Any, dtype: torch.dtype | None) -> Any:
+def call_node(
+    node: fx.Node,
+    values: Any,
+    dtype: torch.dtype | None,
+    replaced: tuple[int, object] | None = None,
+) -> Any:
     """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
-    ``template``."""
+    ``template``; ``replaced``: an argument by position, and what stands there instead."""
     operands, rebuild = template(node, dtype)
     args, kwargs = rebuild(*(values[n] for n in operands))
+    if replaced is not None:
+        args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
     try:
         made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         # what is created here, or made of whole numbers, has the default type

@@ -1,0 +1,153 @@
+"""An attention site run for some of its queries at a time, forward and backward: what is held of a
+map is that of one chunk, and the backward pass makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.function import FunctionCtx
+
+from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched
+from relprop.tracer.program import Program
+from relprop.tracer.queries import Attention, attention_of
+from relprop.tracer.run import Values, call_node, per_sample
+
+#: How large the maps of one chunk are, all samples of the batch together.
+CHUNK_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """One site for a whole batch. ``size``: how many queries a chunk has; ``fixed``: what enters
+    that is the same for all samples; ``batched``: what is not, and its values, ``entering``."""
+
+    attention: Attention
+    size: int
+    fixed: Values
+    batched: tuple[fx.Node, ...]
+    entering: tuple[Tensor, ...]
+    dtype: torch.dtype | None
+
+    @property
+    def axis(self) -> int:
+        """Along which axis of the result the queries lie, counted from the last."""
+        return self.attention.from_last(self.attention.site.contraction)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """The first query of each chunk, and how many it has."""
+        whole = self.attention.queries
+        return ((first, min(self.size, whole - first)) for first in range(0, whole, self.size))
+
+    def cut(self, node: fx.Node, value: Tensor, first: int, count: int) -> Tensor:
+        """A chunk of what enters; all of what has no queries."""
+        if node not in self.attention.axes:
+            return value
+        return value.narrow(self.attention.from_last(node), first, count)
+
+    def part(self, first: int, count: int) -> tuple[Values, tuple[Tensor, ...]]:
+        """A chunk of everything that enters: what is the same for all samples, and what is not."""
+        fixed = {n: self.cut(n, v, first, count) for n, v in self.fixed.items()}
+        both = zip(self.batched, self.entering, strict=True)
+        return fixed, tuple(self.cut(node, value, first, count) for node, value in both)
+
+    def values(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Values:
+        """All values in the site for one sample and ``count`` queries."""
+        known = fixed | dict(zip(self.batched, given, strict=True))
+        for node in self.attention.nodes:
+            known[node] = call_node(node, known, self.dtype, self.attention.sizes(node, count))
+        return known
+
+    def result(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Tensor:
+        """The contraction's value for one chunk, batch first."""
+        end = self.attention.site.contraction
+
+        def one_sample(*given: Tensor) -> Tensor:
+            made: Tensor = self.values(fixed, given, count)[end]
+            return made
+
+        made: Tensor = per_sample(one_sample, *given)
+        return made
+
+
+def chunked(attention: Attention, values: Values, dtype: torch.dtype | None) -> Chunked:
+    """A site with ``values`` of what enters it, in chunks of ``CHUNK_BYTES``."""
+    batched = tuple(n for n in attention.entering if is_batched(n))
+    fixed = {n: values[n] for n in attention.entering if n not in batched}
+    entering = tuple(values[n] for n in batched)
+    size = CHUNK_BYTES * attention.queries // (attention.map_bytes * len(entering[0]))
+    return Chunked(attention, max(1, size), fixed, batched, entering, dtype)
+
+
+class _Chunks(torch.autograd.Function):
+    """``Chunked`` with a gradient that is worked out chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, by: Chunked, *entering: Tensor) -> Tensor:
+        """The contraction's value."""
+        ctx.by = by  # type: ignore[attr-defined]
+        made = [by.result(*by.part(*chunk), chunk[1]) for chunk in by.chunks()]
+        return torch.cat(made, by.axis)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient at everything that enters and may have one."""
+        by: Chunked = ctx.by  # type: ignore[attr-defined]
+        wanted = [i for i, w in enumerate(ctx.needs_input_grad[1:]) if w]  # type: ignore[attr-defined]
+        sums = {i: torch.zeros_like(by.entering[i]) for i in wanted}
+        for chunk in by.chunks():
+            fixed, given = by.part(*chunk)
+            leaves = tuple(given[i].detach().requires_grad_() for i in wanted)
+            own = dict(enumerate(given)) | dict(zip(wanted, leaves, strict=True))
+            with torch.enable_grad():
+                made = by.result(fixed, tuple(own.values()), chunk[1])
+            arrived = gradients[0].narrow(by.axis, *chunk)
+            found = torch.autograd.grad(made, leaves, arrived, allow_unused=True)
+            for i, gradient in zip(wanted, found, strict=True):
+                if gradient is not None:
+                    by.cut(by.batched[i], sums[i], *chunk).add_(gradient)
+        return (None, *(sums.get(i) for i in range(len(by.entering))))
+
+
+@dataclass(frozen=True)
+class ByQueries:
+    """A site that runs in chunks, as a composite of the forward pass."""
+
+    attention: Attention
+
+    @property
+    def entering(self) -> tuple[fx.Node, ...]:
+        """What it reads: queries, keys, values, masks and biases."""
+        return self.attention.entering
+
+    def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
+        """The value of the site's contraction, batch first."""
+        by = chunked(self.attention, values, dtype)
+        own = replace(by, entering=tuple(t.detach() for t in by.entering))
+        made: Tensor = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
+        return made
+
+
+def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node, ByQueries]:
+    """The sites of a forward pass that run in chunks: large ones, of which nothing but the result
+    is ``needed``."""
+    needed = set(needed)
+    return {
+        end: ByQueries(attention)
+        for end, attention in large_attentions(program).items()
+        if needed.isdisjoint(set(attention.nodes) - {end})
+    }
+
+
+def large_attentions(program: Program) -> Mapping[fx.Node, Attention]:
+    """The sites that can be cut by queries and whose map is larger than a chunk."""
+
+    def find() -> dict[fx.Node, Attention]:
+        found = {s.contraction: attention_of(program, s) for s in program.sites}
+        return {end: a for end, a in found.items() if a is not None}
+
+    known = program.memo.once("attentions", find)
+    return {end: a for end, a in known.items() if a.map_bytes > CHUNK_BYTES}

@@ -1,0 +1,216 @@
+"""An attention site as an operator: from its queries, keys, values and masks to its result, for
+some of the queries at a time, so that no map over all pairs of tokens need be held.
+
+Whatever has the axis of the queries is cut, everything else is whole. Found from structure: upwards
+from the map that is contracted, by where each operation takes the axes of queries and of keys from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind
+from relprop.tracer.attention import after_reshape
+from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of, tensor_inputs, val
+from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.follow import depending
+from relprop.tracer.program import Program, Site
+
+#: Where an operation is told the sizes of its result, by position.
+SIZES = {aten.reshape.default: 1, aten.expand.default: 1}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Along which axes of a tensor the queries and the keys of a map lie; ``None``: it has none of
+    these."""
+
+    queries: int | None = None
+    keys: int | None = None
+
+    def taken(self, before: Callable[[int], int | None]) -> Pair:
+        """The same of a tensor that is read, by where each axis was ``before``."""
+        return Pair(
+            None if self.queries is None else before(self.queries),
+            None if self.keys is None else before(self.keys),
+        )
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What makes one site's map, and the contraction.
+
+    ``nodes``: the calls from the scores to the contraction, in order. ``entering``: the tensors
+    that these read from outside. ``axes``: along which axis the queries lie, of every one of both
+    that has them.
+    """
+
+    site: Site
+    nodes: tuple[fx.Node, ...]
+    entering: tuple[fx.Node, ...]
+    axes: Mapping[fx.Node, int]
+
+    @property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return shape_of(self.site.contraction)[self.axes[self.site.contraction]]
+
+    def from_last(self, node: fx.Node) -> int:
+        """Along which axis a node's queries lie, counted from the last: of one sample's value and
+        of a batch's."""
+        return self.axes[node] - rank(node)
+
+    @property
+    def map_bytes(self) -> int:
+        """How much memory the map of one sample takes."""
+        value = val(self.site.attention)
+        return int(value.numel() * value.dtype.itemsize)
+
+    def sizes(self, node: fx.Node, count: int) -> tuple[int, list[int]] | None:
+        """Which argument of a call names the sizes of its result, and these for ``count`` queries;
+        ``None`` if none does."""
+        place = SIZES.get(node.target)  # type: ignore[call-overload]
+        if place is None or count == self.queries:
+            return None
+        given = list(arguments(node)[place])
+        given[self.axes[node]] = count
+        return place, given
+
+
+def attention_of(program: Program, site: Site) -> Attention | None:
+    """A site as an operator; ``None`` where its map is no function of each query by itself, or is
+    read elsewhere, too."""
+    found = _upwards(program, site)
+    if found is None:
+        return None
+    inside, pairs = found
+    nodes = tuple(n for n in program.graph.nodes if n in inside)
+    entering = dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in inside)
+    kept = {n for n in nodes if is_kept(n)} - {site.contraction}
+    returns = depending(program.graph.nodes, kept | {site.contraction}) & set(entering)
+    if returns or not all(u in inside for n in kept for u in n.users):
+        return None
+    axes = {n: p.queries for n, p in pairs.items() if p.queries is not None}
+    return Attention(site, nodes, tuple(entering), axes)
+
+
+def is_kept(node: fx.Node) -> bool:
+    """Whether a value is worth keeping: masks, made of positions alone, are soon made again."""
+    return is_floating(node) and is_batched(node)
+
+
+def _upwards(program: Program, site: Site) -> tuple[set[fx.Node], dict[fx.Node, Pair]] | None:
+    """The calls that make a map and contract it, and where queries and keys lie in these and in all
+    that they read; ``None`` where one tensor would be read in two ways."""
+    below = depending(program.graph.nodes, {site.softmax})
+    pairs, inside, left = {site.contraction: Pair()}, set[fx.Node](), [site.contraction]
+    while left:
+        node = left.pop()
+        before = _at_contraction(site) if node is site.contraction else _before(node, pairs[node])
+        if before is None:
+            continue
+        inside.add(node)
+        for source, pair in before.items():
+            known = pairs.setdefault(source, pair)
+            if known != pair:
+                return None
+            followed = pair.queries is not None and (pair.keys is not None or source in below)
+            if followed and source.op == "call_function" and source not in inside:
+                left.append(source)
+    wide = rank(site.contraction)
+    pairs[site.contraction] = Pair(wide - 1 if site.transposed else wide - 2)
+    return inside, pairs
+
+
+def _at_contraction(site: Site) -> dict[fx.Node, Pair]:
+    """Where queries and keys lie in the map, and that the values have none of its queries."""
+    rows, columns = rank(site.attention) - 2, rank(site.attention) - 1
+    lies = Pair(columns, rows) if site.transposed else Pair(rows, columns)
+    return {site.attention: lies, site.values: Pair()}
+
+
+def _before(node: fx.Node, pair: Pair) -> dict[fx.Node, Pair] | None:
+    """Where the axes of a call's result lie in the tensors that it reads; ``None`` where its
+    queries are not worked out one by one."""
+    what, sources = kind(node), tensor_inputs(node)
+    if what is Kind.MATMUL:
+        return {s: pair.taken(_multiplied(node, s, i)) for i, s in enumerate(sources)}
+    if what in ELEMENTWISE or what is Kind.EXPAND:
+        return {s: pair.taken(_broadcast(node, s)) for s in sources}
+    if what in (Kind.LINEAR, Kind.EMBEDDING):
+        return _looked_up(node, pair)
+    if what in _RUNS_ALONG and pair.queries in _RUNS_ALONG[what](node):
+        return None
+    before = _MOVED.get(what)
+    if before is None:
+        return None
+    moved = {s: pair.taken(before(node, s)) for s in sources}
+    lost = any(m.queries is None and pair.queries is not None for m in moved.values())
+    return None if lost else moved
+
+
+Before = Callable[[int], int | None]
+
+
+def _broadcast(node: fx.Node, source: fx.Node) -> Before:
+    """Axes count from the last; one of length 1 is repeated."""
+    shape, wider = shape_of(source), rank(node) - rank(source)
+
+    def before(axis: int) -> int | None:
+        i = axis - wider
+        return i if i >= 0 and shape[i] == shape_of(node)[axis] else None
+
+    return before
+
+
+def _multiplied(node: fx.Node, source: fx.Node, place: int) -> Before:
+    """Rows are the left operand's, columns the right one's."""
+    other = rank(node) - (1 if place == 0 else 2)
+    aligned = _broadcast(node, source)
+    return lambda axis: None if axis == other else aligned(axis)
+
+
+def _looked_up(node: fx.Node, pair: Pair) -> dict[fx.Node, Pair] | None:
+    """Rows of a table by their numbers, and sums over the last axis: all axes before it stay."""
+    source = argument(node, "indices" if kind(node) is Kind.EMBEDDING else "input")
+    if rank(node) - 1 in (pair.queries, pair.keys):
+        return None
+    return {s: pair if s is source else Pair() for s in tensor_inputs(node)}
+
+
+def _reshaped(node: fx.Node, source: fx.Node) -> Before:
+    return lambda axis: after_reshape(tuple(shape_of(node)), tuple(shape_of(source)), axis)
+
+
+def _permuted(node: fx.Node, source: fx.Node) -> Before:
+    return lambda axis: integers(node, "dims")[axis]
+
+
+def _reduced(node: fx.Node, source: fx.Node) -> Before:
+    """Axes that are summed over are gone, or of length 1."""
+    gone, keeps = set(dims_of(node)), argument(node, "keepdim")
+    left = [i for i in range(rank(source)) if keeps or i not in gone]
+    return lambda axis: None if left[axis] in gone else left[axis]
+
+
+def _same(node: fx.Node, source: fx.Node) -> Before:
+    return lambda axis: axis
+
+
+def _own_axis(node: fx.Node) -> list[int]:
+    return [argument(node, "dim") % rank(node)]
+
+
+_MOVED: Mapping[Kind, Callable[[fx.Node, fx.Node], Before]] = {
+    Kind.RESHAPE: _reshaped,
+    Kind.PERMUTE: _permuted,
+    Kind.TOTAL: _reduced,
+    **dict.fromkeys((Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.SCAN, Kind.SLICE, Kind.JOIN), _same),
+}
+#: Along which axis of its result an operation runs.
+_RUNS_ALONG: Mapping[Kind, Callable[[fx.Node], list[int]]] = dict.fromkeys(
+    (Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.SCAN, Kind.SLICE, Kind.JOIN), _own_axis
+)
