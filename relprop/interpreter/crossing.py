@@ -7,7 +7,7 @@ Whatever has the queries' axis is split part by part, so every rule in the regio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from relprop.plan import Edge, Plan, Step
 from relprop.tracer.chunked import Chunked, chunked
 from relprop.tracer.follow import depending
 from relprop.tracer.queries import Attention
-from relprop.tracer.run import Values, per_sample
+from relprop.tracer.run import Values, call_node, per_sample
 
 
 def may_cross(plan: Plan, attention: Attention) -> bool:
@@ -77,6 +77,14 @@ class Crossing:
             relevance = arrived.narrow(by.axis, first, count)
             yield (first, count), *per_sample(one_sample, relevance, *given)
 
+    def at_map(self, inside: Values, arrived: Tensor, count: int) -> Tensor:
+        """The relevance of the map, of one sample and ``count`` queries, from ``arrived`` at the
+        result."""
+        left: Pending = {(self.attention.site.contraction, 0): [arrived]}
+        done = walk(self._sized(count), self.nodes, inside, left, {}, False)
+        end = self.attention.site.attention
+        return done.found[end] if end in done.found else torch.zeros_like(inside[end])
+
     def whole(self, values: Values, arrived: Tensor, account: bool) -> tuple[Walk, Pending]:
         """All chunks: the walk as if it had been one, and what it leaves for what is outside."""
         walks = Walk()
@@ -110,3 +118,67 @@ class Crossing:
             return (*args[:place], given, *args[place + 1 :]), kwargs
 
         return replace(step, rebuild=rebuild)
+
+
+@dataclass(frozen=True)
+class MapRows:
+    """What is found at some rows of one attention map, batch first; ``None`` if not asked for."""
+
+    first: int
+    count: int
+    attention: Tensor
+    gradient: Tensor | None
+    relevance: Tensor | None
+
+
+def map_rows(
+    by: Chunked,
+    gradient: Tensor | None = None,
+    relevance: tuple[Plan, Tensor] | None = None,
+    wanted: Callable[[int, int], bool] = lambda first, count: True,
+) -> Iterator[MapRows]:
+    """A site's map, chunk by chunk; of those chunks alone that are ``wanted``. ``gradient``: ∂y_t/∂
+    of the site's result, batch first; ``relevance``: what arrived there, and by which plan."""
+    crossing = None if relevance is None else Crossing.to_map(relevance[0], by.attention)
+    arrived = {"gradient": gradient, "relevance": None if relevance is None else relevance[1]}
+    for first, count in by.chunks():
+        if not wanted(first, count):
+            continue
+        fixed, given = by.part(first, count)
+        here = {k: t.narrow(by.axis, first, count) for k, t in arrived.items() if t is not None}
+
+        def one_sample(
+            given: tuple[Tensor, ...],
+            here: Mapping[str, Tensor],
+            fixed: Values = fixed,
+            count: int = count,
+        ) -> dict[str, Tensor]:
+            inside = by.values(fixed, given, count)
+            found = {"attention": inside[by.attention.site.attention]}
+            if "gradient" in here:
+                found["gradient"] = _gradient_at_map(by, inside, here["gradient"], count)
+            if crossing is not None:
+                found["relevance"] = crossing.at_map(inside, here["relevance"], count)
+            return found
+
+        found = per_sample(one_sample, given, here)
+        both = (found.get(name) for name in ("gradient", "relevance"))
+        yield MapRows(first, count, found["attention"], *both)
+
+
+def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) -> Tensor:
+    """∂y_t/∂A of one sample, from that of the site's result."""
+    site = by.attention.site
+    below = depending(by.attention.nodes, {site.attention}) - {site.attention}
+    nodes = [n for n in by.attention.nodes if n in below]
+
+    def result(attention: Tensor) -> Tensor:
+        known = {**inside, site.attention: attention}
+        for node in nodes:
+            known[node] = call_node(node, known, by.dtype, by.attention.sizes(node, count))
+        made: Tensor = known[site.contraction]
+        return made
+
+    _, pull = torch.func.vjp(result, inside[site.attention])  # type: ignore[misc]
+    found: Tensor = pull(gradient.to(inside[site.contraction].dtype))[0]
+    return found

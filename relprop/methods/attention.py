@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.method import row_wise
 
 
+@row_wise()
 def transformer_attribution(
     at: AttentionStudy, *, use_gradient: bool = True
 ) -> Mapping[fx.Node, Tensor]:
@@ -29,6 +31,7 @@ def transformer_attribution(
     return found
 
 
+@row_wise()
 def rollout(at: AttentionStudy) -> Mapping[fx.Node, Tensor]:
     """A itself, rolled up (Abnar & Zuidema 2020, as in Chefer et al. 2021, Eq. 15–16). Not
     class-specific."""

@@ -13,11 +13,13 @@ from relprop.errors import OptionError
 from relprop.methods.whose import Tokens, whose_tokens
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.method import row_wise
 from relprop.runner.values import SiteValues, TokenMap
 
 Pairs = dict[tuple[str, str], Tensor]
 
 
+@row_wise(inputs=1)
 def gae(
     at: AttentionStudy, *, normalize_rows: bool = False
 ) -> Mapping[fx.Node, Tensor] | Mapping[str, TokenMap]:

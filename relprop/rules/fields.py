@@ -181,11 +181,16 @@ def attended(field: Field, call: Call) -> Fields:
     """
 
     def through(numbers: Tensor, matrix: Tensor) -> Tensor:
-        if matrix.dim() == numbers.dim() and len(matrix) > 1:
-            numbers = numbers.sum(0, keepdim=True)
-        return numbers @ matrix.mT if call.noted(SiteNote).transposed else matrix.mT @ numbers
+        return taken_through(numbers, matrix, transposed=call.noted(SiteNote).transposed)
 
     return _to_values(field, call, through)
+
+
+def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tensor:
+    """What keys receive of the queries' ``numbers`` through a matrix: fieldᵀ·M."""
+    if matrix.dim() == numbers.dim() and len(matrix) > 1:
+        numbers = numbers.sum(0, keepdim=True)
+    return numbers @ matrix.mT if transposed else matrix.mT @ numbers
 
 
 def attended_once(first: int) -> Rule:
@@ -220,18 +225,36 @@ def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Ten
     right = call.noted(SiteNote).transposed
     v_at = 0 if right else 1
     shape = operand_shape(call, v_at)
-    feature, query = (-2, -1) if right else (-1, -2)
+    numbers, there = of_queries(field, shape, transposed=right)
+    received = None if call.extra is None else through(numbers, call.extra)
+    made = of_values(received, there, shape, len(numbers), transposed=right)
+    return tuple(made if i == v_at else None for i in range(2))
+
+
+def of_queries(
+    field: Field, values: tuple[int, ...], *, transposed: bool
+) -> tuple[Tensor, Tensor]:
+    """A site's field as one number per query and head, and at which keys (of ``values`` of this
+    shape) something is present: wherever a query has something."""
+    feature, query = (-2, -1) if transposed else (-1, -2)
     numbers, present = number(field, (feature,))
     keys_shape = list(numbers.shape[1:])
-    keys_shape[query] = shape[query]
-    there = present.amax(query, keepdim=True).expand(1, *keys_shape)
-    if call.extra is None:
-        received = torch.zeros(
-            numbers.shape[0], *keys_shape, dtype=field.dtype, device=field.device
-        )
-    else:
-        received = through(numbers, call.extra)
-    wide = list(keys_shape)
-    wide[feature] = shape[feature]
-    fields = unbroadcast(spread(received, there, tuple(wide)), shape, ())
-    return tuple(fields if i == v_at else None for i in range(2))
+    keys_shape[query] = values[query]
+    return numbers, present.amax(query, keepdim=True).expand(1, *keys_shape)
+
+
+def of_values(
+    received: Tensor | None,
+    there: Tensor,
+    values: tuple[int, ...],
+    channels: int,
+    *,
+    transposed: bool,
+) -> Field:
+    """The field of V: what each key ``received`` (``None``: nothing), spread over its features."""
+    feature = -2 if transposed else -1
+    if received is None:
+        received = there.new_zeros(channels, *there.shape[1:])
+    wide = list(there.shape[1:])
+    wide[feature] = values[feature]
+    return unbroadcast(spread(received, there, tuple(wide)), values, ())

@@ -18,6 +18,7 @@ from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
+from relprop.runner.rows import matrices
 from relprop.runner.run import Run
 from relprop.runner.study import Gradients, Study
 from relprop.runner.values import Found, SiteValues, TokenMap
@@ -59,13 +60,13 @@ def _explanation(study: Study, streams: Mapping[str, TokenScores], **more: Any) 
 def _over_attention(study: AttentionStudy) -> Explanation:
     method, keep = study.needs.question.by, study.needs.question.keep
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
-    found = method.function(study, **own)
+    found = matrices(study, method.function, own)
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)
     scores = {
         name: (torch.where(study.connected[name], part, 0), identity)
         for name, (part, identity) in scores.items()
     }
-    _warn_of_nothing(scores, study.sites)
+    _warn_of_nothing(scores, study)
     matrix = _matrix(study, found) if "matrix" in keep else None
     layers = _layers(study, found) if "layers" in keep else {}
     streams = {
@@ -142,13 +143,14 @@ def _refuse_nonfinite(scores: Tensor, why: str) -> None:
         )
 
 
-def _warn_of_nothing(scores: Pairs, at: tuple[SiteValues, ...]) -> None:
+def _warn_of_nothing(scores: Pairs, study: AttentionStudy) -> None:
     """Say so where all scores of a sample are 0, and why: an explanation of nothing but zeros is no
     answer."""
     empty = torch.stack([~s.any(1) for s, _ in scores.values()]).all(0)
     if not bool(empty.any()):
         return
-    gradients = [v.gradient[empty] for v in at if v.gradient is not None]
+    seen = [v.gradient for v in study.sites] + list(map(study.gradient, study.needs.in_chunks))
+    gradients = [g[empty] for g in seen if g is not None]
     still = bool(gradients) and not any(bool(g.any()) for g in gradients)
     cause, then = (
         "nothing positive is left at any attention map",

@@ -20,6 +20,7 @@ from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
+from relprop.runner.rows import Matrix, Rows, attended
 from relprop.runner.run import Run
 from relprop.runner.study import Gradients, Study
 from relprop.runner.values import (
@@ -37,7 +38,8 @@ from relprop.tracer.program import Site
 class AttentionStudy(Study):
     """What a method over attention may ask.
 
-    ``sites``: the attention sites that ``layers=`` chose, in forward order. ``layers``: the outputs
+    ``sites``: the attention sites that ``layers=`` chose, in forward order, without those whose map
+    is never whole (``rows.py``). ``layers``: the outputs
     of their layers, for a method that needs ``"hidden"``; ``features``: the tensors that
     ``target_layers=`` names, or what the last site's queries, keys and values come from, for one
     that needs ``"features"``. ``inputs``: what is explained, (batch, *one sample's shape), by name,
@@ -48,7 +50,9 @@ class AttentionStudy(Study):
         self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
-        self.sites = tuple(self._at_site(s) for s in needs.chosen)
+        self.sites = tuple(
+            self._at_site(s) for s in needs.chosen if s.contraction not in needs.in_chunks
+        )
         self.rollup = RollUp(needs, run, start)
         self.streams = self.rollup.streams
         self.layers = [self._layer(node, site) for site, node in needs.layers.items()]
@@ -77,7 +81,12 @@ class AttentionStudy(Study):
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
         held = self.run.forward.values | self.run.forward.watched
         return self.rollup.connected(
-            {s.contraction: wide(detached(held[s.attention]).abs()) for s in self.needs.sites}
+            {
+                s.contraction: attended(self, s)
+                if s.contraction in self.needs.in_chunks
+                else wide(detached(held[s.attention]).abs())
+                for s in self.needs.sites
+            }
         )
 
     @cached_property
@@ -202,10 +211,11 @@ class AttentionStudy(Study):
 
     # -- Eq. 14
 
-    def rolled_up(self, matrices: Mapping[fx.Node, Tensor]) -> Pairs:
+    def rolled_up(self, matrices: Mapping[fx.Node, Matrix]) -> Pairs:
         """By input, what attention carried and what skip connections alone leave."""
-        matrices = self.fused(matrices)
-        return self.rollup.product(matrices, self._scales(matrices))
+        whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
+        rows = {n: m for n, m in matrices.items() if isinstance(m, Rows)}
+        return self.rollup.product({**whole, **rows}, self._scales(whole))
 
     def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
         """C of Eq. 14, (batch, s, s)."""

@@ -5,9 +5,10 @@ gives one number per element of every explained input, and there is nothing to r
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, fx
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Level = Literal["attention", "input"]
 Layers = slice | Sequence[int] | None
 Options = Mapping[str, Any]
+Found = TypeVar("Found")
 #: Which other nodes of the graph a method reads at the chosen sites, by its options.
 Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
 
@@ -74,6 +76,12 @@ class Method:
         """What its function's docstring begins with, up to the source in parentheses."""
         return (inspect.getdoc(self.function) or "").split("\n")[0].split(" (")[0].rstrip(".")
 
+    def is_row_wise(self, inputs: int) -> bool:
+        """Whether it can be called for some rows of the maps at a time, with so many explained
+        inputs."""
+        limit: int = getattr(self.function, "row_wise", 0)
+        return inputs <= limit
+
     def own_options(self) -> dict[str, Any]:
         """The options its function takes, with their defaults."""
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
@@ -106,6 +114,20 @@ class Method:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.description}"
+
+
+def row_wise(
+    *, inputs: int | None = None
+) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    """Decorate a method's function each row of whose matrices is made of that row of A, ∇A and R
+    alone: it is then called for some rows at a time, where maps are large. ``inputs``: if there are
+    no more explained inputs than that."""
+
+    def mark(function: Callable[..., Found]) -> Callable[..., Found]:
+        function.row_wise = inputs or sys.maxsize  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 def _entries(value: Any) -> Any:

@@ -13,7 +13,7 @@ from relprop.errors import OptionError, TargetError
 from relprop.interpreter.crossing import may_cross
 from relprop.layout import placing
 from relprop.plan import Plan
-from relprop.rollup import block_input
+from relprop.rollup import Stream, block_input
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
 from relprop.runner.question import Question
@@ -96,12 +96,24 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
 
 def _in_chunks(
     session: Session, question: Question, plan: Plan | None
-) -> Mapping[fx.Node, Attention]:
+) -> dict[fx.Node, Attention]:
     """The large sites that relevance can pass some queries at a time."""
     if question.hooks:
         return {}
     large = large_attentions(session.program).items()
     return {end: a for end, a in large if plan is None or may_cross(plan, a)}
+
+
+def _rolled_up_in_chunks(
+    session: Session, question: Question, plan: Plan | None, streams: tuple[Stream, ...]
+) -> dict[fx.Node, Attention]:
+    """The same for a method over attention: if no whole map is asked for."""
+    settings = question.settings
+    mixes_rows = settings.get("head_fusion", "mean") != "mean" or settings.get("discard_ratio")
+    whole = question.keep & {"blocks", "matrix"} or settings.get("normalize_rows") or mixes_rows
+    if whole or not question.by.is_row_wise(len(streams)):
+        return {}
+    return _in_chunks(session, question, plan)
 
 
 def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
@@ -121,19 +133,21 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
     apart = session.past_attention(starts, streams)
     outputs = _layer_outputs(session, question, sites, chosen, starts)
     features = _features(session, question, chosen)
+    read = (
+        rollup.keep
+        | {n for s in streams for n in placing(s, session.flow)}
+        | {*outputs.values(), *features}
+        | _read_by_method(session, question, chosen, outputs)
+    )
+    found = _rolled_up_in_chunks(session, question, plan, streams)
+    in_chunks = {end: a for end, a in found.items() if read.isdisjoint(a.inside)}
+    whole = {s.attention for s in sites if s.contraction not in in_chunks}
     return Needs(
         session,
         question,
-        keep=(
-            rollup.keep
-            | {s.attention for s in sites}
-            | _read_by(plan, {})
-            | {n for s in streams for n in placing(s, session.flow)}
-            | {*outputs.values(), *features}
-            | _read_by_method(session, question, chosen, outputs)
-        ),
+        keep=read | whole | _read_by(plan, in_chunks),
         watch=(
-            *(s.attention for s in chosen),
+            *(s.attention if s.attention in whole else s.contraction for s in chosen),
             *(_differentiated(question, outputs, features)),
         ),
         plan=plan,
@@ -141,6 +155,7 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         chosen=chosen,
         layers=outputs,
         features=features,
+        in_chunks=in_chunks,
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -164,10 +179,9 @@ def _relevance_plan(
 
 def _read_by(plan: Plan | None, in_chunks: Mapping[fx.Node, Attention]) -> frozenset[fx.Node]:
     """What the relevance pass reads; of a site in chunks, what enters it."""
-    if plan is None:
-        return frozenset()
     inside = {n for a in in_chunks.values() for n in a.nodes}
-    return plan.keep_outside(inside).union(*(a.entering for a in in_chunks.values()))
+    outside = frozenset() if plan is None else plan.keep_outside(inside)
+    return outside.union(*(a.entering for a in in_chunks.values()))
 
 
 def _layer_outputs(

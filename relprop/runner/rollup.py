@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
-from relprop.interpreter.batch import propagate
-from relprop.plan import Plan
+from relprop.interpreter.batch import Passage, propagate
+from relprop.interpreter.walk import Pending, Walk
+from relprop.plan import Plan, Step
 from relprop.rollup import Stream, token_axes, tokens_of
-from relprop.rules.fields import attended_once
+from relprop.rules.fields import attended_once, of_queries, of_values, taken_through
+from relprop.rules.notes import SiteNote
 from relprop.runner.needs import Needs
+from relprop.runner.rows import Matrix, Rows
 from relprop.runner.run import Run
 from relprop.targets import Start
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
+from relprop.tracer.run import per_sample
 
 MATRIX_ROWS = 64
 Pairs = dict[str, tuple[Tensor, Tensor]]
@@ -40,21 +44,22 @@ class RollUp:
 
     # -- Eq. 14
 
-    def product(self, matrices: Matrices, scales: Matrices) -> Pairs:
+    def product(self, matrices: Mapping[fx.Node, Matrix], scales: Matrices) -> Pairs:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
-        both = {node: torch.stack([m, torch.zeros_like(m)], 1) for node, m in matrices.items()}
-        found = self._walk(self.plan, self._field(1), {**both, **scales})
+        whole = {n: _beside_nothing(m) for n, m in matrices.items() if isinstance(m, Tensor)}
+        rows = {n: m for n, m in matrices.items() if isinstance(m, Rows)}
+        found = self._walk(self.plan, self._field(1), {**whole, **scales}, rows)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
-    def connected(self, maps: Matrices) -> dict[str, Tensor]:
+    def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
         """Which tokens some way through attention and skip connections joins to the target, by
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
-        if all(bool(m.all()) for m in maps.values()):
-            like = next(iter(maps.values()))
+        if all(isinstance(m, Tensor) and bool(m.all()) for m in maps.values()):
+            batch, device = self.run.inputs.batch, self.run.inputs.tensors[0].device
             return {
-                s.name: like.new_ones(len(like), math.prod(s.sizes), dtype=torch.bool)
+                s.name: torch.ones(batch, math.prod(s.sizes), dtype=torch.bool, device=device)
                 for s in self.streams
             }
         return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(maps, {}).items()}
@@ -160,9 +165,18 @@ class RollUp:
 
     # -- what all share
 
-    def _walk(self, plan: Plan, starts: Matrices, extras: Matrices) -> Mapping[fx.Node, Tensor]:
+    def _walk(
+        self,
+        plan: Plan,
+        starts: Matrices,
+        extras: Matrices,
+        rows: Mapping[fx.Node, Rows] | None = None,
+    ) -> Mapping[fx.Node, Tensor]:
         values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
-        return propagate(plan, values, starts, extras=extras, account=False).found
+        passages = {n: _passage(plan.step_at[n], made) for n, made in (rows or {}).items()}
+        return propagate(
+            plan, values, starts, extras=extras, account=False, passages=passages
+        ).found
 
     def _field(self, channels: int) -> dict[fx.Node, Tensor]:
         """The start's field behind ``channels`` empty ones."""
@@ -188,3 +202,39 @@ class RollUp:
             flow.reaches(above, below)
             and flow.reached_by(above, below, lambda n: n not in contractions)
         )
+
+
+def _beside_nothing(matrix: Tensor) -> Tensor:
+    """A matrix for the scores' channel, and none for the identity's."""
+    return torch.stack([matrix, torch.zeros_like(matrix)], 1)
+
+
+def _passage(step: Step, rows: Rows) -> Passage:
+    """How the field passes a site whose matrix is made some rows at a time."""
+    assert isinstance(step.note, SiteNote)
+    transposed = step.note.transposed
+    at = 0 if transposed else 1
+    values, queries = tuple(val(step.operands[at]).shape), -1 if transposed else -2
+
+    def taken(numbers: Tensor, matrix: Tensor) -> Tensor:
+        return taken_through(numbers, matrix, transposed=transposed)
+
+    def passage(field: Tensor) -> tuple[Walk, Pending]:
+        numbers, there = per_sample(
+            lambda f: of_queries(f, values, transposed=transposed), field
+        )
+
+        def present(first: int, count: int) -> bool:
+            return bool(numbers.narrow(queries, first, count).any())
+
+        received = numbers.new_zeros(*numbers.shape[:2], *there.shape[2:])
+        for some in rows.of(present):
+            here = numbers.narrow(queries, some.first, some.count)
+            received += per_sample(taken, here, _beside_nothing(some.matrix))
+        made = per_sample(
+            lambda r, t: of_values(r, t, values, len(r), transposed=transposed), received, there
+        )
+        edge = step.edges[at]
+        return Walk(), {} if edge is None else {edge: [made]}
+
+    return passage

@@ -138,7 +138,7 @@ def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node
     return {
         end: ByQueries(attention)
         for end, attention in large_attentions(program).items()
-        if needed.isdisjoint(set(attention.nodes) - {end})
+        if needed.isdisjoint(attention.inside)
     }
 
 

@@ -58,6 +58,11 @@ class Attention:
         """How many queries there are."""
         return shape_of(self.site.contraction)[self.axes[self.site.contraction]]
 
+    @property
+    def inside(self) -> frozenset[fx.Node]:
+        """What need never be whole: maps, but no masks, which are soon made again."""
+        return frozenset(filter(is_kept, self.nodes)) - {self.site.contraction}
+
     def from_last(self, node: fx.Node) -> int:
         """Along which axis a node's queries lie, counted from the last: of one sample's value and
         of a batch's."""

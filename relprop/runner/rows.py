@@ -1,0 +1,98 @@
+"""Sites whose map is never whole: their matrices a few rows at a time, made as the roll-up asks
+for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, fx
+
+from relprop.interpreter.crossing import map_rows
+from relprop.interpreter.forward import detached
+from relprop.runner.values import SiteValues, wide
+from relprop.tracer.chunked import chunked
+from relprop.tracer.program import Site
+
+if TYPE_CHECKING:
+    from relprop.runner.attention_study import AttentionStudy
+
+#: Whether some rows are wanted, by the first of them and their number.
+Wanted = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class Some:
+    """Rows of a matrix, (batch, *batch axes of the attention, rows, keys), from ``first`` on."""
+
+    first: int
+    count: int
+    matrix: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix per query and key that is never whole: ``of(wanted)`` makes its rows, some after
+    others."""
+
+    of: Callable[[Wanted], Iterator[Some]]
+
+
+Matrix = Tensor | Rows
+
+
+def attended(study: AttentionStudy, site: Site) -> Rows:
+    """|A| of a site."""
+
+    def rows(wanted: Wanted) -> Iterator[Some]:
+        for first, count, found in _found(study, site, wanted, {}):
+            yield Some(first, count, found.attention.abs())
+
+    return Rows(rows)
+
+
+def matrices(
+    study: AttentionStudy,
+    function: Callable[..., Mapping[Any, Any]],
+    options: Mapping[str, Any],
+) -> Mapping[Any, Any]:
+    """What a method says of a study; of sites in chunks, of each some rows at a time."""
+    found = dict(function(study, **options))
+    for site in study.needs.chosen:
+        if site.contraction in study.needs.in_chunks:
+            found[site.contraction] = Rows(partial(_made, study, function, options, site))
+    return found
+
+
+def _made(
+    study: AttentionStudy,
+    function: Callable[..., Mapping[fx.Node, Tensor]],
+    options: Mapping[str, Any],
+    site: Site,
+    wanted: Wanted,
+) -> Iterator[Some]:
+    """Rows of a site's matrix, by a method that sees nothing but these."""
+    relevance, plan = study.found_at(site.contraction), study.needs.plan
+    asked = {"gradient": study.gradient(site.contraction)}
+    if plan is not None and relevance is not None:
+        asked["relevance"] = (plan, relevance)
+    for first, count, found in _found(study, site, wanted, asked):
+        view = copy(study)
+        view.sites = (found,)
+        yield Some(first, count, function(view, **options)[site.contraction])
+
+
+def _found(
+    study: AttentionStudy, site: Site, wanted: Wanted, asked: Mapping[str, Any]
+) -> Iterator[tuple[int, int, SiteValues]]:
+    held = study.run.forward.values | study.run.forward.watched
+    attention = study.needs.in_chunks[site.contraction]
+    values = {n: detached(held[n]) for n in attention.entering}
+    by = chunked(attention, values, study.program.dtype)
+    for rows in map_rows(by, wanted=wanted, **asked):
+        gradient = None if rows.gradient is None else wide(rows.gradient)
+        values_here = SiteValues(site, wide(rows.attention), gradient, rows.relevance)
+        yield rows.first, rows.count, values_here
