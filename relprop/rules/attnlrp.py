@@ -172,9 +172,7 @@ def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
     return next((at for at in found if at is not None), None)
 
 
-@rule(
-    family="balance", reads="", name="quotient: the divisor is a constant", row_wise=True
-)
+@rule(family="balance", reads="", name="quotient: the divisor is a constant", row_wise=True)
 def quotient(relevance: Tensor, call: Call) -> tuple[Tensor | Total | None, ...]:
     """u/v of two activations: R to the numerator (Achtibat et al. 2024, Prop. 3.4, of x/g(x))."""
     return call.only(relevance, 0)

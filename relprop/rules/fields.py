@@ -231,9 +231,7 @@ def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Ten
     return tuple(made if i == v_at else None for i in range(2))
 
 
-def of_queries(
-    field: Field, values: tuple[int, ...], *, transposed: bool
-) -> tuple[Tensor, Tensor]:
+def of_queries(field: Field, values: tuple[int, ...], *, transposed: bool) -> tuple[Tensor, Tensor]:
     """A site's field as one number per query and head, and at which keys (of ``values`` of this
     shape) something is present: wherever a query has something."""
     feature, query = (-2, -1) if transposed else (-1, -2)

@@ -139,7 +139,9 @@ REFERENCE_LRP = variant(
     ((Kind.LINEAR,), Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS)),
     (
         (Kind.SUM,),
-        Rule(Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS, row_wise=True),
+        Rule(
+            Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS, row_wise=True
+        ),
     ),
     *_authors,
     generic=_zrule,

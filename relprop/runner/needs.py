@@ -94,9 +94,7 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
     )
 
 
-def _in_chunks(
-    session: Session, question: Question, plan: Plan | None
-) -> dict[fx.Node, Attention]:
+def _in_chunks(session: Session, question: Question, plan: Plan | None) -> dict[fx.Node, Attention]:
     """The large sites that relevance can pass some queries at a time."""
     if question.hooks:
         return {}

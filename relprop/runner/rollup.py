@@ -220,9 +220,7 @@ def _passage(step: Step, rows: Rows) -> Passage:
         return taken_through(numbers, matrix, transposed=transposed)
 
     def passage(field: Tensor) -> tuple[Walk, Pending]:
-        numbers, there = per_sample(
-            lambda f: of_queries(f, values, transposed=transposed), field
-        )
+        numbers, there = per_sample(lambda f: of_queries(f, values, transposed=transposed), field)
 
         def present(first: int, count: int) -> bool:
             return bool(numbers.narrow(queries, first, count).any())

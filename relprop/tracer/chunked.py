@@ -17,7 +17,7 @@ from relprop.tracer.queries import Attention, attention_of
 from relprop.tracer.run import Values, call_node, per_sample
 
 #: How large the maps of one chunk are, all samples of the batch together.
-CHUNK_BYTES = 2**24
+CHUNK_BYTES = 2**22
 
 
 @dataclass(frozen=True)
