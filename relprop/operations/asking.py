@@ -16,7 +16,7 @@ from relprop.operations.table import TABLE, Operation
 Operator = Any  # an OpOverload, its packet, or another function that a graph calls
 Args = tuple[Any, ...]  # what it is called with, by position: whatever an operator takes
 Kwargs = dict[str, Any]  # and by name
-Value = Any  # what it gives: a tensor, a number, or several; its schema says which
+Value = Any  # what it takes or gives: a tensor, a number, a list of them: see its schema
 
 _UNKNOWN = Operation(Kind.UNKNOWN)
 _CHECKS = ("_assert", "sym_constrain", "_set_grad_enabled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from relprop.rules.call import Call, Split, Total
 
 #: A tensor, or one for each floating output of an operation that has several.
 Relevance = Tensor | tuple[Tensor, ...]
-Shares = Tensor | tuple[Tensor | Total | None, ...] | list[Tensor | Total | None] | Split
+Shares = Tensor | Sequence[Tensor | Total | None] | Split
 
 
 class RuleFunction(Protocol):

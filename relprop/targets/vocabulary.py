@@ -53,10 +53,7 @@ def span(start: int | None = None, end: int | None = None) -> Span:
 
 
 def token(
-    token: int | str | None = None,
-    tokenizer: Any = None,
-    *,
-    position: int | None = None,
+    token: int | str | None = None, tokenizer: Any = None, *, position: int | None = None
 ) -> Token:
     """A token where the model predicts one: at ``position``, else at the sample's one mask token,
     else at a language model's last position.
@@ -117,10 +114,7 @@ def query(
 
 
 def region(
-    label: int | str | None = None,
-    mask: object = None,
-    *,
-    output: str | int | None = None,
+    label: int | str | None = None, mask: object = None, *, output: str | int | None = None
 ) -> Region:
     """The mean logit of class ``label`` over ``mask`` (height, width), bool, or over where the
     model predicts it.
