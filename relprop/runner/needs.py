@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -47,7 +46,7 @@ class Needs:
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
     @property
@@ -56,7 +55,7 @@ class Needs:
         return self.session.program
 
 
-def needs_of(session: Session, question: Question, targets: Sequence[Any]) -> Needs:
+def needs_of(session: Session, question: Question, targets: Sequence[object]) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
@@ -197,7 +196,7 @@ def _read_by_method(
     return found
 
 
-def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, Any]:
+def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, object]:
     """How an explanation is made, for ``Explanation.facts``."""
     program = session.program
     return {
