@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, first_line, message
+from relprop.operations import Value
 from relprop.tracer.binding import Inputs
 from relprop.tracer.chunked import by_queries
 from relprop.tracer.program import Program
@@ -71,7 +71,7 @@ def forward(
     model requires grad meanwhile."""
     watched: dict[fx.Node, Tensor] = {}
 
-    def visit(node: fx.Node, value: Any) -> Any:
+    def visit(node: fx.Node, value: Tensor) -> Tensor:
         watched[node] = value if value.requires_grad else value.detach().requires_grad_()
         return watched[node]
 
@@ -83,6 +83,6 @@ def forward(
     )
 
 
-def detached(value: Any) -> Any:
+def detached(value: Value) -> Value:
     """A value without its history."""
     return value.detach() if isinstance(value, Tensor) else value

@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch import autograd_function
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from relprop.errors import first_line
+from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.judge import difference
 from relprop.tracer.kernels import CALLS, Formulas
@@ -55,18 +56,19 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        func: Operator,
+        types: object,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> Value:
         """Run the function, and look at what it gives."""
         if func is torch._C._set_grad_enabled and not args[0]:
             self.own.cuts[f"no_grad at {frame_source()}"] = None
             return None
         if func in STOPS:
             self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
-        out = CALLS.get(func, func)(*args, **(kwargs or {}))
+        call: Operator = CALLS.get(func, func)
+        out = call(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point() and out.dim():
             if out.is_inference():
                 self.own.skipped = "the model computes under inference_mode"
@@ -82,7 +84,7 @@ class _Watch(TorchFunctionMode):
                     self.own.again.add(name)
         return out
 
-    def _again(self, out: Tensor, value: Tensor, args: tuple[Any, ...]) -> bool:
+    def _again(self, out: Tensor, value: Tensor, args: Args) -> bool:
         """Whether a lookup gives rows of a leaf's ``value``, but not all of them in order."""
         rows, known = out.reshape(-1, out.shape[-1]), value.reshape(-1, value.shape[-1])
         ids = any(isinstance(a, Tensor) and a.dtype in (torch.int64, torch.int32) for a in args)
@@ -96,10 +98,13 @@ class _Watch(TorchFunctionMode):
         return bool(known) and any(id(getattr(f, "variable", None)) in known for f in _history(out))
 
 
-STOPS = {Tensor.detach: "detach", Tensor.data.__get__: ".data"}  # type: ignore[attr-defined]
+STOPS: dict[Operator, str] = {
+    Tensor.detach: "detach",
+    Tensor.data.__get__: ".data",  # type: ignore[attr-defined]
+}
 
 
-def _history(out: Tensor) -> Iterator[Any]:
+def _history(out: Tensor) -> Iterator[Node]:
     """The functions of autograd that ``out`` was made by."""
     left, seen = [out.grad_fn], set()
     while left:
@@ -232,7 +237,7 @@ def gradients_of_batch(
     return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
 
 
-def _called(function: Any) -> str:
+def _called(function: object) -> str:
     """The class of a function with a backward of its own; none of PyTorch's, but for those it makes
     of others inside a transform."""
     made = getattr(function, "_forward_cls", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,8 +13,10 @@ from torch.utils._pytree import register_pytree_node
 from relprop.errors import RelpropError, RuleError, first_line, message
 from relprop.interpreter.ledger import Account, account_of, added
 from relprop.numerics import at_least_float32, total
+from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Split
+from relprop.rules.rule import Relevance
 from relprop.tracer.editing import val
 from relprop.tracer.program import describe
 from relprop.tracer.run import Values
@@ -90,7 +91,7 @@ def walk(
     return done
 
 
-def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Any:
+def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Value:
     """All relevance of a node: a tensor, or of an operation with several outputs a tuple with one
     per floating output; ``None`` if none has arrived."""
     outputs = val(node)
@@ -117,7 +118,7 @@ def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tens
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def apply(step: Step, relevance: Any, values: Values, extra: Tensor | None) -> Split:
+def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None) -> Split:
     """One rule on one sample."""
     first = relevance[0] if isinstance(relevance, tuple) else relevance
     dtype, output = at_least_float32(first.dtype), values.get(step.node)
@@ -136,13 +137,13 @@ def apply(step: Step, relevance: Any, values: Values, extra: Tensor | None) -> S
         ) from error
 
 
-def _was_rounded(output: Any, dtype: torch.dtype) -> bool:
+def _was_rounded(output: object, dtype: torch.dtype) -> bool:
     """Whether the forward pass rounded an output to half precision: shares of its terms would not
     sum to it."""
     return isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
 
 
-def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Any:
+def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Value:
     """A kept value; for one that the rule does not read, a zero of its shape that takes no
     memory."""
     if node in values:

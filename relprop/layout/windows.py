@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.layout.reach import Reaches, compact, extended, hull, of_input
-from relprop.operations import argument, integers, of, operand
+from relprop.operations import Value, argument, integers, of, operand
 from relprop.tracer.editing import val
 
 
@@ -133,7 +132,7 @@ def _slid(reach: Tensor, axis: int, window: Window, count: int) -> Tensor:
     return hull(seen.narrow(axis, 0, count)[..., :: window.dilation], (-1,)).squeeze(-1)
 
 
-def _entry(value: Any, i: int) -> Any:
+def _entry(value: Value, i: int) -> Value:
     """One axis's entry of an argument that may be given for all axes at once."""
     if isinstance(value, (list, tuple)):
         return value[i] if len(value) > 1 else value[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from relprop.errors import OptionError
@@ -63,7 +63,7 @@ def available() -> Table:
 
 def register(
     name: str,
-    function: Callable[..., Any],
+    function: Callable[..., Mapping[Any, Any]],
     *,
     needs: Iterable[str] = (),
     level: Level = "attention",

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, first_line, message, warn
 from relprop.methods.branches import refuse_branches
-from relprop.methods.inputs import baselines, sums
+from relprop.methods.inputs import Baseline, baselines, sums
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
-from relprop.operations import FILLS, MOVES, Kind, argument, kind, name_of, packet
+from relprop.operations import FILLS, MOVES, Kind, Value, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.runner.input_study import InputStudy
 from relprop.runner.values import wide, with_leading_one, without_leading_one
@@ -45,7 +44,7 @@ FIRST = frozenset(
 )
 
 
-def deeplift(at: InputStudy, *, baseline: Any = None) -> Mapping[str, Tensor]:
+def deeplift(at: InputStudy, *, baseline: Baseline = None) -> Mapping[str, Tensor]:
     """m ⊙ (x − x′), m DeepLIFT's multipliers by the Rescale rule (Shrikumar et al. 2017,
     3.5.1–3.5.2). Signed.
 
@@ -235,10 +234,10 @@ def rescaled(
     given = dict(zip(leaves, references, strict=True))
     with torch.no_grad():
         reference = run({*read, *outputs}, leaves, lambda node, _: given[node])
-    moving: dict[fx.Node, Any] = dict(zip(leaves, values, strict=True))
-    seen: dict[fx.Node, Any] = {}
+    moving: dict[fx.Node, Tensor] = dict(zip(leaves, values, strict=True))
+    seen: Values = {}
 
-    def visit(node: fx.Node, value: Any) -> Any:
+    def visit(node: fx.Node, value: Value) -> Value:
         if node in moving:
             value = moving[node]
         elif node in rules:
@@ -255,8 +254,8 @@ def rescaled(
 def _ruled(
     node: fx.Node,
     rule: Rule,
-    values: Mapping[fx.Node, Any],
-    reference: Mapping[fx.Node, Any],
+    values: Values,
+    reference: Values,
     dtype: torch.dtype | None,
 ) -> Tensor:
     """One node by its rule, sample by sample."""

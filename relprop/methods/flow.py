@@ -12,7 +12,7 @@ from torch import Tensor
 from relprop.errors import OptionError
 from relprop.methods.whose import whose_tokens
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.values import TokenMap
+from relprop.runner.values import SiteValues, TokenMap
 
 SCALE = 1 << 20
 NEEDS = "attention_flow needs one input whose tokens all attend to each other in layer after layer"
@@ -90,7 +90,7 @@ def _scipy() -> tuple[Any, Any]:
     return maximum_flow, csr_matrix
 
 
-def _plain(at: AttentionStudy) -> tuple[str, Sequence[Any]]:
+def _plain(at: AttentionStudy) -> tuple[str, Sequence[SiteValues]]:
     """The one input, and the sites as its layers. Raises ``OptionError``."""
     if len(at.content) != 1:
         raise OptionError(

@@ -3,8 +3,7 @@ map."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +36,9 @@ def attcat(at: AttentionStudy) -> Mapping[str, TokenMap]:
     return _over_layers(at, weighted)
 
 
-def gradcam_features(at: AttentionStudy, *, target_layers: Any = None) -> Mapping[str, TokenMap]:
+def gradcam_features(
+    at: AttentionStudy, *, target_layers: str | Sequence[str] | None = None
+) -> Mapping[str, TokenMap]:
     """(Σ_d w_d f_d)⁺ of a token feature map f on content tokens, w_d the mean over them of
     ∂y_t/∂f_d (Grad-CAM for transformers, the survey's 2.2).
 

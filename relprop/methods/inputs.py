@@ -19,6 +19,8 @@ from relprop.errors import OptionError, RelpropError, first_line, message, warn
 from relprop.runner.input_study import InputStudy
 
 CONVERGED = 0.05
+#: What stands for no input: zeros, a number, a tensor, or a dict of these by input name.
+Baseline = Tensor | float | Mapping[str, Tensor | float | None] | None
 
 
 def lrp(at: InputStudy) -> Mapping[str, Tensor]:
@@ -62,7 +64,7 @@ def gradient_x_input(at: InputStudy) -> Mapping[str, Tensor]:
 
 
 def integrated_gradients(
-    at: InputStudy, *, n_steps: int = 50, baseline: Any = None
+    at: InputStudy, *, n_steps: int = 50, baseline: Baseline = None
 ) -> Mapping[str, Tensor]:
     """(x − x′) ⊙ ∫₀¹ ∂y_t/∂x at x′ + α(x − x′) dα (Sundararajan et al. 2017, Eq. 1), by Captum,
     with Gauss–Legendre quadrature. Signed.
@@ -107,14 +109,14 @@ def no_gradient(error: RuntimeError, where: str) -> RelpropError:
     )
 
 
-def positive_integer(name: str, value: Any) -> int:
+def positive_integer(name: str, value: object) -> int:
     """``value``, if it is one. Raises ``OptionError``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"{name}={value!r}: a positive integer")
     return value
 
 
-def by_input(at: InputStudy, option: str, given: Any) -> dict[str, Any]:
+def by_input(at: InputStudy, option: str, given: object) -> dict[str, Any]:
     """An option that is a dict by input name, or one value for all of them, as a dict. Raises
     ``OptionError`` for a name of no explained input."""
     named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(at.values, given)
@@ -161,7 +163,7 @@ def _warn_unless_complete(
         )
 
 
-def baselines(at: InputStudy, baseline: Any) -> tuple[Tensor, ...]:
+def baselines(at: InputStudy, baseline: object) -> tuple[Tensor, ...]:
     """The tensor x′ of every input, of its full shape. Raises ``OptionError`` for what is none."""
     if isinstance(baseline, Tensor) and len(at.values) > 1:
         raise OptionError(
@@ -172,7 +174,7 @@ def baselines(at: InputStudy, baseline: Any) -> tuple[Tensor, ...]:
     return tuple(_baseline(at, name, named.get(name)) for name in at.values)
 
 
-def _baseline(at: InputStudy, name: str, given: Any) -> Tensor:
+def _baseline(at: InputStudy, name: str, given: object) -> Tensor:
     value = at.values[name]
     if given is None or (isinstance(given, numbers.Real) and not isinstance(given, bool)):
         return torch.full_like(value, 0.0 if given is None else float(given))

@@ -3,8 +3,7 @@ image."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from relprop.runner.values import LayerValues, TokenMap
 def vit_cx(
     at: AttentionStudy,
     *,
-    target_layers: Any = None,
+    target_layers: str | Sequence[str] | None = None,
     threshold: float = 0.1,
     noise: float = 0.1,
     seed: int = 0,

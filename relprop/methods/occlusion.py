@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
-from relprop.methods.inputs import baselines, by_input
+from relprop.methods.inputs import Baseline, baselines, by_input
 from relprop.runner.input_study import InputStudy
+
+#: How many positions, or as many for each axis of positions; a dict: by input.
+Size = int | Sequence[int] | Mapping[str, int | Sequence[int]] | None
 
 
 def occlusion(
-    at: InputStudy, *, window: Any = None, stride: Any = None, baseline: Any = None
+    at: InputStudy, *, window: Size = None, stride: Size = None, baseline: Baseline = None
 ) -> Mapping[str, Tensor]:
     """y_t(x) − y_t(x with a window of positions replaced by the baseline), the mean over the
     windows that hide a position (Zeiler & Fergus 2014).
@@ -73,7 +75,7 @@ def _windows(
 
 
 def _sizes(
-    at: InputStudy, name: str, option: str, given: Any, default: tuple[int, ...]
+    at: InputStudy, name: str, option: str, given: object, default: tuple[int, ...]
 ) -> tuple[int, ...]:
     """One positive integer per position axis of an input."""
     given = by_input(at, option, given).get(name)

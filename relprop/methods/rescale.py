@@ -12,15 +12,15 @@ is Δ(a·b) = Δa·(b + b′)/2 + (a + a′)/2·Δb (Lundberg & Lee 2017, 4.2, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.operations import Kind
+from relprop.operations import Args, Kind, Kwargs, Operator, Value
 from relprop.operations.vocabulary import WrittenNorm
 
 
@@ -38,15 +38,15 @@ class Operation:
     where a tensor depends on the input."""
 
     run: Callable[..., Tensor]
-    args: tuple[Any, ...]
-    reference: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: Args
+    reference: Args
+    kwargs: Kwargs
 
     def pair(self, i: int) -> Pair:
         """An operand at both."""
         return Pair(self.args[i], self.reference[i])
 
-    def argument(self, i: int, name: str, default: Any = None) -> Any:
+    def argument(self, i: int, name: str, default: object = None) -> Value:
         """An argument that does not depend on the input, wherever it was given."""
         return self.args[i] if len(self.args) > i else self.kwargs.get(name, default)
 
@@ -187,7 +187,7 @@ def _group_norm(at: Operation) -> Tensor:
     return _scaled(whole, *(None if t is None else t.reshape(per_channel) for t in (weight, bias)))
 
 
-def _last(shape: Any) -> tuple[int, ...]:
+def _last(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(-len(shape), 0))
 
 
@@ -288,7 +288,7 @@ def _written_norm(at: Operation) -> Tensor:
 
 aten = torch.ops.aten
 #: Rules for what is not affine in its first operand alone, by operator and by kind.
-ALONE: dict[Any, Rule] = {
+ALONE: dict[Operator | Kind, Rule] = {
     aten.layer_norm: _layer_norm,
     aten.rms_norm: _rms_norm,
     aten.group_norm: _group_norm,

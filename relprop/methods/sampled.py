@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
+from relprop.methods.inputs import Baseline, by_input, no_gradient, positive_integer
 from relprop.methods.inputs import baselines as references
-from relprop.methods.inputs import by_input, no_gradient, positive_integer
 from relprop.numerics import at_least_float32
 from relprop.runner.input_study import InputStudy
 
 
 def smoothgrad(
-    at: InputStudy, *, n_samples: int = 50, stdev: Any = 0.15, seed: int = 0
+    at: InputStudy, *, n_samples: int = 50, stdev: float | Mapping[str, float] = 0.15, seed: int = 0
 ) -> Mapping[str, Tensor]:
     """|1/n Σ_k ∂y_t/∂x at x + ε_k|, ε_k ~ N(0, σ²) (Smilkov et al. 2017, Eq. 2; its magnitude is
     what they show). Never negative.
@@ -48,7 +47,12 @@ def smoothgrad(
 
 
 def gradient_shap(
-    at: InputStudy, *, baselines: Any = None, n_samples: int = 50, stdevs: Any = 0.0, seed: int = 0
+    at: InputStudy,
+    *,
+    baselines: Baseline | Sequence[Baseline] = None,
+    n_samples: int = 50,
+    stdevs: float | Mapping[str, float] = 0.0,
+    seed: int = 0,
 ) -> Mapping[str, Tensor]:
     """1/n Σ_k (x_k − b_k) ⊙ ∂y_t/∂x at b_k + α_k(x_k − b_k), with α_k ~ U(0, 1) and x_k = x + N(0,
     σ²) (Lundberg & Lee 2017; Captum's ``GradientShap``).
@@ -110,7 +114,7 @@ def gradients(at: InputStudy, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         raise no_gradient(error, "near the input") from error
 
 
-def _distribution(at: InputStudy, given: Any) -> list[tuple[Tensor, ...]]:
+def _distribution(at: InputStudy, given: object) -> list[tuple[Tensor, ...]]:
     """The baselines to draw from, each a tensor per input."""
     if isinstance(given, Mapping):
         counts = {len(v) for v in given.values() if isinstance(v, (list, tuple))}
@@ -120,7 +124,7 @@ def _distribution(at: InputStudy, given: Any) -> list[tuple[Tensor, ...]]:
                 "inputs: each draw takes one of every input, so the counts agree"
             )
         count = counts.pop() if counts else 1
-        entries: list[Any] = [
+        entries: list[object] = [
             {name: v[k] if isinstance(v, (list, tuple)) else v for name, v in given.items()}
             for k in range(count)
         ]
@@ -131,7 +135,7 @@ def _distribution(at: InputStudy, given: Any) -> list[tuple[Tensor, ...]]:
     return [references(at, entry) for entry in entries]
 
 
-def _generator(seed: Any) -> torch.Generator:
+def _generator(seed: object) -> torch.Generator:
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise OptionError(f"seed={seed!r}: an integer")
     return torch.Generator().manual_seed(seed)
@@ -151,7 +155,7 @@ def _range(value: Tensor) -> Tensor:
     return (high - low).reshape(-1, *[1] * (value.dim() - 1))
 
 
-def _per_input(at: InputStudy, option: str, given: Any) -> dict[str, float]:
+def _per_input(at: InputStudy, option: str, given: object) -> dict[str, float]:
     """A number ≥ 0 for every input; one that a dict does not name has 0."""
     named = by_input(at, option, given)
     for value in named.values():

@@ -6,22 +6,21 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from relprop.adapters.base import ready
 from relprop.errors import InputError, message
-from relprop.opening.rows import refusing
+from relprop.opening.rows import Foreign, refusing
 
 ELSEWHERE = (
     "give a folder that save_pretrained wrote, an id that can be reached from "
     "here, or the model itself, loaded by you"
 )
-Loaded = tuple[nn.Module, Any, Any]  # the model, its inputs, and what reads them
+Loaded = tuple[nn.Module, object, Foreign]  # the model, its inputs, and what reads them
 
 
-def load(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loaded:
+def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool) -> Loaded:
     """The model called ``name`` in ``eval`` mode; its inputs, pictures opened; and the processor
     that was saved with it, unless one is given."""
     for prefix, source in (("timm:", ""), ("timm/", "hf-hub:timm/"), ("hf-hub:", "hf-hub:")):
@@ -45,7 +44,7 @@ def load(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loa
     return _transformers(name, inputs, processor, trust_remote_code)
 
 
-def _library(library: str, name: str) -> Any:
+def _library(library: str, name: str) -> Foreign:
     try:
         return importlib.import_module(library)
     except ImportError:
@@ -59,7 +58,7 @@ def _timm(source: str, name: str) -> nn.Module:
         return model
 
 
-def _transformers(name: str, inputs: Any, processor: Any, trust_remote_code: bool) -> Loaded:
+def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_code: bool) -> Loaded:
     """A model of ``transformers``, its inputs, and the processor that was saved with it."""
     transformers = _library("transformers", name)
     with refusing(f"{name!r} could not be loaded", ELSEWHERE):
@@ -88,7 +87,7 @@ def _transformers(name: str, inputs: Any, processor: Any, trust_remote_code: boo
     return model, inputs, found
 
 
-def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
+def _config(transformers: Foreign, name: str, trust_remote_code: bool) -> Foreign:
     """The model's config. Raises ``InputError`` where it is code that may not run."""
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -101,7 +100,7 @@ def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _class(config: Any, name: str, trust_remote_code: bool) -> Any:
+def _class(config: Foreign, name: str, trust_remote_code: bool) -> Foreign:
     """The class that the config names: one of the library's, or, if its code may run, one that
     comes with the model."""
     import transformers
@@ -128,7 +127,7 @@ def _class(config: Any, name: str, trust_remote_code: bool) -> Any:
     )
 
 
-def _opened(inputs: Any) -> Any:
+def _opened(inputs: object) -> object:
     """Pictures in place of the paths to them; anything else as it is."""
     if isinstance(inputs, (list, tuple)):
         return [_opened(i) for i in inputs]

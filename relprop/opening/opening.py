@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -22,13 +22,13 @@ from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
-from relprop.opening.rows import Rows, for_model, joined, refusing
+from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
 from relprop.opening.usable import usable_model
 from relprop.opening.wrapped import base_model
 
 
 def open_model(
-    model: Any, inputs: Any, *, processor: Any = None, trust_remote_code: bool = False
+    model: object, inputs: object, *, processor: object = None, trust_remote_code: bool = False
 ) -> tuple[nn.Module, Any]:
     """The module and the tensors that ``explain`` would work on: for ``check``, ``instrument`` and
     to load once what is explained often.
@@ -50,7 +50,7 @@ def open_model(
 
 
 def opened(
-    model: Any, inputs: Any, processor: Any = None, *, trust_remote_code: bool = False
+    model: object, inputs: object, processor: object = None, *, trust_remote_code: bool = False
 ) -> tuple[nn.Module, Prepared]:
     """The module, and its inputs with what is known about where they came from. Arguments as for
     ``open_model``."""
@@ -85,7 +85,7 @@ class _Reached(Exception):
     and its options for them."""
 
 
-def _from_pipeline(pipe: Any, inputs: Any, parts: Any) -> Prepared:
+def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Prepared:
     """What the pipeline would give its model when called with ``inputs``."""
     with refusing(
         "the pipeline refuses these inputs", "call the pipeline on them and mend that first"
@@ -99,7 +99,7 @@ def _from_pipeline(pipe: Any, inputs: Any, parts: Any) -> Prepared:
         batch = joined(samples, pipe.tokenizer)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
 
-        def process(picture: Any) -> Tensor:
+        def process(picture: object) -> Tensor:
             return _samples(pipe, picture, options)[0][0][name][0]
 
         pictures = (
@@ -112,14 +112,16 @@ def _from_pipeline(pipe: Any, inputs: Any, parts: Any) -> Prepared:
         )
 
 
-def _items(pipe: Any, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, object]]:
     """The items that a call of the pipeline would prepare, and how: found by calling a copy of it
     that stops there."""
 
-    def one(item: Any, options: Any, *rest: Any) -> Any:
+    def one(item: object, options: object, *rest: object) -> NoReturn:
         raise _Reached([item], options)
 
-    def several(items: Any, workers: Any, size: Any, options: Any, *rest: Any) -> Any:
+    def several(
+        items: Iterable[object], workers: object, size: object, options: object, *rest: object
+    ) -> NoReturn:
         raise _Reached(list(items), options)
 
     probe = copy.copy(pipe)
@@ -137,20 +139,22 @@ def _items(pipe: Any, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
 class _Listening:
     """A tokenizer that remembers the encodings it makes."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Foreign) -> None:
         self._tokenizer = tokenizer
-        self.heard: list[Any] = []
+        self.heard: list[Foreign] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Foreign:
         return getattr(self._tokenizer, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Foreign:
         made = self._tokenizer(*args, **kwargs)
         self.heard += getattr(made, "encodings", None) or []
         return made
 
 
-def _samples(pipe: Any, item: Any, options: dict[str, Any]) -> tuple[list[Rows], list[Any]]:
+def _samples(
+    pipe: Foreign, item: object, options: dict[str, object]
+) -> tuple[list[Rows], list[Foreign]]:
     """What the pipeline makes of one item: one sample, or several (the parts of a long text,
     candidate labels); and its tokenizer's records."""
     probe = copy.copy(pipe)

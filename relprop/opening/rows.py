@@ -16,9 +16,11 @@ from relprop.errors import InputError, message
 from relprop.opening.wrapped import base_model
 
 Rows = dict[str, Tensor]
+#: Something of a library that need not be there: a pipeline, a config, a processor, a tokenizer.
+Foreign = Any
 
 
-def for_model(made: Any, model: nn.Module) -> Rows:
+def for_model(made: Foreign, model: nn.Module) -> Rows:
     """Those tensors of ``made`` that the model's ``forward`` has an argument for, one row per
     sample, where its parameters are."""
     names = inspect.signature(base_model(model).forward).parameters
@@ -32,7 +34,7 @@ def for_model(made: Any, model: nn.Module) -> Rows:
     return found
 
 
-def _tensors(made: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors(made: Foreign) -> Iterator[tuple[str, Tensor]]:
     for name, value in made.items():
         if isinstance(value, Tensor) and value.dim():
             yield name, value
@@ -41,7 +43,7 @@ def _tensors(made: Any) -> Iterator[tuple[str, Tensor]]:
                 yield from _tensors(part)
 
 
-def joined(samples: list[Rows], tokenizer: Any) -> Rows:
+def joined(samples: list[Rows], tokenizer: Foreign) -> Rows:
     """Samples as one batch. Ids of several lengths are padded as the tokenizer pads them;
     everything else must agree in shape."""
     lengths = [s["input_ids"].shape[1] if "input_ids" in s else 0 for s in samples]

@@ -3,8 +3,6 @@ device. What cannot is refused by name, with what to do."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,7 +12,7 @@ from relprop.opening.wrapped import refuse_opaque, unwrapped
 from relprop.tracer.binding import Inputs
 
 
-def usable_model(model: Any) -> nn.Module:
+def usable_model(model: object) -> nn.Module:
     """The module to explain: looked for inside what is wrapped around it; what no graph can hold,
     or no module at all, is refused."""
     inner = unwrapped(model)

@@ -8,7 +8,6 @@ because hooks are part of a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from relprop.errors import InputError
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: object) -> object:
     """The module that ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` were
     given, and the one whose ``forward`` a function is."""
     while (inner := _held(model)) is not None:
@@ -25,7 +24,7 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def _held(model: Any) -> Any:
+def _held(model: object) -> object:
     """What ``model`` passes every call on to, or ``None``."""
     if isinstance(model, nn.Module):
         if model._forward_hooks or model._forward_pre_hooks:
@@ -50,7 +49,7 @@ def _held(model: Any) -> Any:
 def base_model(model: nn.Module) -> nn.Module:
     """The module that knows what the inputs are: what a wrapper with parameters of its own (an
     adapter's, virtual tokens) was put around."""
-    base: Callable[[], Any] | None = getattr(model, "get_base_model", None)
+    base: Callable[[], object] | None = getattr(model, "get_base_model", None)
     inner = base() if callable(base) else None
     return inner if isinstance(inner, nn.Module) else model
 

@@ -16,6 +16,7 @@ from relprop.operations.table import TABLE, Operation
 Operator = Any  # an OpOverload, its packet, or another function that a graph calls
 Args = tuple[Any, ...]  # what it is called with, by position: whatever an operator takes
 Kwargs = dict[str, Any]  # and by name
+Value = Any  # what it takes or gives: a tensor, a number, a list of them: see its schema
 
 _UNKNOWN = Operation(Kind.UNKNOWN)
 _CHECKS = ("_assert", "sym_constrain", "_set_grad_enabled")
@@ -114,7 +115,7 @@ def out_of_place(node: fx.Node) -> Operator:
 
 
 @cache
-def _parameters(target: Operator) -> dict[str, tuple[int, Any]]:
+def _parameters(target: Operator) -> dict[str, tuple[int, object]]:
     """Position and default of every argument of an operator, by its name."""
     schema = getattr(target, "_schema", None)
     if schema is None:
@@ -122,7 +123,7 @@ def _parameters(target: Operator) -> dict[str, tuple[int, Any]]:
     return {a.name: (i, a.default_value) for i, a in enumerate(schema.arguments)}
 
 
-def argument(node: fx.Node, name: str) -> Any:
+def argument(node: fx.Node, name: str) -> Value:
     """An argument of a call by the operator's own name for it, wherever it was given; else its
     default; ``None`` if the operator has no such argument."""
     if name in node.kwargs:
@@ -155,7 +156,7 @@ def integers(node: fx.Node, name: str) -> list[int]:
     return [given] if isinstance(given, int) else [int(g) for g in given or ()]
 
 
-def function_of(node: fx.Node) -> Callable[..., Any]:
+def function_of(node: fx.Node) -> Callable[..., Value]:
     """What a call calls."""
     if not callable(node.target):
         raise TypeError(f"{node} is no call: {node.target!r}")

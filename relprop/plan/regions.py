@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from relprop.errors import RuleError
-from relprop.operations import function_of
+from relprop.operations import Args, Kwargs, Operator, Value, function_of
 from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
-from relprop.tracer.run import call_node, template
+from relprop.tracer.run import Values, call_node, template
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Region:
     output: fx.Node
     inner: frozenset[fx.Node]
     rule: Rule
-    op: Any
+    op: Operator
 
 
 def find_regions(
@@ -136,7 +135,7 @@ def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Nod
     )
 
 
-def _as_given(*tensors: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_given(*tensors: Value) -> tuple[Args, Kwargs]:
     """The arguments of a function that takes its tensors one by one."""
     return tensors, {}
 
@@ -160,9 +159,9 @@ def _closure(region: Region, flow: Flow) -> set[fx.Node]:
 
 def _replay(
     ordered: list[fx.Node], operands: tuple[fx.Node, ...], region: Region, dtype: torch.dtype | None
-) -> Callable[..., Any]:
-    def function(*tensors: Any) -> Any:
-        env: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
+) -> Callable[..., Value]:
+    def function(*tensors: Value) -> Value:
+        env: Values = dict(zip(operands, tensors, strict=True))
         for node in ordered:
             env[node] = call_node(node, env, dtype)
         return env[region.output]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
-from typing import Any
 
 from torch import Tensor, fx
 
+from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.rules.call import Call, Operand
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
@@ -34,9 +34,9 @@ class Step:
     operands: tuple[fx.Node, ...]
     roles: tuple[str, ...]
     needed: tuple[bool, ...]
-    rebuild: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
-    function: Callable[..., Any]
-    op: Any
+    rebuild: Callable[..., tuple[Args, Kwargs]]
+    function: Callable[..., Value]
+    op: Operator
     arguments: tuple[str, ...]
     inner: frozenset[fx.Node] = frozenset()
     note: Note | None = None
@@ -62,7 +62,7 @@ class Step:
         own = isinstance(self.op, (type, FunctionType))
         return self.op.__qualname__ if own else str(self.op)
 
-    def call(self, tensors: tuple[Tensor, ...], output: Any, extra: Tensor | None) -> Call:
+    def call(self, tensors: tuple[Tensor, ...], output: Value, extra: Tensor | None) -> Call:
         """What the rule is told, for one sample's tensors."""
         operands = tuple(
             Operand(t, r, n, booked_as(node), a)  # type: ignore[arg-type]

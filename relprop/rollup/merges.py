@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.operations import FILLS, MOVES, Kind, argument, kind
-from relprop.tracer.atoms import is_token
+from relprop.tracer.atoms import Axes, is_token
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels
@@ -48,7 +47,7 @@ class Merges:
     among themselves, and a term in which inputs meet (cross-attention) is whole.
     """
 
-    def __init__(self, flow: Flow, sites: tuple[Site, ...], axes: Mapping[fx.Node, Any]) -> None:
+    def __init__(self, flow: Flow, sites: tuple[Site, ...], axes: Mapping[fx.Node, Axes]) -> None:
         self.flow, self.axes = flow, axes
         self.contractions = [s.contraction for s in sites if s.contraction in flow.members]
         self.merges = [n for n in flow.nodes if is_merge(n, flow)]
@@ -191,7 +190,7 @@ class Merges:
         self,
         starts: tuple[fx.Node, ...],
         contractions: tuple[fx.Node, ...],
-        axes: Mapping[fx.Node, Any],
+        axes: Mapping[fx.Node, Axes],
         sizes: tuple[int, ...],
     ) -> fx.Node | None:
         """The first node after all the sites that every path to ``starts`` passes through and that
@@ -236,7 +235,7 @@ class Merges:
 
 
 def brings_different_tokens(
-    x: fx.Node, parts: list[fx.Node], flow: Flow, axes: Mapping[fx.Node, Any]
+    x: fx.Node, parts: list[fx.Node], flow: Flow, axes: Mapping[fx.Node, Axes]
 ) -> bool:
     """Whether ``parts``, which come from ``x`` by moves and one-to-one ops, hold different tokens
     of x at the same place, and each token at most once.

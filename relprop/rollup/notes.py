@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, fx
 from torch.nn import functional as F
@@ -21,7 +20,7 @@ from relprop.rules.notes import (
     ReductionNote,
     SiteNote,
 )
-from relprop.tracer.atoms import is_token, token_count
+from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.order import Flow
@@ -85,7 +84,7 @@ def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims)) if rank else ()
 
 
-def _routed(node: fx.Node, source_axes: Any) -> tuple[int, ...]:
+def _routed(node: fx.Node, source_axes: Axes) -> tuple[int, ...]:
     """The token axes along which each feature takes the position of its own: where its maximum is,
     or where an index computed per feature points."""
     rank = len(source_axes)
@@ -127,7 +126,7 @@ CONVOLUTIONS: dict[tuple[int, bool], Callable[..., Tensor]] = {
 }
 
 
-def _convolution(node: fx.Node, source_axes: Any) -> ConvolutionNote:
+def _convolution(node: fx.Node, source_axes: Axes) -> ConvolutionNote:
     """How a convolution's windows lie, and whether it is depthwise (its channels then stay
     apart)."""
     what, weight, channels = of(node), val(node.args[1]), val(node.args[0]).shape[1]
@@ -166,7 +165,7 @@ def _product(node: fx.Node, program: Program) -> ProductNote:
     )
 
 
-def _repeats_tokens(node: fx.Node, source_axes: Any) -> bool:
+def _repeats_tokens(node: fx.Node, source_axes: Axes) -> bool:
     """Whether one token position of the input may stand at several of the output: an index or a
     window along a token axis."""
     what = kind(node)

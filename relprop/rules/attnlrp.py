@@ -9,14 +9,13 @@ in which norms divide by a constant, f(x) is x·const and products count half.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, Epsilon, safe_divide, total
-from relprop.operations import Kind, kind, packet
+from relprop.operations import Kind, Operator, kind, packet
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
@@ -235,7 +234,7 @@ def _normalised_back(t: Tensor, call: Call) -> Tensor:
     return centred.reshape(x.shape)
 
 
-def _beside(parameter: Tensor, x: Tensor, op: Any) -> Tensor:
+def _beside(parameter: Tensor, x: Tensor, op: Operator) -> Tensor:
     """A norm's parameter as it is broadcast against ``x``: in batch, group and instance norms one
     number per channel (axis 1)."""
     as_it_is = isinstance(op, WrittenNorm) or packet(op) is aten.layer_norm

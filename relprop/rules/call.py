@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.rules.notes import Note
 
 N = TypeVar("N", bound=Note)
@@ -65,11 +66,11 @@ class Call:
     attaches Eq. 13's matrix to an attention site), ``note`` what the plan worked out about it.
     """
 
-    op: Any
+    op: Operator
     operands: tuple[Operand, ...]
     output: Tensor
-    template: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
-    function: Callable[..., Any]
+    template: Callable[..., tuple[Args, Kwargs]]
+    function: Callable[..., Value]
     path: str = ""
     extra: Tensor | None = None
     note: Note | None = None
@@ -89,21 +90,21 @@ class Call:
         return tuple(i for i, operand in enumerate(self.operands) if operand.flows)
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> Args:
         """The positional arguments, tensors in place."""
         return self.template(*self.inputs)[0]
 
     @property
-    def kwargs(self) -> dict[str, Any]:
+    def kwargs(self) -> Kwargs:
         """The keyword arguments, tensors in place."""
         return self.template(*self.inputs)[1]
 
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
+    def argument(self, position: int, name: str, default: object = None) -> Value:
         """An argument wherever it was given: by position or by name."""
         args, kwargs = self.template(*self.inputs)
         return args[position] if len(args) > position else kwargs.get(name, default)
 
-    def apply(self, *inputs: Tensor) -> Any:
+    def apply(self, *inputs: Tensor) -> Value:
         """The operation's output on other tensors in place of ``inputs``."""
         args, kwargs = self.template(*inputs)
         return self.function(*args, **kwargs)
@@ -121,7 +122,7 @@ class Call:
         """The same call with its floating tensors in ``dtype``: relevance is never computed in half
         precision."""
 
-        def wide(x: Any) -> Any:
+        def wide(x: Value) -> Value:
             return (
                 x.to(dtype)
                 if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype

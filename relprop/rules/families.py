@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def split_vjp(
     """The op's output (of several: the floating ones) as a function of the operands ``indices``
     alone, and its vector–Jacobian product."""
 
-    def function(*replaced: Tensor) -> Any:
+    def function(*replaced: Tensor) -> Tensor | tuple[Tensor, ...]:
         inputs = list(call.inputs)
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value

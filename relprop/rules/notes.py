@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -76,7 +75,7 @@ class ConvolutionNote(FieldNote):
     ``folded``: how many tokens lie in the channels of one position."""
 
     convolution: Callable[..., Tensor] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     depthwise: int = 1
     folded: int = 1
 

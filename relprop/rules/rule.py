@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,9 @@ from torch import Tensor
 from relprop.errors import RuleError
 from relprop.rules.call import Call, Split, Total
 
-Shares = Tensor | tuple[Tensor | Total | None, ...] | list[Tensor | Total | None] | Split
+#: A tensor, or one for each floating output of an operation that has several.
+Relevance = Tensor | tuple[Tensor, ...]
+Shares = Tensor | Sequence[Tensor | Total | None] | Split
 
 
 class RuleFunction(Protocol):
@@ -32,7 +34,7 @@ class Rule:
     ``Split``.
     """
 
-    function: Callable[[Any, Call], Any]
+    function: Callable[..., Any]
     name: str
     family: str = "custom"
     reads: frozenset[str] = frozenset({"inputs", "output"})
@@ -64,7 +66,7 @@ class Rule:
         """Whether its shares are fields of the roll-up, whose shape is not the operand's."""
         return self.family == "rollup"
 
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
+    def __call__(self, relevance: Relevance, call: Call) -> Split:
         """The split of ``relevance``, checked: one share per operand, each of its operand's
         shape."""
         if self.lone is not None and len(call.activations) == 1:
@@ -89,7 +91,7 @@ class Rule:
         return split
 
     @staticmethod
-    def ensure(rule: Rule | Callable[..., Any]) -> Rule:
+    def ensure(rule: Rule | Callable[..., Shares]) -> Rule:
         """Turn a plain function into a Rule (it is taken to read everything)."""
         if isinstance(rule, Rule):
             return rule
@@ -102,10 +104,10 @@ class Rule:
 
 def rule(
     *, family: str, reads: str = "inputs output", name: str = "", row_wise: bool = False
-) -> Callable[[Callable[..., Any]], Rule]:
+) -> Callable[[Callable[..., Shares]], Rule]:
     """Decorate a rule function: ``@rule(family="carry", reads="")``."""
 
-    def wrap(function: Callable[..., Any]) -> Rule:
+    def wrap(function: Callable[..., Shares]) -> Rule:
         named = name or function.__name__
         return Rule(function, named, family, frozenset(reads.split()), row_wise=row_wise)
 

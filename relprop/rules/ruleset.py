@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import OptionError, RuleError, message
-from relprop.operations import Kind, kind, packet
-from relprop.rules.rule import Rule
+from relprop.operations import Kind, Operator, kind, packet
+from relprop.rules.call import Call, Split
+from relprop.rules.rule import Relevance, Rule, Shares
 
+#: What a rule is for: a kind, an operator, a module class, or a pattern of module paths.
 Key = Any
 FanOut = Callable[[Tensor, tuple[Tensor, ...]], Tensor]
 
@@ -36,7 +38,7 @@ class Entry:
             return "path"
         return "class" if isinstance(self.key, type) else "op"
 
-    def matches_op(self, op: Any) -> bool:
+    def matches_op(self, op: Operator) -> bool:
         """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
         if isinstance(self.key, Kind):
             return kind(op) is self.key
@@ -50,7 +52,7 @@ class Entry:
         return self.kind == "path" and any(fnmatch.fnmatchcase(path, self.key) for path in paths)
 
 
-def make_entry(key: Key, rule: Rule | Callable[..., Any]) -> Entry:
+def make_entry(key: Key, rule: Rule | Callable[..., Shares]) -> Entry:
     """A checked entry: raises ``RuleError`` for a key that can never match."""
     operator = isinstance(key, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     module = isinstance(key, type) and issubclass(key, nn.Module)
@@ -85,7 +87,7 @@ class RuleSet:
     fan_out: FanOut | None = None
     fixed: bool = False
 
-    def with_rule(self, key: Key, rule: Rule | Callable[..., Any]) -> RuleSet:
+    def with_rule(self, key: Key, rule: Rule | Callable[..., Shares]) -> RuleSet:
         """A new rule set in which ``rule`` is consulted first for ``key``.
 
         >>> import torch, relprop
@@ -105,7 +107,7 @@ class RuleSet:
         """The entries in the order they are consulted: those of ``register_rule`` first."""
         return self.entries if self.fixed else (*registered(), *self.entries)
 
-    def for_op(self, op: Any) -> Rule | None:
+    def for_op(self, op: Operator) -> Rule | None:
         """The first rule about operator ``op``, or ``None``."""
         return next((entry.rule for entry in self.consulted if entry.matches_op(op)), None)
 
@@ -127,7 +129,7 @@ class Registration:
     """What ``register_rule`` leaves behind: call ``.remove()``, or use it as a context manager, to
     undo it."""
 
-    def __init__(self, key: Key, rule: Rule | Callable[..., Any]) -> None:
+    def __init__(self, key: Key, rule: Rule | Callable[..., Shares]) -> None:
         self.number = next(_numbers)
         self.rule = Rule.ensure(rule)
         _layer.append((self.number, make_entry(key, self.rule)))
@@ -136,7 +138,7 @@ class Registration:
         """Take the rule out of the process-wide layer; a second call does nothing."""
         _layer[:] = [(number, entry) for number, entry in _layer if number != self.number]
 
-    def __call__(self, relevance: Any, call: Any) -> Any:
+    def __call__(self, relevance: Relevance, call: Call) -> Split:
         return self.rule(relevance, call)
 
     def __enter__(self) -> Registration:
@@ -151,7 +153,7 @@ class Registration:
         self.remove()
 
 
-def register_rule(key: Key) -> Callable[[Rule | Callable[..., Any]], Registration]:
+def register_rule(key: Key) -> Callable[[Rule | Callable[..., Shares]], Registration]:
     """Decorate a rule so that it is consulted first, for every rule set, in this process.
 
     >>> import torch, relprop
@@ -161,7 +163,7 @@ def register_rule(key: Key) -> Callable[[Rule | Callable[..., Any]], Registratio
     >>> cumsum.remove()
     """
 
-    def wrap(rule: Rule | Callable[..., Any]) -> Registration:
+    def wrap(rule: Rule | Callable[..., Shares]) -> Registration:
         return Registration(key, rule)
 
     return wrap

@@ -3,7 +3,7 @@ is, and put beside what its tokens are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,9 @@ from relprop.tracer.editing import val
 NO_RULES = "none"
 
 
-def answer(needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients) -> Explanation:
+def answer(
+    needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
+) -> Explanation:
     """What the question's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched
     nodes."""
     if needs.question.by.level == "attention":
@@ -78,7 +80,7 @@ def _over_attention(study: AttentionStudy) -> Explanation:
     return _explanation(study, streams, rules=study.session.rules.name, blocks=blocks)
 
 
-def is_matrices(found: Mapping[Any, Any]) -> bool:
+def is_matrices(found: Collection[object]) -> bool:
     """Whether a method returned a matrix per attention site, not a ``TokenMap`` per input."""
     return all(isinstance(key, fx.Node) for key in found)
 

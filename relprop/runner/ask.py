@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from relprop.errors import (
 )
 from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
+from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged
@@ -39,9 +39,9 @@ Refused = dict[int, RelpropError]
 
 
 def ask(
-    model: nn.Module | str | Any,
-    inputs: Any,
-    targets: Sequence[Any],
+    model: object,
+    inputs: object,
+    targets: Sequence[object],
     questions: Sequence[Question],
     how: Conditions,
     refused: Refused | None = None,
@@ -84,7 +84,7 @@ class Asking:
         model: nn.Module,
         whole: Part,
         questions: Sequence[Question],
-        targets: Sequence[Callable[[int, int], Any]],
+        targets: Sequence[Callable[[int, int], object]],
         how: Conditions,
         judge: Judge,
         refused: Refused | None,
@@ -142,7 +142,7 @@ class Asking:
 def answers(
     needs: Mapping[int, Needs],
     part: Part,
-    targets: Sequence[Any],
+    targets: Sequence[object],
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
@@ -173,13 +173,13 @@ def answers(
     return rows
 
 
-def _starts(asked: Sequence[Needs], done: Run, target: Any) -> dict[Any, Start]:
+def _starts(asked: Sequence[Needs], done: Run, target: object) -> dict[RuleSet, Start]:
     """Where relevance starts, for each rule set."""
     sessions = {n.session.rules: n.session for n in asked}
     return {rules: done.start(session, target) for rules, session in sessions.items()}
 
 
-def ask_once(session: Session, inputs: Inputs, target: Any, question: Question) -> Explanation:
+def ask_once(session: Session, inputs: Inputs, target: object, question: Question) -> Explanation:
     """One question about one target of a program that was compared already."""
     needs = needs_of(session, question, [target])
     session.tell(needs.notices)
@@ -214,15 +214,17 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
     return batch_size
 
 
-def _cutter(target: Any, batch: int) -> Callable[[int, int], Any]:
+def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
     """A function that cuts out the entries of some samples; a wrong length is refused before
     anything runs."""
     if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
         target = torch.as_tensor(target)
-    many = isinstance(target, list) or (isinstance(target, Tensor) and target.dim() > 0)
-    if many and len(target) != batch:
-        raise TargetError(f"target has {len(target)} entries for a batch of {batch}")
-    return lambda first, last: target[first:last] if many else target
+    if not isinstance(target, list) and not (isinstance(target, Tensor) and target.dim() > 0):
+        return lambda first, last: target
+    entries: list[object] | Tensor = target
+    if len(entries) != batch:
+        raise TargetError(f"target has {len(entries)} entries for a batch of {batch}")
+    return lambda first, last: entries[first:last]
 
 
 def _progress(parts: range, wanted: bool) -> Iterator[int]:

@@ -47,7 +47,7 @@ class AttentionStudy(Study):
     """
 
     def __init__(
-        self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
+        self, needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
         self.sites = tuple(

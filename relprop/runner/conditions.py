@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,6 +18,6 @@ class Conditions:
     precision: str | torch.dtype | None = None
     on_unknown: str = "generic"
     progress: bool = False
-    processor: Any = None
+    processor: object = None
     trust_remote_code: bool = False
     verify: bool = True

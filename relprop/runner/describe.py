@@ -3,7 +3,7 @@ it: the class's label, and the probability that belongs to its logit."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -59,19 +59,20 @@ def names_of(
     """
     try:
         output = class_output(session.program)
-        if len(output.size) != 1 or not all(map(_is_index, start.label)):
+        indices = [label for label in start.label if _is_index(label)]
+        if len(output.size) != 1 or len(indices) != len(start.label):
             return None, None
     except TargetError:
         return None, None
     samples = range(run.inputs.batch)
     logits = run.context(session).values(output.node, samples)
     known = session.adapter.labels(session.model)
-    labels = tuple(known[k] for k in start.label) if len(known) == logits.shape[1] else None
+    labels = tuple(known[k] for k in indices) if len(known) == logits.shape[1] else None
     wide = logits.to(at_least_float32(logits.dtype))
     found = session.adapter.probabilities(session.model, wide)
     rows = torch.arange(len(samples))
-    return labels, None if found is None else found[rows, list(start.label)]
+    return labels, None if found is None else found[rows, indices]
 
 
-def _is_index(label: Any) -> bool:
+def _is_index(label: object) -> TypeGuard[int]:
     return isinstance(label, int) and not isinstance(label, bool)

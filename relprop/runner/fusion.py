@@ -8,7 +8,6 @@ map, so that the mean is that fusion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,14 +43,14 @@ FUSIONS: dict[str, Fusion] = {
 }
 
 
-def fusion_named(name: Any) -> Fusion:
+def fusion_named(name: object) -> Fusion:
     """A fusion by its name. Raises ``OptionError`` with the list."""
     if name not in FUSIONS:
         raise OptionError(f"head_fusion={name!r}: there are {', '.join(map(repr, FUSIONS))}")
     return FUSIONS[name]
 
 
-def checked_ratio(ratio: Any) -> float:
+def checked_ratio(ratio: object) -> float:
     """A part of 1 below it. Raises ``OptionError``."""
     if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 <= ratio < 1:
         raise OptionError(

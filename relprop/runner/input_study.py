@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, fx
 
@@ -31,7 +30,7 @@ class InputStudy(Study):
     """
 
     def __init__(
-        self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
+        self, needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
         ends = tuple(start.field) or self.program.output_nodes

@@ -30,7 +30,7 @@ Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
 #: the output), rows of Ā divided by their sums,
 #: how heads become one map, and which part of each map, its smallest entries, is set to 0 before
 #: the roll-up.
-SHARED: dict[str, Any] = {
+SHARED: dict[str, object] = {
     "layers": None,
     "normalize_rows": False,
     "head_fusion": "mean",
@@ -82,17 +82,17 @@ class Method:
         limit: int = getattr(self.function, "row_wise", 0)
         return inputs <= limit
 
-    def own_options(self) -> dict[str, Any]:
+    def own_options(self) -> dict[str, object]:
         """The options its function takes, with their defaults."""
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
         return {p.name: p.default for p in parameters}
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The options it takes, with their defaults."""
         own = self.own_options()
         return own | {name: SHARED[name] for name in self.shared if name not in own}
 
-    def checked(self, given: Options) -> dict[str, Any]:
+    def checked(self, given: Options) -> Options:
         """All options with their values; an unknown one is refused, with the list."""
         known = self.options()
         for name in given:
@@ -130,7 +130,7 @@ def row_wise(
     return mark
 
 
-def _entries(value: Any) -> Any:
+def _entries(value: object) -> object:
     """A tensor as the tuple of its entries, each with a first axis of 1; so are those in a dict."""
     if isinstance(value, Mapping):
         return {name: _entries(v) for name, v in value.items()}

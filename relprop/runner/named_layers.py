@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from torch import fx
 
@@ -13,7 +13,7 @@ from relprop.tracer.program import Program, is_floating, place, role
 Nodes = tuple[fx.Node, ...]
 
 
-def named_nodes(program: Program, paths: Any) -> Nodes:
+def named_nodes(program: Program, paths: str | Sequence[str] | None) -> Nodes:
     """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
     that is not there or holds no tokens, and for an empty list."""
     if paths is not None and not paths:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import fx
 
@@ -52,7 +51,7 @@ class Needs:
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
     @property
@@ -61,7 +60,7 @@ class Needs:
         return self.session.program
 
 
-def needs_of(session: Session, question: Question, targets: Sequence[Any]) -> Needs:
+def needs_of(session: Session, question: Question, targets: Sequence[object]) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
@@ -96,10 +95,12 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
 
 def _in_chunks(session: Session, question: Question, plan: Plan | None) -> dict[fx.Node, Attention]:
     """The large sites that relevance can pass some queries at a time."""
-    if question.hooks:
-        return {}
     large = large_attentions(session.program).items()
-    return {end: a for end, a in large if plan is None or may_cross(plan, a)}
+    return {
+        end: a
+        for end, a in large
+        if a.inside.isdisjoint(question.hooks) and (plan is None or may_cross(plan, a))
+    }
 
 
 def _rolled_up_in_chunks(
@@ -230,7 +231,7 @@ def _read_by_method(
     return found
 
 
-def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, Any]:
+def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str, object]:
     """How an explanation is made, for ``Explanation.facts``."""
     program = session.program
     return {

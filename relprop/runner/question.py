@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
 from relprop.rules import RuleSet
-from relprop.runner.method import Method, method_named
+from relprop.runner.method import Method, Options, method_named
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
 
@@ -26,7 +25,7 @@ class Question:
     """
 
     method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     rules: RuleSet | str | None = None
     keep: frozenset[str] = frozenset()
     hooks: Mapping[fx.Node, Callable[[Tensor], Tensor | None]] = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Question:
         return found
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Options:
         """All of the method's options with their values. Raises ``OptionError``."""
         return self.by.checked(self.options)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from relprop.interpreter.crossing import map_rows
 from relprop.interpreter.forward import detached
+from relprop.plan import Plan
 from relprop.runner.values import SiteValues, wide
 from relprop.tracer.chunked import chunked
 from relprop.tracer.program import Site
@@ -42,22 +43,21 @@ class Rows:
 
 
 Matrix = Tensor | Rows
+Function = Callable[..., Mapping[Any, Any]]  # a method's own
 
 
 def attended(study: AttentionStudy, site: Site) -> Rows:
     """|A| of a site."""
 
     def rows(wanted: Wanted) -> Iterator[Some]:
-        for first, count, found in _found(study, site, wanted, {}):
+        for first, count, found in _found(study, site, wanted):
             yield Some(first, count, found.attention.abs())
 
     return Rows(rows)
 
 
 def matrices(
-    study: AttentionStudy,
-    function: Callable[..., Mapping[Any, Any]],
-    options: Mapping[str, Any],
+    study: AttentionStudy, function: Function, options: Mapping[str, object]
 ) -> Mapping[Any, Any]:
     """What a method says of a study; of sites in chunks, of each some rows at a time."""
     found = dict(function(study, **options))
@@ -69,30 +69,32 @@ def matrices(
 
 def _made(
     study: AttentionStudy,
-    function: Callable[..., Mapping[fx.Node, Tensor]],
-    options: Mapping[str, Any],
+    function: Function,
+    options: Mapping[str, object],
     site: Site,
     wanted: Wanted,
 ) -> Iterator[Some]:
     """Rows of a site's matrix, by a method that sees nothing but these."""
-    relevance, plan = study.found_at(site.contraction), study.needs.plan
-    asked = {"gradient": study.gradient(site.contraction)}
-    if plan is not None and relevance is not None:
-        asked["relevance"] = (plan, relevance)
-    for first, count, found in _found(study, site, wanted, asked):
+    arrived, plan = study.found_at(site.contraction), study.needs.plan
+    relevance = None if plan is None or arrived is None else (plan, arrived)
+    gradient = study.gradient(site.contraction)
+    for first, count, found in _found(study, site, wanted, gradient, relevance):
         view = copy(study)
         view.sites = (found,)
         yield Some(first, count, function(view, **options)[site.contraction])
 
 
 def _found(
-    study: AttentionStudy, site: Site, wanted: Wanted, asked: Mapping[str, Any]
+    study: AttentionStudy,
+    site: Site,
+    wanted: Wanted,
+    gradient: Tensor | None = None,
+    relevance: tuple[Plan, Tensor] | None = None,
 ) -> Iterator[tuple[int, int, SiteValues]]:
     held = study.run.forward.values | study.run.forward.watched
     attention = study.needs.in_chunks[site.contraction]
     values = {n: detached(held[n]) for n in attention.entering}
     by = chunked(attention, values, study.program.dtype)
-    for rows in map_rows(by, wanted=wanted, **asked):
-        gradient = None if rows.gradient is None else wide(rows.gradient)
-        values_here = SiteValues(site, wide(rows.attention), gradient, rows.relevance)
-        yield rows.first, rows.count, values_here
+    for rows in map_rows(by, gradient, relevance, wanted):
+        slope = None if rows.gradient is None else wide(rows.gradient)
+        yield rows.first, rows.count, SiteValues(site, wide(rows.attention), slope, rows.relevance)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from relprop.adapters import Prepared
 from relprop.errors import InputError
@@ -16,6 +15,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
+from relprop.tracer.run import Values
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Part:
         prepared = self.prepared.part(first, last - first)
         return Part(self.inputs.select(first, last), prepared, first, self.whole)
 
-    def cut(self, value: Any) -> Any:
+    def cut(self, value: object) -> object:
         """An option for these samples alone: tensors in it that have one entry per sample of the
         call are cut."""
         if isinstance(value, Mapping):
             return {name: self.cut(v) for name, v in value.items()}
-        per_sample = isinstance(value, Tensor) and value.shape[:1] == (self.whole,)
-        if not per_sample or self.batch == self.whole:
+        if not isinstance(value, Tensor) or value.shape[:1] != (self.whole,):
+            return value
+        if self.batch == self.whole:
             return value
         return value[self.first : self.first + self.batch]
 
@@ -63,7 +64,7 @@ class Run:
         """The inputs of these samples."""
         return self.part.inputs
 
-    def start(self, session: Session, target: Any) -> Start:
+    def start(self, session: Session, target: object) -> Start:
         """Where relevance starts for a target."""
         with torch.enable_grad():
             return resolve(target, self.context(session))
@@ -75,7 +76,7 @@ class Run:
             session.program, session.model, session.adapter, self.inputs, outputs, session.rules
         )
 
-    def detached(self) -> dict[fx.Node, Any]:
+    def detached(self) -> Values:
         """The kept values, without their history."""
         return {
             n: v.detach() if isinstance(v, Tensor) else v for n, v in self.forward.values.items()

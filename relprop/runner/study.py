@@ -4,13 +4,13 @@ at the input, may ask is in files of their own."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import Ledger
+from relprop.runner.method import Options
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import relevance_of
 from relprop.runner.run import Run
@@ -30,12 +30,14 @@ class Study:
     ∂y_t/∂ at the run's watched nodes, if they were asked for."""
 
     def __init__(
-        self, needs: Needs, run: Run, target: Any, start: Start, gradients: Gradients
+        self, needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
     ) -> None:
         self.needs, self.run, self.target, self.start = needs, run, target, start
         self._gradients = gradients if "gradient" in needs.question.needs else {}
         self.session, self.program = needs.session, needs.program
-        self.settings: Mapping[str, Any] = run.part.cut(needs.question.settings)
+        self.settings: Options = {
+            name: run.part.cut(value) for name, value in needs.question.settings.items()
+        }
         self._walk = relevance_of(needs, run, start)
 
     @property

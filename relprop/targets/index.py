@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsIndex
 
 import torch
 from torch import fx
@@ -54,7 +54,7 @@ class Output(Target):
     name: str | int | None = None
     index: tuple[int | str, ...] | None = None
 
-    def __getitem__(self, index: Any) -> Output:
+    def __getitem__(self, index: SupportsIndex | str | tuple[SupportsIndex | str, ...]) -> Output:
         """One element: ``output("pred_boxes")[0, 2]``. Raises ``TargetError`` for an index that is
         no element of this output."""
         if self.index is not None:

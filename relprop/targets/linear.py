@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -54,7 +53,7 @@ def _is_linear(node: fx.Node) -> bool:
 
 
 def linear_start(
-    label: tuple[Any, ...], scalars: Tensor, inputs: Inputs, context: Context
+    label: tuple[object, ...], scalars: Tensor, inputs: Inputs, context: Context
 ) -> Start:
     """Σ_k c_k·(element k): a term per element. One element alone starts with 1, whatever its
     coefficient."""

@@ -4,7 +4,6 @@ each sample."""
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ FORMS = (
 )
 
 
-def plain_index(index: Any) -> Index:
+def plain_index(index: object) -> Index:
     """A tuple of ints and labels from one of them or a tuple. Raises ``TargetError`` for anything
     else."""
     items = index if isinstance(index, tuple) else (index,)
@@ -32,7 +31,7 @@ def plain_index(index: Any) -> Index:
         raise TargetError(message(fact, then=[FORMS])) from None
 
 
-def without_tensors(target: Any) -> Any:
+def without_tensors(target: object) -> object:
     """Ints, and lists of ints and tuples, in place of tensors and arrays of them. Raises
     ``TargetError`` for tensors of other numbers or of too many axes."""
     if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from torch import Tensor, fx
 
@@ -23,7 +23,7 @@ from relprop.tracer.program import Program
 MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 
 
-def resolve(target: Any, context: Context) -> Start:
+def resolve(target: object, context: Context) -> Start:
     """The start of one target: a callable's is traced, any other is chosen sample by sample. Raises
     ``TargetError``."""
     if _is_callable(target):
@@ -48,7 +48,7 @@ def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
     return [found[i] for i in range(len(targets))]
 
 
-def possible_starts(program: Program, targets: Sequence[Any]) -> tuple[fx.Node, ...]:
+def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Node, ...]:
     """The outputs that ``targets`` may read, before the model has run. A callable may read any
     floating one. Raises ``TargetError``."""
     found: dict[fx.Node, None] = {}
@@ -74,7 +74,7 @@ def default(program: Program) -> Target:
     return Output()
 
 
-def listed_targets(target: Any, batch: int | None) -> list[Target]:
+def listed_targets(target: object, batch: int | None) -> list[Target]:
     """One target per sample from any accepted form but ``None`` and a callable; without a
     ``batch``, each that is named. Raises ``TargetError``."""
     if isinstance(target, Target):
@@ -105,5 +105,5 @@ def _nodes(targets: list[Target], program: Program) -> list[fx.Node]:
     return list(dict.fromkeys(node for target in different for node in target.outputs(program)))
 
 
-def _is_callable(target: Any) -> bool:
+def _is_callable(target: object) -> TypeGuard[Callable[..., Tensor]]:
     return callable(target) and not isinstance(target, (Tensor, Target))

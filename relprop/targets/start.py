@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,7 +40,7 @@ class Start:
     seeds are what became of a relevance of 1 on its way through the callable's own operations.
     """
 
-    label: tuple[Any, ...]
+    label: tuple[object, ...]
     scalars: Tensor
     terms: tuple[Term, ...]
     field: Mapping[fx.Node, Tensor]
@@ -106,7 +105,7 @@ class ChosenTarget:
     """What a target is in one sample: its label, and the parts y_t is the sum of, each of which is
     explained by itself."""
 
-    label: Any
+    label: object
     parts: tuple[Elements, ...]
 
 

@@ -7,8 +7,7 @@ starts with 1 at its scalar, and relevance walks through its own operations firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -23,7 +22,7 @@ from relprop.targets.traced import traced
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import role
 from relprop.tracer.program import Program
-from relprop.tracer.run import execute
+from relprop.tracer.run import Values, execute
 
 NOTHING_ARRIVES = (
     "the target callable is of no use as a start: none of its relevance arrives at the model's "
@@ -35,7 +34,7 @@ TURN_SIGNS = (
 )
 
 
-def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
+def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
     """The start of a callable target. Raises ``TargetError`` if it is not traceable or its result
     is no scalar."""
     inputs = _outputs_as_inputs(context)
@@ -54,7 +53,7 @@ def resolve_callable(target: Callable[[Any], Any], context: Context) -> Start:
 
 
 def _walked(
-    tail: Program, values: Mapping[fx.Node, Any], context: Context
+    tail: Program, values: Values, context: Context
 ) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]]:
     """What of a relevance of 1 at the tail's scalar arrives at each output of the model, and the
     roll-up's field there."""

@@ -4,7 +4,6 @@ model's."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -28,7 +27,7 @@ HOW_IT_IS_CALLED = (
 )
 
 
-def traced(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Program:
+def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> Program:
     """The callable's program. Raises ``TargetError`` if it cannot be traced, or if its result is no
     scalar."""
     sample = [tensor[:1].detach() for tensor in inputs.tensors]
@@ -50,7 +49,7 @@ def traced(target: Callable[[Any], Any], context: Context, inputs: Inputs) -> Pr
     return program
 
 
-def _on_tensors(target: Callable[[Any], Any], context: Context) -> Callable[..., tuple[Tensor]]:
+def _on_tensors(target: Callable[..., Tensor], context: Context) -> Callable[..., tuple[Tensor]]:
     """The callable as a function of the model's output tensors, one after the other."""
     whole = [has_batch_axis(node) for node in context.program.output_nodes]
 
@@ -63,7 +62,7 @@ def _on_tensors(target: Callable[[Any], Any], context: Context) -> Callable[...,
     return call
 
 
-def _refuse_no_scalar(result: Any) -> None:
+def _refuse_no_scalar(result: object) -> None:
     if not isinstance(result, Tensor):
         raise TargetError(
             f"the target callable returned {type(result).__name__}, not a scalar tensor"

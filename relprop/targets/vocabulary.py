@@ -114,7 +114,7 @@ def query(
 
 
 def region(
-    label: int | str | None = None, mask: Any = None, *, output: str | int | None = None
+    label: int | str | None = None, mask: object = None, *, output: str | int | None = None
 ) -> Region:
     """The mean logit of class ``label`` over ``mask`` (height, width), bool, or over where the
     model predicts it.
@@ -131,7 +131,7 @@ def region(
     return Region(name, None if mask is None else _mask(mask), output)
 
 
-def _mask(mask: Any) -> tuple[tuple[int, ...], bytes]:
+def _mask(mask: object) -> tuple[tuple[int, ...], bytes]:
     """A mask's size and its 0s and 1s in order, which can be hashed."""
     given = torch.as_tensor(mask).cpu()
     plain = not given.is_floating_point() and given.dim() > 0
@@ -157,11 +157,11 @@ def similarity() -> Output:
     return Output(SIMILARITY, (0,))
 
 
-def _class(label: Any, what: str) -> int | str | None:
+def _class(label: object, what: str) -> int | str | None:
     return label if label is None or isinstance(label, str) else _integer(label, what)
 
 
-def _integer(value: Any, what: str) -> int:
+def _integer(value: object, what: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TargetError(
             f"{what}(...): {value!r} is {type(value).__name__}, not an integer; a list "

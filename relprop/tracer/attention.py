@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, fx
 
@@ -59,10 +58,10 @@ def attend_to_constants(
 def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes]) -> bool:
     """Whether a linear map sums over the axis of one of these softmaxes, if it is one of scores and
     no features lie along it."""
-    *moved, softmax = _moved_from(linear.args[0])
+    *moved, softmax = _moved_from(operand(linear))
     if softmax not in softmaxes:
         return False
-    if kind(_moved_from(softmax.args[0])[-1]) not in (Kind.MATMUL, Kind.LINEAR):
+    if kind(_moved_from(operand(softmax))[-1]) not in (Kind.MATMUL, Kind.LINEAR):
         return False
     axis: int | None = argument(softmax, "dim") % rank(softmax)
     if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
@@ -72,14 +71,15 @@ def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes])
     return axis == rank(linear.args[0]) - 1
 
 
-def _moved_from(node: Any) -> list[fx.Node]:
+def _moved_from(node: fx.Node) -> list[fx.Node]:
     """A tensor and, one above the other, those whose rows it has, up to the first that made its
     own."""
     found = [node]
     while kind(node) in KEEPS_ROWS | MOVES and kind(node) is not Kind.SOFTMAX:
-        node = node.args[0]
-        if not isinstance(node, fx.Node):
+        below = node.args[0]
+        if not isinstance(below, fx.Node):
             break
+        node = below
         found.append(node)
     return found
 

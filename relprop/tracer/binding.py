@@ -160,13 +160,13 @@ def _refuse_bad(
                 )
 
 
-def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
+def flatten_output(output: object) -> tuple[list[Tensor], OutputTree]:
     """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass, an object's own
     attributes; None and other objects are dropped), and the way back."""
     tensors: list[Tensor] = []
     names: list[str] = []
 
-    def walk(value: Any, name: str) -> Callable[[Iterator[Tensor]], Any]:
+    def walk(value: object, name: str) -> Callable[[Iterator[Tensor]], object]:
         if isinstance(value, Tensor):
             tensors.append(value)
             names.append(name or "output")
@@ -190,7 +190,7 @@ def flatten_output(output: Any) -> tuple[list[Tensor], OutputTree]:
     return tensors, OutputTree(tuple(names), rebuild)
 
 
-def _named(value: Any, *, whole: bool) -> dict[str, Any] | None:
+def _named(value: object, *, whole: bool) -> dict[str, object] | None:
     """What an object holds, by the names of its fields: a dataclass, a named tuple, or, as the
     ``whole`` output, one of the user's own with tensors among its attributes."""
     if isinstance(value, tuple) and (names := getattr(value, "_fields", None)) is not None:
@@ -203,17 +203,17 @@ def _named(value: Any, *, whole: bool) -> dict[str, Any] | None:
     return held if any(isinstance(v, Tensor) for v in held.values()) else None
 
 
-def _refilled(value: Any, fields: dict[str, Any]) -> Any:
+def _refilled(value: object, fields: dict[str, object]) -> object:
     """An object like ``value`` with other fields."""
     if dataclasses.is_dataclass(value) or isinstance(value, tuple):
-        make: Callable[..., Any] = type(value)
+        make: Callable[..., object] = type(value)
         return make(**fields)
     like = copy.copy(value)
     vars(like).update(fields)
     return like
 
 
-def _remake(kind: type, fields: dict[str, Any]) -> Any:
+def _remake(kind: type, fields: dict[str, object]) -> object:
     """A mapping of ``kind`` from its fields; ``ModelOutput`` classes take them as keywords."""
     try:
         return kind(**fields)

@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, first_line, message
-from relprop.operations import Kind, is_inplace, kind
+from relprop.operations import Args, Kind, Kwargs, Value, is_inplace, kind
 from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
@@ -138,12 +137,14 @@ def _of_one_thread() -> Iterator[None]:
     the modules that others call meanwhile are none of its."""
     mine, call, get = threading.get_ident(), Tracer.call_module, Tracer.getattr
 
-    def call_module(self: Any, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self: Tracer, m: nn.Module, forward: Callable[..., object], args: Args, kwargs: Kwargs
+    ) -> Value:
         if threading.get_ident() != mine:
             return forward(*args, **kwargs)
         return call(self, m, forward, args, kwargs)
 
-    def getattr_(self: Any, name: str, value: Any, proxies: Any) -> Any:
+    def getattr_(self: Tracer, name: str, value: object, proxies: dict[str, fx.Proxy]) -> object:
         return value if threading.get_ident() != mine else get(self, name, value, proxies)
 
     try:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx
 
-from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of

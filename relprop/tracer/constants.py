@@ -4,14 +4,13 @@ asked for, once."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, Value, kind
 from relprop.tracer.editing import emit, operands_first, tensor_inputs, val
-from relprop.tracer.run import template
+from relprop.tracer.run import Values, template
 
 MOST = 1 << 22  # elements of a constant that is looked at
 
@@ -24,15 +23,15 @@ class Constants:
         self, given: Mapping[str, Tensor] | None = None, device: torch.device | None = None
     ) -> None:
         self.given, self.device = given or {}, device or torch.device("cpu")
-        self._known: dict[fx.Node, Any] = {}
+        self._known: Values = {}
 
-    def value(self, node: fx.Node) -> Any:
+    def value(self, node: fx.Node) -> Value:
         """The value of a node, or ``None`` where it depends on an input, a parameter or chance."""
         for n in operands_first(node, self._known.__contains__):
             self._known[n] = self._work_out(n)
         return self._known[node]
 
-    def _work_out(self, node: fx.Node) -> Any:
+    def _work_out(self, node: fx.Node) -> Value:
         if node.op == "get_attr":
             held = self.given.get(str(node.target))
             return None if held is None else held.cpu()
@@ -49,7 +48,7 @@ class Constants:
         except (RuntimeError, TypeError):
             return None
 
-    def number(self, node: Any) -> float | int | None:
+    def number(self, node: object) -> float | int | None:
         """The number that a constant holds everywhere."""
         if not isinstance(node, fx.Node):
             return node if isinstance(node, (int, float)) else None

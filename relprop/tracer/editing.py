@@ -4,24 +4,35 @@ node, ask what it depends on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 from torch.utils._pytree import tree_map
 
-from relprop.operations import Kind, argument, function_of, is_call, kind, operand
+from relprop.operations import (
+    Args,
+    Kind,
+    Operator,
+    Value,
+    argument,
+    function_of,
+    is_call,
+    kind,
+    operand,
+)
 from relprop.tracer.facts import Facts, decide_liveness, facts_of, know, place
 
 aten = torch.ops.aten
 
 
-def val(x: Any) -> Any:
+def val(x: object) -> Value:
     """The meta value of a node, or the thing itself."""
     return facts_of(x).value if isinstance(x, fx.Node) else x
 
 
-def arguments(node: fx.Node) -> tuple[Any, ...]:
+def arguments(node: fx.Node) -> Args:
     """What a call is given, by place: the operator's schema says what each of them is."""
     return node.args
 
@@ -47,7 +58,7 @@ def rank(x: object) -> int:
     return int(val(x).dim())
 
 
-def emit(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def emit(like: fx.Node, op: Operator, *args: Argument, **kwargs: Argument) -> fx.Node:
     """A new node just before ``like``, at the same place in the user's model, its meta value
     computed."""
     graph = like.graph
@@ -122,11 +133,11 @@ def is_live(node: object) -> bool:
     return bool(facts_of(node).live)
 
 
-def is_picked(node: Any) -> bool:
+def is_picked(node: fx.Node) -> bool:
     """Whether a live tensor is parameters that were picked by what the model computes: the weights
     of each token's own expert. (Ids of the input pick words, which are what is explained.)"""
     while kind(node) in (Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE):
-        node = node.args[0]
+        node = operand(node)
     if kind(node) not in (Kind.INDEX, Kind.EMBEDDING, Kind.GATHER) or not is_float(node):
         return False
     table, *places = tensor_inputs(node)
@@ -205,9 +216,9 @@ def is_float(x: object) -> TypeGuard[fx.Node]:
     return is_tensor(x) and bool(val(x).is_floating_point())
 
 
-def is_number(x: Any, value: float) -> bool:
+def is_number(x: object, value: float) -> bool:
     """Whether an argument is this number, or a tensor made to hold it everywhere."""
-    while kind(x) in (Kind.EXPAND, Kind.RESHAPE, Kind.SLICE) if isinstance(x, fx.Node) else False:
+    while isinstance(x, fx.Node) and kind(x) in (Kind.EXPAND, Kind.RESHAPE, Kind.SLICE):
         x = x.args[0]
     if isinstance(x, (int, float)):
         return x == value

@@ -8,10 +8,12 @@ the node is to relevance (``decide``); its ``facts`` are the same objects.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, fx, nn
+
+from relprop.operations import Value
 
 Role = Literal["activation", "parameter", "constant"]
 
@@ -58,7 +60,7 @@ class Facts:
     maps. ``booked_as``: the name under which the ledger books what it absorbs.
     """
 
-    value: Any = None
+    value: Value = None
     place: Place = Place()
     live: bool | None = None
     body: nn.Module | None = None

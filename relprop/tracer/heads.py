@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import Kind, Value, is_call, kind, operand
 from relprop.tracer.atoms import Atom, Axes
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_live, permuted, rank, reshaped, shape_of, swap
@@ -113,7 +112,7 @@ def _hides(number: object) -> bool:
 
 def _sees_its_own(site: Site, sizes: list[int], heads: list[bool], constants: Constants) -> bool:
     """Whether constants hide all keys but those of a query's own head."""
-    x: Any = site.softmax.args[0]
+    x: Value = site.softmax.args[0]
     seen = torch.ones(shape_of(x), dtype=torch.bool)
     while site.attention is site.softmax and is_live(x):
         mask = None

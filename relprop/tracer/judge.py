@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import InputError
+from relprop.operations import Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
@@ -111,7 +111,7 @@ class Gap:
 
 def gaps(
     program: Program,
-    values: Mapping[fx.Node, Any],
+    values: Mapping[fx.Node, Value],
     eager: Sequence[Tensor],
     nodes: Collection[fx.Node],
     start: int,
@@ -186,7 +186,7 @@ UNSTEADY = (
 
 
 def rounding_decides(
-    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Any]
+    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value]
 ) -> bool:
     """Whether a program's own outputs for one sample are others in float64, or if the inputs are
     off by their last digits: rounding then decides which of nearly equal values the model picks."""

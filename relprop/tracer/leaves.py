@@ -9,7 +9,6 @@ own (timesteps, scalars, conditioning vectors, labels, one vector beside a seque
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -122,7 +121,7 @@ def same_ids(ids: fx.Node) -> set[fx.Node]:
     return depending(ids.graph.nodes, [ids], still) if _is_whole(val(ids)) else {ids}
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     """Whether a value is a tensor of whole numbers."""
     return (
         isinstance(value, Tensor)

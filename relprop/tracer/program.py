@@ -3,10 +3,10 @@ parameters, never the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, fx
@@ -68,9 +68,9 @@ class OutputTree:
     graph's outputs."""
 
     names: tuple[str, ...]
-    rebuild: Any
+    rebuild: Callable[[Iterator[Tensor]], object]
 
-    def __call__(self, tensors: list[Tensor]) -> Any:
+    def __call__(self, tensors: list[Tensor]) -> object:
         """What the model returns, from its tensors."""
         return self.rebuild(iter(tensors))
 

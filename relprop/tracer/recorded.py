@@ -4,22 +4,22 @@ module calls, the line of the user's code."""
 from __future__ import annotations
 
 import traceback
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
+from relprop.operations import Value
 from relprop.tracer.facts import Place
 
 
-def recorded_value(node: fx.Node) -> Any:
+def recorded_value(node: fx.Node) -> Value:
     """What a node of a front end's graph gave while it was recorded, without the numbers."""
     value = node.meta.get("val", node.meta.get("tensor_meta"))
     return tree_map(without_values, value)
 
 
-def without_values(value: Any) -> Any:
+def without_values(value: object) -> object:
     """A tensor as one that has a shape, a layout and a type only; anything else as it is."""
     if isinstance(value, Tensor):
         return torch.empty_strided(

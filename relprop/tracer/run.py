@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from relprop.errors import InputError, first_line, message
-from relprop.operations import Args, Kwargs
+from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
@@ -24,8 +24,8 @@ from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe
 from relprop.tracer.surroundings import normal
 
-Values = dict[fx.Node, Any]
-Visit = Callable[[fx.Node, Any], Any]
+Values = dict[fx.Node, Value]
+Visit = Callable[[fx.Node, Value], Value]
 
 
 class Composite(Protocol):
@@ -36,7 +36,7 @@ class Composite(Protocol):
     def entering(self) -> tuple[fx.Node, ...]:
         """What it reads."""
 
-    def run(self, values: Mapping[fx.Node, Tensor], dtype: torch.dtype | None) -> Tensor:
+    def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
         """Its value."""
 
 
@@ -180,7 +180,7 @@ def _run_section(
     values.update(zip(leaving, results, strict=True))
 
 
-def per_sample(function: Callable[..., Any], *batches: Any) -> Any:
+def per_sample(function: Callable[..., Value], *batches: Value) -> Value:
     """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then
     do what ``vmap`` cannot: outputs whose shape depends on values)."""
     leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
@@ -196,7 +196,7 @@ class _Layered:
     def __init__(self, own: Values, outer: Values) -> None:
         self.own, self.outer = own, outer
 
-    def __getitem__(self, node: fx.Node) -> Any:
+    def __getitem__(self, node: fx.Node) -> Value:
         return self.own[node] if node in self.own else self.outer[node]
 
 
@@ -217,7 +217,7 @@ def template(
     """
     operands = tensor_inputs(node)
 
-    def rebuild(*tensors: Any) -> tuple[Args, Kwargs]:
+    def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
         return _plain(args, dtype), _plain(kwargs, dtype)
@@ -225,7 +225,7 @@ def template(
     return operands, rebuild
 
 
-def _plain(x: Any, dtype: torch.dtype | None) -> Any:
+def _plain(x: Value, dtype: torch.dtype | None) -> Value:
     """fx's immutable containers as ordinary ones, which operators insist on."""
     if isinstance(x, dict):
         return {k: _plain(v, dtype) for k, v in x.items()}
@@ -236,10 +236,10 @@ def _plain(x: Any, dtype: torch.dtype | None) -> Any:
 
 def call_node(
     node: fx.Node,
-    values: Any,
+    values: Values | _Layered,
     dtype: torch.dtype | None,
     replaced: tuple[int, object] | None = None,
-) -> Any:
+) -> Value:
     """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
     ``template``; ``replaced``: an argument by position, and what stands there instead."""
     operands, rebuild = template(node, dtype)

@@ -17,13 +17,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from relprop.tracer.side_effects import CONTAINERS, PLAIN, WIDTH
 from relprop.tracer.surroundings import UNSHADOWED
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=tuple[object, ...])
+Several = list[object] | deque[object] | set[object]
 
 DEPTH = 6  # how far from a module; what lies deeper is shared
 
@@ -46,7 +50,7 @@ class _Shadow:
     """Originals and their shadows, each made once, so that what is one object stays one."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.made: dict[int, tuple[Any, Any]] = {}  # the original is kept: its id stays its own
+        self.made: dict[int, tuple[object, Any]] = {}  # the original is kept: its id stays its own
         self.modules = {id(m) for m in model.modules()}
         self.storages: dict[int, torch.UntypedStorage | None] = {
             p.untyped_storage().data_ptr(): None for p in model.parameters() if _is_ordinary(p)
@@ -56,10 +60,11 @@ class _Shadow:
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                     self.tensor(value)
 
-    def of(self, value: Any, depth: int) -> Any:
+    def of(self, value: T, depth: int) -> T:
         """The shadow of ``value``; what needs none is itself."""
         if id(value) in self.made:
-            return self.made[id(value)][1]
+            made: T = self.made[id(value)][1]
+            return made
         if isinstance(value, nn.Module):
             return self.instance(value, DEPTH)
         if isinstance(value, (*PLAIN, enum.Enum)) or depth <= 0:
@@ -67,10 +72,11 @@ class _Shadow:
         if isinstance(value, tuple):
             return self.row(value, depth - 1)
         if type(value) in self.makers:
-            return self.makers[type(value)](self, value, depth - 1)
+            shadow: T = self.makers[type(value)](self, value, depth - 1)
+            return shadow
         return self.instance(value, depth - 1)
 
-    def keep(self, value: Any, shadow: Any) -> Any:
+    def keep(self, value: object, shadow: T) -> T:
         """Note ``shadow`` as that of ``value``."""
         self.made[id(value)] = value, shadow
         return shadow
@@ -91,7 +97,7 @@ class _Shadow:
                 new.set_(own, value.storage_offset(), value.size(), value.stride())  # type: ignore[arg-type]
             self.keep(value, new)
 
-    def instance(self, value: Any, depth: int) -> Any:
+    def instance(self, value: T, depth: int) -> T:
         """A module, or an object of a class written in Python, with attributes of its own."""
         kind = type(value)
         plain = kind.__basicsize__ == _Plain.__basicsize__ or kind is types.SimpleNamespace
@@ -109,7 +115,7 @@ class _Shadow:
             object.__getattribute__(shadow, "__dict__")[name] = own
         return shadow
 
-    def mapping(self, value: Any, depth: int) -> Any:
+    def mapping(self, value: dict[object, object], depth: int) -> dict[object, object]:
         """A dictionary of any kind, with keys and values of its own."""
         shadow = self.keep(value, copy.copy(value))
         if len(value) <= WIDTH:
@@ -118,30 +124,33 @@ class _Shadow:
             shadow.update({self.of(k, depth): self.of(v, depth) for k, v in items})
         return shadow
 
-    def several(self, value: Any, depth: int) -> Any:
+    def several(self, value: Several, depth: int) -> Several:
         """A list, a deque or a set."""
         shadow = self.keep(value, copy.copy(value))
         if len(value) <= WIDTH:
             parts = list(value)
             shadow.clear()
-            add = shadow.update if isinstance(value, set) else shadow.extend
+            add = shadow.update if isinstance(shadow, set) else shadow.extend
             add([self.of(v, depth) for v in parts])
         return shadow
 
-    def row(self, value: tuple[Any, ...], depth: int) -> Any:
+    def row(self, value: Row, depth: int) -> Row:
         """A tuple, a named one too; itself where nothing in it changes."""
         parts = [self.of(v, depth) for v in value]
         if all(a is b for a, b in zip(parts, value, strict=True)):
             return value
-        make = getattr(value, "_make", tuple if type(value) is tuple else None)
-        return self.keep(value, make(parts)) if make is not None else value
+        make: Any = getattr(value, "_make", tuple if type(value) is tuple else None)
+        if make is None:
+            return value
+        shadow: Row = make(parts)
+        return self.keep(value, shadow)
 
-    def method(self, value: types.MethodType, depth: int) -> Any:
+    def method(self, value: types.MethodType, depth: int) -> types.MethodType:
         """A bound method, bound to the shadow of its object."""
         owner, function = self.of(value.__self__, depth), self.of(value.__func__, depth)
         return self.keep(value, types.MethodType(function, owner))
 
-    def applied(self, value: partial[Any], depth: int) -> Any:
+    def applied(self, value: partial[T], depth: int) -> partial[T]:
         """A ``partial``, with what it was given."""
         shadow = partial(
             self.of(value.func, depth),
@@ -151,12 +160,14 @@ class _Shadow:
         vars(shadow).update(vars(value))
         return self.keep(value, shadow)
 
-    def referred(self, value: weakref.ref[Any], depth: int) -> Any:
+    def referred(self, value: weakref.ref[T], depth: int) -> weakref.ref[T]:
         """A weak reference to one of the modules."""
         owner = value()
-        return weakref.ref(self.of(owner, depth)) if id(owner) in self.modules else value
+        if owner is None or id(owner) not in self.modules:
+            return value
+        return weakref.ref(self.of(owner, depth))
 
-    def function(self, value: types.FunctionType, depth: int) -> Any:
+    def function(self, value: types.FunctionType, depth: int) -> object:
         """A function with variables of its own, where it closes over any, or reads a global that is
         one of the modules or holds some. A compiled one as it was written."""
         if (written := vars(value).get("_torchdynamo_orig_callable")) is not None:
@@ -181,7 +192,7 @@ class _Shadow:
         vars(shadow).update(vars(value))
         return shadow
 
-    def cell(self, value: types.CellType, depth: int) -> Any:
+    def cell(self, value: types.CellType, depth: int) -> types.CellType:
         """A variable that functions close over."""
         shadow = self.keep(value, types.CellType())
         try:
@@ -191,7 +202,7 @@ class _Shadow:
         shadow.cell_contents = self.of(held, depth)
         return shadow
 
-    def has_modules(self, value: Any) -> bool:
+    def has_modules(self, value: object) -> bool:
         """Whether a global is one of the modules, or a container of some."""
         if isinstance(value, (dict, list, tuple, set)) and len(value) <= WIDTH:
             held = [*value, *value.values()] if isinstance(value, dict) else list(value)
@@ -213,14 +224,14 @@ class _Plain:
     """What an object of a class written in Python takes: attributes and nothing else."""
 
 
-class _Globals(dict[str, Any]):
+class _Globals(dict[str, object]):
     """The globals of a module, some of which are replaced."""
 
-    def __init__(self, under: dict[str, Any], replaced: dict[str, Any]) -> None:
+    def __init__(self, under: dict[str, object], replaced: dict[str, object]) -> None:
         super().__init__(replaced, __builtins__=under["__builtins__"])
         self.under = under
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         return self.under[name]
 
 

@@ -61,7 +61,7 @@ class _Begins:
 def unwarned(start: str = "") -> Iterator[None]:
     """Without this thread's warnings that begin with ``start``. ``warnings.catch_warnings`` would
     change, and might leave behind, what other threads are shown."""
-    entry: Any = ("ignore", _Begins(start), Warning, None, 0)
+    entry: object = ("ignore", _Begins(start), Warning, None, 0)
     filters: Any = warnings.filters
     filters.insert(0, entry)
     try:
@@ -162,10 +162,10 @@ def _choose_products(module: Any) -> None:
             module.set_attn_implementation("eager")
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def _configs(model: nn.Module) -> list[object]:
     """The config objects of the model's modules, those inside others included."""
-    found: dict[int, Any] = {}
-    level: list[Any] = [
+    found: dict[int, object] = {}
+    level: list[object] = [
         module.config
         for module in model.modules()
         if hasattr(module, "config") and hasattr(module.config, "__dict__")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
-from relprop.operations import Args, Kwargs, Operator
+from relprop.operations import Args, Kwargs, Operator, Value
 
 
 @contextmanager
@@ -55,7 +54,7 @@ _record = ProxyTorchDispatchMode.__torch_dispatch__
 def _recorded(
     mode: ProxyTorchDispatchMode,
     func: Operator,
-    types: Any,
+    types: tuple[type[Tensor], ...],
     args: Args = (),
     kwargs: Kwargs | None = None,
 ) -> object:
@@ -66,7 +65,7 @@ def _recorded(
         return func(*args, **(kwargs or {}))
 
 
-def _called(mode: ProxyTorchDispatchMode, *args: Any) -> object:
+def _called(mode: ProxyTorchDispatchMode, *args: Value) -> object:
     """A function with a backward of its own, called inside a transform: its operations."""
     with _below(mode):
         return custom_function_call(*args)

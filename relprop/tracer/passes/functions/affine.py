@@ -3,8 +3,6 @@ it, in however many pieces, of parameters or of numbers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
@@ -41,7 +39,7 @@ def raise_affine(graph: fx.Graph, constants: Constants) -> None:
                     break
 
 
-def _pairs(node: fx.Node) -> list[tuple[Any, Any]]:
+def _pairs(node: fx.Node) -> list[tuple[fx.Node, fx.Node | float]]:
     """What may be a norm, and what it is scaled with or what is added to it."""
     if is_call(node, aten.neg):
         return [(operand(node), -1)]
@@ -51,7 +49,9 @@ def _pairs(node: fx.Node) -> list[tuple[Any, Any]]:
     return [(a, b)] if kind(node) is Kind.QUOTIENT else [(a, b), (b, a)]
 
 
-def _unturned(node: fx.Node, norm: Any, parameter: Any) -> tuple[Any, Any, list[int] | None]:
+def _unturned(
+    node: fx.Node, norm: fx.Node, parameter: fx.Node | float
+) -> tuple[fx.Node, fx.Node | float, list[int] | None]:
     """A norm and a parameter as they are before the norm's axes are put in another order, and that
     order."""
     turned = kind(norm) is Kind.PERMUTE and len(norm.users) == 1

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Operator
+from relprop.operations import Kwargs, Operator
 from relprop.tracer.editing import aten, emit
 from relprop.tracer.passes.trials.comparison import equal_functions
 
 #: The functions of one element that torch has, as they are called.
-KNOWN: tuple[tuple[Operator, dict[str, Any]], ...] = (
+KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
     (aten.relu.default, {}),
     (aten.gelu.default, {}),
     (aten.gelu.default, {"approximate": "tanh"}),
@@ -87,7 +86,7 @@ def known_by_torch(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Nod
     return None
 
 
-def _emitted(op: Operator, options: dict[str, Any], at: fx.Node, x: fx.Node) -> fx.Node:
+def _emitted(op: Operator, options: Kwargs, at: fx.Node, x: fx.Node) -> fx.Node:
     return emit(at, op, x, **options)
 
 

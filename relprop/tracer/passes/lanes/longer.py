@@ -4,9 +4,9 @@ positions of that axis apart; pieces may be unequal."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import fx
+from torch.fx.node import Argument
 
 from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm
@@ -146,7 +146,7 @@ class _Longer:
             raise Apart
         return emit(self.at, first.target, *args, **first.kwargs)
 
-    def _operand(self, nodes: Lanes, i: int, dim: int) -> Any:
+    def _operand(self, nodes: Lanes, i: int, dim: int) -> Argument:
         """An argument of pointwise calls as one: what is no tensor must be the same for all."""
         given = operands(nodes, i)
         if not isinstance(given[0], fx.Node):

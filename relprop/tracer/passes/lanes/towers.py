@@ -4,12 +4,12 @@ two views of a picture): the tower once for each of them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import Kind, Value, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -191,7 +191,7 @@ class _Tower:
 def _labels(node: fx.Node) -> Iterator[tuple[fx.Node, int, int]]:
     """An operand, an axis of it along which a call treats all positions alike, and the axis of the
     result that it becomes; below 0 if it is summed."""
-    x: Any = arguments(node)[0] if node.args else None
+    x: Value = arguments(node)[0] if node.args else None
     if kind(node) is Kind.EMBEDDING:
         ids = operand(node, 1)
         yield from ((ids, i, i) for i in range(rank(ids)))

@@ -26,9 +26,10 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
-from relprop.tracer.passes.lookups.tables import FAILURES, Extent, Values, largest, run
+from relprop.tracer.passes.lookups.tables import FAILURES, Extent, largest, run
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.parts import MOST_NUMBERS
+from relprop.tracer.run import Values
 
 LOOKUPS = frozenset({Kind.EMBEDDING, Kind.INDEX, Kind.GATHER})
 

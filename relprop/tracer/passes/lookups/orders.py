@@ -8,12 +8,11 @@ sum over all of them, or one of them picked, is the same as before."""
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import argument, is_call
+from relprop.operations import Args, argument, is_call
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -189,7 +188,7 @@ class _Sinking:
             self.orders[p].pop(dim, None)
         return self._emitted((parts, dim), {dim: tuple(whole)})
 
-    def _emitted(self, args: Any, sunk: Orders) -> fx.Node:
+    def _emitted(self, args: Args, sunk: Orders) -> fx.Node:
         given = {x: self._in_order(self.bases[x], self.orders[x]) for x in self.bases}
         args, kwargs = fx.node.map_arg((args, self.node.kwargs), given.__getitem__)
         made = emit(self.node, self.node.target, *args, **kwargs)

@@ -4,13 +4,12 @@ embedding."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.operations import Kind, argument, function_of, is_call, kind, operand
+from relprop.operations import Kind, Value, argument, function_of, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -33,6 +32,7 @@ from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.lookups.columns import joined_columns
 from relprop.tracer.passes.products.operators import repeats
 from relprop.tracer.passes.simplify.rules import simplify
+from relprop.tracer.run import Values
 
 BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
 
@@ -256,11 +256,11 @@ def _only_source(x: fx.Node) -> fx.Node | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _worked_out(x: fx.Node, source: fx.Node, numbers: Tensor, constants: Constants) -> Any:
+def _worked_out(x: fx.Node, source: fx.Node, numbers: Tensor, constants: Constants) -> Value:
     """The value of ``x`` if that of ``source`` were ``numbers``."""
-    env: dict[fx.Node, Any] = {source: numbers}
+    env: Values = {source: numbers}
 
-    def value(node: fx.Node) -> Any:
+    def value(node: fx.Node) -> Value:
         if node not in env:
             if not is_live(node):
                 env[node] = constants.value(node)

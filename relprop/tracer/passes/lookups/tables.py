@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, Operator, kind, operand
+from relprop.operations import Args, Kind, Kwargs, Operator, Value, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, is_float, rank, shape_of, val
 from relprop.tracer.passes.trials.recipes import as_before, plain
 from relprop.tracer.passes.trials.regions import only_ones
+from relprop.tracer.run import Values
 
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
-
-
-Values = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Extent:
         return ids.flatten().clamp(self.first, self.end - 1) - self.first
 
 
-def _call(op: Operator, *args: Any, **kwargs: Any) -> Any:
+def _call(op: Operator, *args: object, **kwargs: object) -> Value:
     return op(*args, **{k: v for k, v in kwargs.items() if k != "device"})
 
 
@@ -57,13 +54,13 @@ def run(
     nodes: list[fx.Node],
     given: Values,
     constants: Constants,
-    call: Callable[..., Any] = _call,
+    call: Callable[..., Value] = _call,
 ) -> Values:
     """The values of ``nodes``, in order, from those ``given``; or, where ``call`` makes nodes, new
     nodes for them. Those that one of them alone reads are gone."""
     known = dict(given)
 
-    def value(node: fx.Node) -> Any:
+    def value(node: fx.Node) -> Value:
         if node in known:
             return known[node]
         number = constants.number(node) if is_float(node) else None
@@ -82,7 +79,7 @@ def run(
     return known
 
 
-def _again(node: fx.Node, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+def _again(node: fx.Node, args: Args, kwargs: Kwargs, call: Callable[..., Value]) -> Value:
     """A call of tensors in another shape: shapes that are written out follow."""
     if kind(node) not in (Kind.RESHAPE, Kind.EXPAND):
         return call(node.target, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -87,7 +86,7 @@ def _in_rows(shape: list[int], width: int) -> list[int]:
 
 def _seen(kernel: fx.Node, constants: Constants) -> Tensor:
     """Where a kernel may hold other numbers than 0."""
-    found: dict[fx.Node, Any] = {}
+    found: dict[fx.Node, Tensor] = {}
     for n in operands_first(kernel, found.__contains__):
         known = constants.value(n)
         if known is None and kind(n) in _FIXED:

@@ -4,7 +4,6 @@ lengths divide; a softmax whose sum divides the values): each vector is scaled b
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -127,7 +126,7 @@ def _layout(x: fx.Node) -> tuple[fx.Node, Tensor]:
 def _part_roots(graph: fx.Graph) -> None:
     """The root of a product of sums of squares → the product of their roots."""
     for node in list(graph.nodes):
-        below: Any = arguments(node)[0] if node.args else None
+        below: object = arguments(node)[0] if node.args else None
         if not _is_root(node) or not is_product(below) or kind(below) is not Kind.PRODUCT:
             continue
         if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):

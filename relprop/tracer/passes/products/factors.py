@@ -3,12 +3,12 @@ one tensor stand together, so that a gate u·f(x)/g(x) is u times one function o
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, Value, is_call, kind
 from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, shape_of, swap, val
 
 Factors = list[tuple[int, fx.Node]]
@@ -65,7 +65,7 @@ def factors_of(node: fx.Node) -> tuple[Factors, float]:
     """What a product multiplies (1) and divides by (-1), and its numbers as one."""
     factors: Factors = []
     scale = 1.0
-    left: list[tuple[int, Any]] = [(1, node)]
+    left: list[tuple[int, Value]] = [(1, node)]
     while left:
         power, part = left.pop()
         if isinstance(part, (int, float)):

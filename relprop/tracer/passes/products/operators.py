@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.operations import Kind, kind, operand
 from relprop.operations.vocabulary import grouped_linear
@@ -121,8 +120,9 @@ def repeats(w: fx.Node) -> tuple[int, ...]:
     return tuple(int(s) for s in _replayed(w).stride())
 
 
-def _replayed(w: fx.Node) -> Any:
+def _replayed(w: fx.Node) -> Tensor:
     moves = (Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE)
     if kind(w) in moves and isinstance(w.args[0], fx.Node):
         return applied(w, _replayed(operand(w)))
-    return val(w)
+    held: Tensor = val(w)
+    return held

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -47,7 +45,7 @@ def _parts(x: fx.Node, dim: int) -> list[int]:
     return [0] if hides or is_call(x, aten.neg) else []
 
 
-def _pairs(x: fx.Node) -> list[tuple[Any, Any, bool]]:
+def _pairs(x: fx.Node) -> list[tuple[fx.Node, object, bool]]:
     """Of a sum's two terms, what may have been shifted, by what, and whether it is taken away."""
     a, b = arguments(x)
     return [(a, b, False), (b, a, is_call(x, aten.sub))] if is_tensor(b) else [(a, b, False)]

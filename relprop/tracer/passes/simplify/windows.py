@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
@@ -76,11 +74,11 @@ def _along(found: Tensor, shape: list[int], axis: int, new: int) -> Tensor | Non
     beside = [*windowed.shape[:axis], *windowed.shape[axis + 2 :]]
     if beside != [*shape[:axis], *shape[axis + 1 :]]:
         return None
-    here: list[Any] = [0] * windowed.dim()
+    here: list[int | slice] = [0] * windowed.dim()
     here[axis : axis + 2] = [slice(None), slice(None)]
     stride = int(torch.tensor(shape[axis + 1 :]).prod()) if axis + 1 < len(shape) else 1
     places = windowed[tuple(here)] // stride % shape[axis]
-    index: list[Any] = [slice(None)] * len(shape)
+    index: list[slice | Tensor] = [slice(None)] * len(shape)
     index[axis] = places
     whole = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
     return places if torch.equal(whole[tuple(index)], windowed) else None

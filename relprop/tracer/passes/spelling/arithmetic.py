@@ -3,8 +3,6 @@ that they are."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
@@ -40,7 +38,7 @@ def difference(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.sub.Tensor, other, x)
 
 
-def _scaled(node: fx.Node, x: fx.Node, factor: Any) -> fx.Node:
+def _scaled(node: fx.Node, x: fx.Node, factor: float | None) -> fx.Node:
     return x if factor in (None, 1) else emit(node, aten.mul.Tensor, x, factor)
 
 

@@ -8,8 +8,6 @@ graph."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Operator, function_of, is_call, operand
+from relprop.operations import Args, Kwargs, Operator, Value, function_of, is_call, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, tensor_inputs, val
 from relprop.tracer.facts import Facts, facts_of, know, place
@@ -54,7 +52,7 @@ def inline_regions(graph: fx.Graph, constants: Constants) -> None:
 
 
 def _casts_to(
-    arguments: Any, device: torch.device, outer: torch.dtype | None
+    arguments: Args, device: torch.device, outer: torch.dtype | None
 ) -> torch.dtype | None:
     """The type that an autocast region casts to on ``device``; ``None``: it casts nothing there."""
     kind, dtype, enabled = arguments[:3]
@@ -73,7 +71,7 @@ def _inline(region: fx.Node, device: torch.device) -> None:
     body = facts_of(operand(region, first - 1)).body
     assert isinstance(body, fx.GraphModule)
     entries = [n for n in body.graph.nodes if n.op == "placeholder"]
-    env: dict[fx.Node, Any] = dict(zip(entries, arguments(region)[first:], strict=True))
+    env: dict[fx.Node, fx.Node] = dict(zip(entries, arguments(region)[first:], strict=True))
     for inner in body.graph.nodes:
         if inner.op == "output":
             for user in list(region.users):
@@ -90,7 +88,7 @@ def _copied(
     region: fx.Node,
     inner: fx.Node,
     body: fx.GraphModule,
-    env: dict[fx.Node, Any],
+    env: dict[fx.Node, fx.Node],
     dtype: torch.dtype | None,
 ) -> fx.Node:
     """A node of a region's own graph, before its call."""
@@ -117,7 +115,7 @@ def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | Non
 
 def _explained(
     node: fx.Node, device: torch.device, dtype: torch.dtype
-) -> tuple[Casts, dict[str, Any]]:
+) -> tuple[Casts, dict[str, torch.dtype]]:
     """The casts of operands, and the type that a call is told, with which it does outside of an
     autocast region what it does inside."""
     inside = _run(node, device, {}, dtype)
@@ -125,7 +123,11 @@ def _explained(
         raise _refused(node, dtype)
     # some operations are told a type to compute in; their operands stay
     typed = {"dtype": val(node).dtype} if is_tensor(node) else {}
-    ways: list[tuple[Casts, dict[str, Any]]] = [({}, {}), (inside.casts, {}), (inside.casts, typed)]
+    ways: list[tuple[Casts, dict[str, torch.dtype]]] = [
+        ({}, {}),
+        (inside.casts, {}),
+        (inside.casts, typed),
+    ]
     for casts, told in ways:
         outside = _run(node, device, casts, None, told)
         if outside is None or outside.done != inside.done:
@@ -154,7 +156,7 @@ def _run(
     device: torch.device,
     casts: Casts,
     dtype: torch.dtype | None,
-    told: dict[str, Any] | None = None,
+    told: dict[str, torch.dtype] | None = None,
 ) -> _Record | None:
     """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
     ``None`` if it refuses them."""
@@ -171,10 +173,10 @@ def _run(
         return record
 
 
-def _without_numbers(x: fx.Node, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _without_numbers(x: fx.Node, device: torch.device, dtype: torch.dtype | None) -> Value:
     """The value of a node on ``device``, without its numbers, cast to ``dtype`` if given."""
 
-    def empty(t: Any) -> Any:
+    def empty(t: object) -> object:
         if not isinstance(t, Tensor):
             return t
         return torch.empty_strided(t.shape, t.stride(), dtype=dtype or t.dtype, device=device)
@@ -192,7 +194,9 @@ class _Record(TorchDispatchMode):
         self.casts: dict[fx.Node, torch.dtype] = {}
         self.done: list[tuple[Operator, tuple[torch.dtype, ...]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Value:
         result = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         storages = [t.untyped_storage()._cdata for t in given]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
-from relprop.operations import is_call
+from relprop.operations import Value, is_call
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -29,7 +27,7 @@ def multiplied(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     return _scaled(node, a, b, pairs) if a in pairs else _scaled(node, b, a, pairs)
 
 
-def _scaled(node: fx.Node, z: Any, x: Any, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
+def _scaled(node: fx.Node, z: Value, x: Value, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """Complex numbers times (or over) real ones, and any with a number of Python's."""
     if z not in pairs:  # real numbers and a complex one
         x, z = (x, z) if is_tensor(x) else (z, x)

@@ -4,12 +4,12 @@ one."""
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 from torch import fx
+from torch.fx.node import Argument
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations import Args, Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -55,14 +55,14 @@ ARITHMETIC = {
 }
 
 
-def _as_tensor(node: fx.Node, number: Any) -> Any:
+def _as_tensor(node: fx.Node, number: Argument) -> Argument:
     """A number that Python read from a tensor, and reckoned with, as that tensor."""
     if not isinstance(number, fx.Node) or is_tensor(number):
         return number
     if kind(number) is Kind.READ:
         return operand(number)
     if number.target not in ARITHMETIC:
-        return _refused(node, number)
+        raise _refused(node, number)
     operands = [_as_tensor(node, a) for a in arguments(number)]
     op = ARITHMETIC[number.target]
     if not is_tensor(operands[0]):  # a number less a tensor
@@ -70,8 +70,8 @@ def _as_tensor(node: fx.Node, number: Any) -> Any:
     return emit(node, op, *operands)
 
 
-def _refused(node: fx.Node, number: fx.Node) -> None:
-    raise CaptureError(
+def _refused(node: fx.Node, number: fx.Node) -> CaptureError:
+    return CaptureError(
         message(
             f"a position is worked out by Python ({number.format_node()}) from values",
             at=str(place(node)),
@@ -83,7 +83,7 @@ def _refused(node: fx.Node, number: fx.Node) -> None:
 def as_slice(node: fx.Node) -> fx.Node | None:
     """A run of positions, its bounds inside the axis and counted from 0."""
     x, dim = operand(node), argument(node, "dim") % rank(operand(node))
-    bounds: tuple[Any, ...]
+    bounds: Args
     if is_call(node, aten.narrow):
         start, length = argument(node, "start"), argument(node, "length")
         if isinstance(start, fx.Node) or isinstance(length, fx.Node):

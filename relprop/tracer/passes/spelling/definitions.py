@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -24,7 +23,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
     if target._can_decompose():
-        definition: Callable[..., Any] = target.decompose
+        definition: Callable[..., object] = target.decompose
     elif target in decomposition_table:
         definition = decomposition_table[target]
     else:
@@ -33,7 +32,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
     if not all(is_tensor(o) for o in operands):
         return None
 
-    def call(*tensors: Tensor) -> Any:
+    def call(*tensors: Tensor) -> object:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
         return definition(*plain(args), **plain(kwargs))
@@ -45,7 +44,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
 
 
 def _traced(
-    call: Callable[..., Any], operands: Sequence[fx.Node], device: torch.device
+    call: Callable[..., object], operands: Sequence[fx.Node], device: torch.device
 ) -> Iterator[fx.GraphModule]:
     """``call`` on tensors as the operands lie; then as if they lay in order, since a definition may
     ask for views that the operator itself does without."""

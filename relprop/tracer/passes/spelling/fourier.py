@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from relprop.operations import Operator, operand
 from relprop.tracer.editing import arguments, aten, emit, permuted, rank, reshaped, shape_of, val
@@ -81,7 +81,7 @@ class _Transform:
         """The cosines and sines of θ, (rows, columns), over what sums are divided by. Of those
         that are not 0 the smallest is sin(π / 2n) > 1/n: what is less is rounding, which no rule
         may share out."""
-        options = {"dtype": torch.long, "device": self.device}
+        options: dict[str, Argument] = {"dtype": torch.long, "device": self.device}
         k, j = (self._emit(aten.arange.default, n, **options) for n in (rows, columns))
         turns = self._emit(aten.mul.Tensor, reshaped(self.at, k, [rows, 1]), j)
         turns = self._emit(aten.remainder.Scalar, turns, count)
@@ -97,7 +97,7 @@ class _Transform:
         """2 for every row that stands for its mirror image, too; 1 for the others."""
         last = 0 if count % 2 else 1
         runs = ((1, 1.0), (rows - 1 - last, 2.0), (last, 1.0))
-        options = {"dtype": dtype, "device": self.device}
+        options: dict[str, Argument] = {"dtype": dtype, "device": self.device}
         return self._joined(
             [self._emit(aten.full.default, [n, 1], by, **options) for n, by in runs if n > 0], 0
         )
@@ -105,7 +105,7 @@ class _Transform:
     def _joined(self, parts: list[fx.Node], dim: int) -> fx.Node:
         return parts[0] if len(parts) == 1 else self._emit(aten.cat.default, parts, dim)
 
-    def _emit(self, op: Operator, *args: Any, **kwargs: Any) -> fx.Node:
+    def _emit(self, op: Operator, *args: Argument, **kwargs: Argument) -> fx.Node:
         return emit(self.at, op, *args, **kwargs)
 
 

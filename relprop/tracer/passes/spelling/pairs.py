@@ -3,13 +3,11 @@ together."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import is_call
+from relprop.operations import Value, is_call
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -43,7 +41,9 @@ def refused(node: fx.Node, why: str) -> CaptureError:
     )
 
 
-def parts_of(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> tuple[Any, Any]:
+def parts_of(
+    node: fx.Node, x: Value, pairs: dict[fx.Node, fx.Node]
+) -> tuple[fx.Node | float, fx.Node | float]:
     """The real and the imaginary part of an operand; of a real one the latter is 0."""
     if x in pairs:
         pair = pairs[x]
@@ -52,7 +52,7 @@ def parts_of(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> tuple[Any,
     return (x, 0.0) if is_tensor(x) else (complex(x).real, complex(x).imag)
 
 
-def pair_of(node: fx.Node, x: Any, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
+def pair_of(node: fx.Node, x: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
     """A tensor as real numbers with a last axis of two."""
     if x in pairs:
         return pairs[x]

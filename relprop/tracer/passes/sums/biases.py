@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
@@ -132,7 +131,7 @@ def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
     return tuple(range(rank(layer))) if isinstance(layer.target, WrittenNorm) else (last,)
 
 
-def _undone(node: fx.Node, lies: Any) -> Any:
+def _undone(node: fx.Node, lies: Tensor) -> Tensor:
     """A tensor of a move's result as it lies in the move's operand; one without values: as a
     view."""
     if kind(node) is Kind.RESHAPE:

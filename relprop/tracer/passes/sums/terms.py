@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from torch import fx
 
@@ -27,7 +27,7 @@ Terms = list[tuple[int, fx.Node]]
 def terms_of(node: fx.Node) -> Terms:
     """The terms of a sum of sums, with their signs: sums that nothing else reads are part of it."""
     found: Terms = []
-    left: list[tuple[int, Any]] = [(1, node)]
+    left: Terms = [(1, node)]
     while left:
         sign, here = left.pop()
         alone = here is node or (isinstance(here, fx.Node) and len(here.users) == 1)

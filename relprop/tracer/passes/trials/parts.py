@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import function_of
+from relprop.operations import Value, function_of
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
 from relprop.tracer.passes.trials.comparison import equal_functions, same
+from relprop.tracer.run import Values
 
 MOST_NODES = 400  # in one trial
 
@@ -35,9 +35,9 @@ class Part:
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """The output for other tensors, in double precision."""
-        known: dict[fx.Node, Any] = dict(zip(self.sources, tensors, strict=True))
+        known: Values = dict(zip(self.sources, tensors, strict=True))
 
-        def value(node: fx.Node) -> Any:
+        def value(node: fx.Node) -> Value:
             return known[node] if node in known else in_double(self.constants.value(node))
 
         for node in self.nodes:
@@ -92,14 +92,14 @@ def _randn(shape: list[int], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
-def in_double(x: Any) -> Any:
+def in_double(x: Value) -> Value:
     """Floating tensors, and types, in double precision."""
     if isinstance(x, torch.dtype):
         return torch.float64 if x.is_floating_point else x
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _in_double(part: Any) -> Any:
+def _in_double(part: Value) -> Value:
     """An argument of a node, its lists plain ones."""
     if isinstance(part, (list, tuple)):
         inside = map(_in_double, part)

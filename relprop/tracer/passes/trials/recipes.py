@@ -4,11 +4,10 @@ shapes."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, fx
 
-from relprop.operations import Kind, Operator, argument, kind, operand
+from relprop.operations import Args, Kind, Kwargs, Operator, Value, argument, kind, operand
 from relprop.tracer.editing import aten, dims_of, is_float, rank, shape_of, val
 
 REDUCTIONS = frozenset({Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST})
@@ -27,8 +26,8 @@ class Step:
     1, before and after."""
 
     op: Operator
-    args: Any
-    kwargs: Any
+    args: Args
+    kwargs: Kwargs
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
@@ -41,7 +40,7 @@ class Recipe:
     steps: tuple[Step, ...]
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        values: list[Any] = list(tensors)
+        values: list[Value] = list(tensors)
         for step in self.steps:
             args, kwargs = (_filled(part, values) for part in (step.args, step.kwargs))
             if step.shapes is not None:
@@ -52,7 +51,7 @@ class Recipe:
         return made
 
 
-def _filled(part: Any, values: list[Any]) -> Any:
+def _filled(part: Value, values: list[Value]) -> Value:
     """Arguments with values in their slots."""
     if isinstance(part, Slot):
         return values[part.number]
@@ -71,7 +70,7 @@ def as_before(old: tuple[int, ...], shape: tuple[int, ...], new: list[int]) -> l
 
 def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
     """The recipe of ``nodes``, in order, from ``inputs``."""
-    slots: dict[fx.Node, Any] = {node: Slot(i) for i, node in enumerate(inputs)}
+    slots: dict[fx.Node, Value] = {node: Slot(i) for i, node in enumerate(inputs)}
     steps = []
     for node in nodes:
         args, kwargs = plain(fx.node.map_arg((node.args, node.kwargs), lambda n: slots[n]))
@@ -91,7 +90,7 @@ def recipe_of(nodes: list[fx.Node], inputs: list[fx.Node]) -> Recipe:
     return Recipe(len(inputs), tuple(steps))
 
 
-def _cast(node: fx.Node, given: Any) -> Step:
+def _cast(node: fx.Node, given: object) -> Step:
     """From one floating type to another nothing is done. What becomes truth values or whole numbers
     does; what they become is of the first input's type."""
     if not is_float(node):
@@ -103,17 +102,17 @@ def _cast(node: fx.Node, given: Any) -> Step:
     )
 
 
-def _from_behind(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _from_behind(node: fx.Node, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """A reduction's axes counted from the last one, so that more may stand in front."""
     place = next((i for i, a in enumerate(args) if i > 0 and a == argument(node, "dim")), None)
     behind = [d - rank(operand(node)) for d in dims_of(node)]
-    given: Any = behind if not isinstance(argument(node, "dim"), int) else behind[0]
+    given: int | list[int] = behind if not isinstance(argument(node, "dim"), int) else behind[0]
     if place is None:
         return args, {**kwargs, "dim": given}
     return (*args[:place], given, *args[place + 1 :]), kwargs
 
 
-def plain(part: Any) -> Any:
+def plain(part: Value) -> Value:
     """fx's immutable containers as ordinary ones."""
     if isinstance(part, dict):
         return {k: plain(v) for k, v in part.items()}

@@ -4,7 +4,6 @@ added there."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import fx
@@ -82,15 +81,16 @@ def put_flat(node: fx.Node) -> fx.Node:
 
 
 def _accumulated(
-    node: fx.Node, base: fx.Node, indices: list[Any], used: list[int], values: fx.Node
+    node: fx.Node, base: fx.Node, indices: list[fx.Node | None], used: list[int], values: fx.Node
 ) -> fx.Node:
     """Zeros of the shape of ``base``, and at every place the sum of what the indices bring there:
     the indexed axes folded to one, and one index into it."""
     shape = shape_of(base)
     rest = [i for i in range(len(shape)) if i not in used]
     beside = [shape[i] for i in rest]
-    picked = list(torch.broadcast_shapes(*(tuple(shape_of(indices[i])) for i in used)))
-    where = _folded_index(node, [indices[i] for i in used], [shape[i] for i in used], picked)
+    given = [index for index in indices if index is not None]
+    picked = list(torch.broadcast_shapes(*(tuple(shape_of(index)) for index in given)))
+    where = _folded_index(node, given, [shape[i] for i in used], picked)
     together = used == list(range(used[0], used[-1] + 1))
     ahead = used[0] if together else 0  # axes in front of those that are picked
     wide = expanded(node, values, [*beside[:ahead], *picked, *beside[ahead:]])

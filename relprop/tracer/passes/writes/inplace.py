@@ -4,10 +4,10 @@ after a write reads what was written."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 
 from relprop.errors import CaptureError, message
 from relprop.operations import Kind, Operator, is_inplace, kind, operand, out_of_place
@@ -60,7 +60,7 @@ class _Versions:
             if writes and first is not None:
                 self._write(node, first)
 
-    def _known(self, node: fx.Node, at: fx.Node) -> Any:
+    def _known(self, node: fx.Node, at: fx.Node) -> Argument:
         """What enters ``at``: all above is functional by now, so that constants can be told."""
         read = self._read(node, at)
         is_number = isinstance(val(read), (int, torch.SymInt))
