@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import register_pytree_node
 
-from relprop.interpreter.walk import Pending, Walk, walk
-from relprop.operations import Args, Kwargs
+from relprop.interpreter.walk import Pending, Walk, call_of, walk
+from relprop.numerics import total
+from relprop.operations import Args, Kwargs, Value
 from relprop.plan import Edge, Plan, Step
+from relprop.rules.call import Call, Split
 from relprop.tracer.chunked import Chunked, chunked
 from relprop.tracer.follow import depending
 from relprop.tracer.queries import Attention
@@ -23,9 +26,34 @@ from relprop.tracer.run import Values, call_node, per_sample
 
 
 def may_cross(plan: Plan, attention: Attention) -> bool:
-    """Whether every rule of the plan between a site's scores and its result splits parts."""
+    """Whether every rule of the plan between a site's scores and its result splits parts, but for
+    Lemma 2's sums."""
     inside = [plan.step_at[n] for n in attention.nodes if n in plan.step_at]
-    return all(step.rule.splits_parts and not step.inner for step in inside)
+    return all(
+        (step.rule.splits_parts or step.rule.balancing is not None) and not step.inner
+        for step in inside
+    )
+
+
+@dataclass(frozen=True)
+class Lemma2:
+    """The sums over all rows by which one step's shares are balanced, each (batch,)."""
+
+    arrived: Tensor
+    sums: tuple[Tensor, ...]
+
+    def __add__(self, other: Lemma2) -> Lemma2:
+        """The sums over the rows of both."""
+        both = zip(self.sums, other.sums, strict=True)
+        return Lemma2(self.arrived + other.arrived, tuple(a + b for a, b in both))
+
+
+register_pytree_node(
+    Lemma2,
+    lambda known: ([known.arrived, known.sums], None),
+    lambda children, _: Lemma2(*children),
+)
+Balances = Mapping[fx.Node, Lemma2]
 
 
 @dataclass(frozen=True)
@@ -54,43 +82,86 @@ class Crossing:
         return cls(own, attention, tuple(n for n in attention.nodes[::-1] if n in below | {end}))
 
     def parts(
-        self, values: Values, arrived: Tensor, account: bool
-    ) -> Iterator[tuple[tuple[int, int], Walk, Pending]]:
-        """For each chunk its first query and how many it has, the walk through it, and what that
-        leaves for what is outside. ``arrived``: the relevance of the contraction, batch first."""
-        by = chunked(self.attention, values, self.plan.program.dtype)
+        self, by: Chunked, arrived: Tensor, known: Balances, account: bool
+    ) -> Iterator[tuple[Walk, Pending]]:
+        """For each chunk the walk through it, and what that leaves for what is outside.
+        ``arrived``: the relevance of the contraction, batch first."""
         for first, count in by.chunks():
             fixed, given = by.part(first, count)
-            plan = self._sized(count)
 
             def one_sample(
                 relevance: Tensor,
-                *given: Tensor,
-                plan: Plan = plan,
+                given: tuple[Tensor, ...],
+                known: Balances,
                 fixed: Values = fixed,
+                first: int = first,
                 count: int = count,
             ) -> tuple[Walk, Pending]:
                 left: Pending = {(self.attention.site.contraction, 0): [relevance]}
+                plan = self._sized(count, known, books=first == 0)
                 inside = by.values(fixed, given, count)
                 return walk(plan, self.nodes, inside, left, {}, account), left
 
-            relevance = arrived.narrow(by.axis, first, count)
-            yield (first, count), *per_sample(one_sample, relevance, *given)
+            yield per_sample(one_sample, arrived.narrow(by.axis, first, count), given, known)
 
-    def at_map(self, inside: Values, arrived: Tensor, count: int) -> Tensor:
-        """The relevance of the map, of one sample and ``count`` queries, from ``arrived`` at the
-        result."""
+    def balances(self, by: Chunked, arrived: Tensor) -> Balances:
+        """The sums that Lemma 2 takes over all rows, of one step after the other: what arrives at
+        one depends on those above it."""
+        known: dict[fx.Node, Lemma2] = {}
+        for node in self.nodes:
+            step = self.plan.step_at.get(node)
+            if step is not None and step.rule.balancing is not None and not step.rule.splits_parts:
+                known[node] = self._balance(by, arrived, step, known)
+        return known
+
+    def _balance(self, by: Chunked, arrived: Tensor, step: Step, known: Balances) -> Lemma2:
+        """The sums of one step, from those of the steps above it."""
+        nodes = self.nodes[: self.nodes.index(step.node) + 1]
+        steps = tuple(s for s in self.plan.steps if s.node in nodes and s.node is not step.node)
+        above = replace(self.plan, steps=steps, wanted=frozenset({step.node}))
+        crossing, found = replace(self, plan=above, nodes=nodes), []
+        for first, count in by.chunks():
+            fixed, given = by.part(first, count)
+
+            def one_sample(
+                relevance: Tensor,
+                given: tuple[Tensor, ...],
+                known: Balances,
+                fixed: Values = fixed,
+                count: int = count,
+            ) -> Lemma2:
+                inside = by.values(fixed, given, count)
+                here = crossing.at(step.node, inside, relevance, count, known)
+                call = call_of(self._step(step, count), here, inside, None)
+                function = step.rule.balancing
+                assert function is not None
+                shares = function.shares(here, call)
+                return Lemma2(total(here), tuple(total(share) for share in shares))
+
+            relevance = arrived.narrow(by.axis, first, count)
+            found.append(per_sample(one_sample, relevance, given, known))
+        whole = found[0]
+        for some in found[1:]:
+            whole = whole + some
+        return whole
+
+    def at(
+        self, node: fx.Node, inside: Values, arrived: Tensor, count: int, known: Balances
+    ) -> Tensor:
+        """The relevance of a node inside, of one sample and ``count`` queries, from ``arrived`` at
+        the result."""
         left: Pending = {(self.attention.site.contraction, 0): [arrived]}
-        done = walk(self._sized(count), self.nodes, inside, left, {}, False)
-        end = self.attention.site.attention
-        return done.found[end] if end in done.found else torch.zeros_like(inside[end])
+        done = walk(self._sized(count, known), self.nodes, inside, left, {}, False)
+        found = done.found.get(node)
+        return torch.zeros_like(inside[node]) if found is None else found
 
     def whole(self, values: Values, arrived: Tensor, account: bool) -> tuple[Walk, Pending]:
         """All chunks: the walk as if it had been one, and what it leaves for what is outside."""
+        by = chunked(self.attention, values, self.plan.program.dtype)
         walks = Walk()
         rows: dict[Edge, list[Tensor]] = {}
         sums: dict[Edge, Tensor] = {}
-        for _, done, left in self.parts(values, arrived, account):
+        for done, left in self.parts(by, arrived, self.balances(by, arrived), account):
             walks += done
             for edge, parts in left.items():
                 part = sum(parts[1:], parts[0])
@@ -102,10 +173,15 @@ class Crossing:
         joined = {edge: torch.cat(parts, axis(edge[0])) for edge, parts in rows.items()}
         return walks, {edge: [part] for edge, part in (joined | sums).items()}
 
-    def _sized(self, count: int) -> Plan:
-        """The plan for ``count`` queries."""
-        steps = tuple(self._step(step, count) for step in self.plan.steps)
-        return replace(self.plan, steps=steps)
+    def _sized(self, count: int, known: Balances, *, books: bool = True) -> Plan:
+        """The plan for ``count`` queries of one sample, balanced by what is ``known`` of all.
+        ``books``: what Lemma 2 loses is booked here."""
+        steps = (self._step(step, count) for step in self.plan.steps)
+        balanced = (
+            _balanced(step, known[step.node], books) if step.node in known else step
+            for step in steps
+        )
+        return replace(self.plan, steps=tuple(balanced))
 
     def _step(self, step: Step, count: int) -> Step:
         sizes = self.attention.sizes(step.node, count)
@@ -113,11 +189,24 @@ class Crossing:
             return step
         place, given = sizes
 
-        def rebuild(*tensors: Tensor) -> tuple[Args, Kwargs]:
+        def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
             args, kwargs = step.rebuild(*tensors)
             return (*args[:place], given, *args[place + 1 :]), kwargs
 
         return replace(step, rebuild=rebuild)
+
+
+def _balanced(step: Step, known: Lemma2, books: bool) -> Step:
+    """A step whose shares are balanced by sums over all rows."""
+    function = step.rule.balancing
+    assert function is not None
+
+    def split(relevance: Tensor, call: Call) -> Split:
+        made = function.balanced(function.shares(relevance, call), known.arrived, known.sums)
+        lost = {k: amount if books else torch.zeros_like(amount) for k, amount in made.lost.items()}
+        return Split(made.shares, lost)
+
+    return replace(step, rule=replace(step.rule, function=split, lone=None))
 
 
 @dataclass(frozen=True)
@@ -158,7 +247,9 @@ def map_rows(
             if "gradient" in here:
                 found["gradient"] = _gradient_at_map(by, inside, here["gradient"], count)
             if crossing is not None:
-                found["relevance"] = crossing.at_map(inside, here["relevance"], count)
+                found["relevance"] = crossing.at(
+                    by.attention.site.attention, inside, here["relevance"], count, {}
+                )
             return found
 
         found = per_sample(one_sample, given, here)

@@ -15,7 +15,7 @@ from relprop.interpreter.ledger import Account, account_of, added
 from relprop.numerics import at_least_float32, total
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
-from relprop.rules.call import Split
+from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance
 from relprop.tracer.editing import val
 from relprop.tracer.program import describe
@@ -120,12 +120,7 @@ def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tens
 
 def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None) -> Split:
     """One rule on one sample."""
-    first = relevance[0] if isinstance(relevance, tuple) else relevance
-    dtype, output = at_least_float32(first.dtype), values.get(step.node)
-    tensors = tuple(_operand(node, values, dtype, first.device) for node in step.operands)
-    call = step.call(tensors, output, extra).widened(dtype)
-    if step.rule.divides_by_output and _was_rounded(output, dtype):
-        call = replace(call, output=call.apply(*call.inputs))
+    call = call_of(step, relevance, values, extra)
     try:
         return step.rule(relevance, call)
     except RelpropError as error:
@@ -135,6 +130,17 @@ def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None
         raise RuleError(
             message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))
         ) from error
+
+
+def call_of(step: Step, relevance: Relevance, values: Values, extra: Tensor | None) -> Call:
+    """What a step's rule is told of one sample."""
+    first = relevance[0] if isinstance(relevance, tuple) else relevance
+    dtype, output = at_least_float32(first.dtype), values.get(step.node)
+    tensors = tuple(_operand(node, values, dtype, first.device) for node in step.operands)
+    call = step.call(tensors, output, extra).widened(dtype)
+    if step.rule.divides_by_output and _was_rounded(output, dtype):
+        return replace(call, output=call.apply(*call.inputs))
+    return call
 
 
 def _was_rounded(output: object, dtype: torch.dtype) -> bool:

@@ -9,7 +9,7 @@ Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``close
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -219,13 +219,21 @@ class Add:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if len(call.operands) == 1:
             return Split(call.only(relevance))
+        if self.normalise:
+            shares = self.shares(relevance, call)
+            return self.balanced(shares, total(relevance), [total(s) for s in shares])
         parts = self.eq6(relevance, self.terms(call))
-        shares = tuple(
-            part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True)
-        )
-        if not self.normalise:
-            return Split(shares, self.lost(relevance, parts))
-        return lemma2(total(relevance), shares, CANCEL, self.divide or safe_divide)
+        return Split(_fitted(parts, call), self.lost(relevance, parts))
+
+    def shares(self, relevance: Tensor, call: Call) -> tuple[Tensor, ...]:
+        """Eq. 6 for each operand, before Lemma 2."""
+        return _fitted(self.eq6(relevance, self.terms(call)), call)
+
+    def balanced(
+        self, shares: tuple[Tensor, ...], arrived: Tensor, sums: Sequence[Tensor]
+    ) -> Split:
+        """Lemma 2 for these shares, of which ``sums`` are the sums over the whole tensor."""
+        return lemma2(arrived, shares, sums, CANCEL, self.divide or safe_divide)
 
     def lost(self, relevance: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """What un-normalised shares leave behind: all of R where they are all 0; elsewhere what the
@@ -267,16 +275,24 @@ class Add:
         )
 
 
+def _fitted(parts: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
+    """Shares of broadcast operands, summed to their shapes."""
+    return tuple(part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True))
+
+
 def lemma2(
-    arrived: Tensor, shares: tuple[Tensor, ...], cause: str, divide: Divide = safe_divide
+    arrived: Tensor,
+    shares: tuple[Tensor, ...],
+    sums: Sequence[Tensor],
+    cause: str,
+    divide: Divide = safe_divide,
 ) -> Split:
-    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all sums are 0,
+    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all ``sums`` are 0,
     everything is lost to ``cause``.
 
     A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors'
     stabiliser it becomes 0, as in their code.
     """
-    sums = [total(share) for share in shares]
     scale = sum((s.abs() for s in sums[1:]), sums[0].abs())
     nothing = scale < smallest(shares[0].dtype)
     factor = torch.where(nothing, 0.0, divide(arrived, scale))
@@ -312,7 +328,7 @@ class Generic:
             return Split(
                 _place(call, where, shares), {GENERIC: total(relevance) - total(shares[0])}
             )
-        split = lemma2(total(relevance), shares, GENERIC)
+        split = lemma2(total(relevance), shares, [total(s) for s in shares], GENERIC)
         return Split(
             _place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,6 +21,20 @@ class RuleFunction(Protocol):
     operand's."""
 
     def __call__(self, relevance: Tensor, call: Call, /) -> Shares: ...
+
+
+@runtime_checkable
+class Balancing(Protocol):
+    """A rule function that ends with Lemma 2: ``shares`` of some rows are made without the rest,
+    and ``balanced`` by sums over all of them."""
+
+    def shares(self, relevance: Tensor, call: Call, /) -> tuple[Tensor, ...]:
+        """A share per operand, before the lemma."""
+
+    def balanced(
+        self, shares: tuple[Tensor, ...], arrived: Tensor, sums: Sequence[Tensor], /
+    ) -> Split:
+        """These shares by ``arrived``, ΣR, and ``sums``, Σ of each operand's shares."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,11 @@ class Rule:
     def splits_parts(self) -> bool:
         """Whether what arrives at some rows of its output can be split by itself."""
         return self.row_wise or self.family in ("carry", "move", "share")
+
+    @property
+    def balancing(self) -> Balancing | None:
+        """Its function, if nothing but Lemma 2's sums are over more than single rows."""
+        return self.function if isinstance(self.function, Balancing) else None
 
     @property
     def divides_by_output(self) -> bool:

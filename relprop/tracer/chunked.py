@@ -73,12 +73,17 @@ class Chunked:
 
 
 def chunked(attention: Attention, values: Values, dtype: torch.dtype | None) -> Chunked:
-    """A site with ``values`` of what enters it, in chunks of ``CHUNK_BYTES``."""
+    """A site with ``values`` of what enters it, in chunks."""
     batched = tuple(n for n in attention.entering if is_batched(n))
     fixed = {n: values[n] for n in attention.entering if n not in batched}
     entering = tuple(values[n] for n in batched)
-    size = CHUNK_BYTES * attention.queries // (attention.map_bytes * len(entering[0]))
-    return Chunked(attention, max(1, size), fixed, batched, entering, dtype)
+    size = chunk_rows(attention, len(entering[0]))
+    return Chunked(attention, size, fixed, batched, entering, dtype)
+
+
+def chunk_rows(attention: Attention, batch: int) -> int:
+    """How many queries make a chunk of ``CHUNK_BYTES``: at least one."""
+    return max(1, CHUNK_BYTES * attention.queries // (attention.map_bytes * batch))
 
 
 class _Chunks(torch.autograd.Function):

@@ -52,7 +52,9 @@ def _is_of_books(part):
 
 
 def _largest(values):
-    return max((float(v.double().abs().nan_to_num().max()) for v in values if v.numel()), default=1.0)
+    return max(
+        (float(v.double().abs().nan_to_num().max()) for v in values if v.numel()), default=1.0
+    )
 
 
 def test_every_call_is_recorded():

@@ -1,0 +1,144 @@
+"""Large attention maps are never whole: the site runs some queries at a time, forward, backward, by
+the rules and through the roll-up, and every number is that of the whole map."""
+
+import pytest
+import timm
+import torch
+import transformers
+
+import relprop
+from relprop.tracer import bind, chunked, trace_program
+
+EXACT = 1e-12
+ROW_WISE = ("transformer_attribution", "rollout", "gae")
+AT_INPUT = ("gradient_x_input", "integrated_gradients", "lrp", "attnlrp", "cp_lrp", "epsilon_lrp")
+IDS = torch.randint(3, 50, (2, 11), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(11) < torch.tensor([[11], [8]])).long()
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+}
+
+
+def _text(kind, config, **more):
+    model = kind(config).eval()
+    return model, {"input_ids": IDS, "attention_mask": MASK, **more}
+
+
+def _bert():
+    return *_text(transformers.BertForSequenceClassification, transformers.BertConfig(**TINY)), 1
+
+
+def _deberta():
+    config = transformers.DebertaV2Config(
+        **TINY, relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=8
+    )
+    return *_text(transformers.DebertaV2ForSequenceClassification, config), 1
+
+
+def _llama():
+    config = transformers.LlamaConfig(**TINY, num_key_value_heads=2)
+    return *_text(transformers.LlamaForCausalLM, config), (7, 3)
+
+
+def _windows():
+    config = transformers.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=4)
+    return *_text(transformers.MistralForCausalLM, config), (7, 3)
+
+
+def _sinks():
+    config = transformers.GptOssConfig(
+        **TINY,
+        num_key_value_heads=2,
+        head_dim=4,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=4,
+    )
+    return *_text(transformers.GptOssForCausalLM, config), (7, 3)
+
+
+def _t5():
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4
+    )
+    more = {"decoder_input_ids": IDS[:, :8]}
+    return *_text(transformers.T5ForConditionalGeneration, config, **more), (7, 3)
+
+
+def _picture(name, **changes):
+    model = timm.create_model(name, img_size=32, num_classes=5, **changes).eval()
+    generator = torch.Generator().manual_seed(0)
+    return model, torch.randn(2, 3, 32, 32, generator=generator), 1
+
+
+MODELS = {
+    "padded BERT": _bert,
+    "relative positions from the input": _deberta,
+    "grouped queries": _llama,
+    "sliding windows": _windows,
+    "sinks": _sinks,
+    "encoder and decoder": _t5,
+    "ViT": lambda: _picture("vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2),
+    "talking heads": lambda: _picture("cait_xxs24_224", patch_size=8, embed_dim=24, depth=2),
+    "windows of a picture": lambda: _picture(
+        "swin_tiny_patch4_window7_224", window_size=4, embed_dim=12, depths=(2, 2)
+    ),
+}
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def case(request):
+    torch.manual_seed(0)
+    return MODELS[request.param]()
+
+
+def explained(case, method, **options):
+    model, inputs, target = case
+    if method == "integrated_gradients":
+        options["n_steps"] = 3
+    return relprop.explain(model, inputs, target, method=method, precision="float64", **options)
+
+
+def sites_of(case):
+    """The attention sites of a case's model."""
+    model, inputs, _ = case
+    return trace_program(model, bind(inputs)).sites
+
+
+def in_chunks(monkeypatch, rows=3):
+    """From now on every site is cut into chunks of so many queries; returns those that were."""
+    seen = set()
+
+    def chunk_rows(attention, batch):
+        seen.add(attention.site.contraction)
+        return rows
+
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunked, "chunk_rows", chunk_rows)
+    return seen
+
+
+def gap(one, other):
+    """The largest difference of two tensors, over the largest number of the first."""
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-300))
+
+
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("method", ROW_WISE + AT_INPUT)
+def test_chunks_change_nothing(case, method, monkeypatch):
+    whole = explained(case, method)
+    cut = in_chunks(monkeypatch)
+    parts = explained(case, method)
+    whole_maps = method == "gae" and len(whole.streams) > 1
+    assert len(cut) == (0 if whole_maps else len(sites_of(case)))
+    for name in whole.streams:
+        assert gap(whole[name].scores, parts[name].scores) < EXACT
+    if whole.ledger is not None:
+        one, other = whole.ledger.totals(), parts.ledger.totals()
+        assert parts.ledger.balanced()
+        scale = max(float(amount.abs().max()) for amount in one.values())
+        assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
