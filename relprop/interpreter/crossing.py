@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, fx
@@ -119,7 +120,7 @@ class Crossing:
         nodes = self.nodes[: self.nodes.index(step.node) + 1]
         steps = tuple(s for s in self.plan.steps if s.node in nodes and s.node is not step.node)
         above = replace(self.plan, steps=steps, wanted=frozenset({step.node}))
-        crossing, found = replace(self, plan=above, nodes=nodes), []
+        crossing, found = replace(self, plan=above, nodes=nodes), list[Lemma2]()
         for first, count in by.chunks():
             fixed, given = by.part(first, count)
 
@@ -140,10 +141,7 @@ class Crossing:
 
             relevance = arrived.narrow(by.axis, first, count)
             found.append(per_sample(one_sample, relevance, given, known))
-        whole = found[0]
-        for some in found[1:]:
-            whole = whole + some
-        return whole
+        return reduce(Lemma2.__add__, found)
 
     def at(
         self, node: fx.Node, inside: Values, arrived: Tensor, count: int, known: Balances

@@ -38,7 +38,7 @@ def gae(
             not exactly the tokens of one of them.
     """
     matrices = {v.site.contraction: updates(v) for v in at.sites}
-    if len(at.content) == 1:
+    if len(at.streams) == 1:
         return matrices
     reads = whose_tokens(at)
     if all(queries.names == keys.names for queries, keys in reads.values()):

@@ -64,10 +64,11 @@ def _over_attention(study: AttentionStudy) -> Explanation:
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
     found = matrices(study, method.function, own)
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)
-    scores = {
-        name: (torch.where(study.connected[name], part, 0), identity)
-        for name, (part, identity) in scores.items()
-    }
+    if not study.needs.in_chunks:
+        scores = {
+            name: (torch.where(study.connected[name], part, 0), identity)
+            for name, (part, identity) in scores.items()
+        }
     _warn_of_nothing(scores, study)
     matrix = _matrix(study, found) if "matrix" in keep else None
     layers = _layers(study, found) if "layers" in keep else {}

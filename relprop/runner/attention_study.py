@@ -20,7 +20,7 @@ from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
-from relprop.runner.rows import Matrix, Rows, attended
+from relprop.runner.rows import Matrix, Rows
 from relprop.runner.run import Run
 from relprop.runner.study import Gradients, Study
 from relprop.runner.values import (
@@ -81,12 +81,7 @@ class AttentionStudy(Study):
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
         held = self.run.forward.values | self.run.forward.watched
         return self.rollup.connected(
-            {
-                s.contraction: attended(self, s)
-                if s.contraction in self.needs.in_chunks
-                else wide(detached(held[s.attention]).abs())
-                for s in self.needs.sites
-            }
+            {s.contraction: wide(detached(held[s.attention]).abs()) for s in self.needs.sites}
         )
 
     @cached_property

@@ -52,11 +52,11 @@ class RollUp:
         found = self._walk(self.plan, self._field(1), {**whole, **scales}, rows)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
-    def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
+    def connected(self, maps: Matrices) -> dict[str, Tensor]:
         """Which tokens some way through attention and skip connections joins to the target, by
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
-        if all(isinstance(m, Tensor) and bool(m.all()) for m in maps.values()):
+        if all(bool(m.all()) for m in maps.values()):
             batch, device = self.run.inputs.batch, self.run.inputs.tensors[0].device
             return {
                 s.name: torch.ones(batch, math.prod(s.sizes), dtype=torch.bool, device=device)

@@ -46,21 +46,16 @@ Matrix = Tensor | Rows
 Function = Callable[..., Mapping[Any, Any]]  # a method's own
 
 
-def attended(study: AttentionStudy, site: Site) -> Rows:
-    """|A| of a site."""
-
-    def rows(wanted: Wanted) -> Iterator[Some]:
-        for first, count, found in _found(study, site, wanted):
-            yield Some(first, count, found.attention.abs())
-
-    return Rows(rows)
-
-
 def matrices(
     study: AttentionStudy, function: Function, options: Mapping[str, object]
 ) -> Mapping[Any, Any]:
-    """What a method says of a study; of sites in chunks, of each some rows at a time."""
+    """What a method says of a study; of sites in chunks, of each some rows at a time. A matrix is
+    then 0 wherever A is, so that tokens that no way joins to the target have scores of 0."""
     found = dict(function(study, **options))
+    if not study.needs.in_chunks:
+        return found
+    for values in study.sites:
+        found[values.site.contraction] = where_attended(values, found[values.site.contraction])
     for site in study.needs.chosen:
         if site.contraction in study.needs.in_chunks:
             found[site.contraction] = Rows(partial(_made, study, function, options, site))
@@ -81,7 +76,13 @@ def _made(
     for first, count, found in _found(study, site, wanted, gradient, relevance):
         view = copy(study)
         view.sites = (found,)
-        yield Some(first, count, function(view, **options)[site.contraction])
+        made = function(view, **options)[site.contraction]
+        yield Some(first, count, where_attended(found, made))
+
+
+def where_attended(values: SiteValues, matrix: Tensor) -> Tensor:
+    """A matrix where A is not 0, and 0 elsewhere."""
+    return matrix.masked_fill(values.attention == 0, 0)
 
 
 def _found(
