@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
     """Explain the one input or the data set, whichever the command line names. Raises
     ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
     one = asked.input is not None or asked.text is not None or asked.text_file is not None
-    if one == (data.data is not None):
+    if one == bool(data.data):
         fact = (
             "one input is given, and a data set with --data: give one of them"
             if one
@@ -178,27 +177,16 @@ def _explained(
 
 
 def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
-    """Explain a data set into the run folder, ``relprop.runs.command.explain_data``, and print the
-    summary."""
+    """Explain a data set into the run folder."""
     if len(answer.outs) != 1:
         raise WrongUsage("--data needs one run folder: --out run")
     if len(answer.targets) > 1:
         raise WrongUsage("--data takes one --target: predicted or label")
-    from relprop.runs import command, processes
+    from relprop.commands.data_sets import explain_all
 
-    run = dataclasses.asdict(asked.model) | dataclasses.asdict(data)
-    summary = command.explain_data(
-        model=run.pop("name"),
-        out=answer.outs[0],
-        methods=_methods_with_rules(answer),
-        target=answer.targets[0] if answer.targets else "predicted",
-        **run,
-    )
-    if answer.json_output:
-        tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
-    else:
-        tell(summary)
-    processes.leave()
+    methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
+    out, json_output = answer.outs[0], answer.json_output
+    explain_all(asked.model, data, out, methods, target, json_output=json_output)
 
 
 def _methods_with_rules(answer: Answer) -> Sequence[str]:
