@@ -25,6 +25,7 @@ from relprop.runs.command import (
     parse_method,
     parse_options,
     prepared,
+    tokenizer_of,
 )
 
 
@@ -111,7 +112,7 @@ def _task(
 ) -> Task:
     if source.kind == "image":
         return ImageTask(opened.model, source, measures, normalize=normalize or unchanged)
-    tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
+    tokenizer = tokenizer_of(opened.processor)
     return TextTask(opened.model, source, measures, tokenizer=tokenizer, max_length=max_length)
 
 

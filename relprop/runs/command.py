@@ -78,10 +78,15 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
     if name == REVIEWS:
         from relprop.demo.review_model import review_model, review_tokenizer
 
-        found: nn.Module = review_model()
-        return Opened(found.to(device), review_tokenizer())
+        reviews: nn.Module = review_model()
+        return Opened(reviews.to(device), review_tokenizer())
     found, _, processor = load(name, [], None, trust_remote_code)
     return Opened(found.to(device), processor)
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """A processor's tokenizer, or the processor, which may be one itself."""
+    return getattr(processor, "tokenizer", processor)
 
 
 def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
@@ -92,8 +97,7 @@ def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
     images that are tensors already are taken as they are.
     """
     if source.kind == "text":
-        tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
-        if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        if not hasattr(tokenizer_of(opened.processor), "convert_ids_to_tokens"):
             fact = "the data set is of texts, and no tokenizer came with the model"
             then = "save it into the model's folder: tokenizer.save_pretrained(folder)"
             raise InputError(fact, then=[then])
