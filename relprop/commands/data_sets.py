@@ -41,12 +41,11 @@ def explain_all(
     """Explain every sample into the run folder ``out``, and print the summary. ``methods``: each a
     name, or a name with options, ``transformer_attribution:rules=stable,normalize_rows=true``.
     Raises ``RelpropError``."""
-    chosen = [parse_method(m) for m in methods] or ["transformer_attribution"]
     opened, source, normalize = _opened(model, data)
     work = ExplainWork(
         opened.model,
         source,
-        methods=chosen,
+        methods=[parse_method(m) for m in methods or ("transformer_attribution",)],
         target=target,
         normalize=normalize,
         processor=opened.processor if source.kind == "text" else None,
@@ -118,9 +117,6 @@ def _task(
 
 def _row(text: str) -> object:
     """A method of the command line: its row is named as it was written."""
-    chosen = parse_method(text)
-    if isinstance(chosen, str):
-        return chosen
-    name, options = chosen[0], dict(chosen[1])
+    name, options = parse_method(text)
     rules = options.pop("rules", None)
-    return text, Question(name, options, rules)
+    return (text, Question(name, options, rules)) if ":" in text else text

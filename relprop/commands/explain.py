@@ -86,8 +86,7 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
     from relprop.runs.command import parse_method
 
     try:
-        parsed = parse_method(text)
-        name, options = (parsed, {}) if isinstance(parsed, str) else (parsed[0], dict(parsed[1]))
+        name, options = parse_method(text)
         method_named(name, level=None).checked({k: v for k, v in options.items() if k != "rules"})
     except OptionError as error:
         raise WrongUsage(str(error)) from None

@@ -14,7 +14,6 @@ from torch import nn
 from relprop.data import Source, image_transform, open_data
 from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
-from relprop.runs.explaining import MethodChoice
 
 DIGITS, REVIEWS = "demo:digits", "demo:reviews"
 SCENES = 500  # shipped samples are drawn, so their number must be said: this many without a limit
@@ -29,14 +28,14 @@ class Opened:
     processor: Any = None
 
 
-def parse_method(text: str) -> MethodChoice:
-    """``name``, or ``name:option=value,option=value``.
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """A method and its options, from ``name`` or ``name:option=value,option=value``.
 
     >>> parse_method("transformer_attribution:rules=stable,normalize_rows=true")
     ('transformer_attribution', {'rules': 'stable', 'normalize_rows': True})
     """
     name, _, rest = text.partition(":")
-    return (name, parse_options(rest.split(","), f"--method {name}:")) if rest else name
+    return name, parse_options(rest.split(",") if rest else (), f"--method {name}:")
 
 
 def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
