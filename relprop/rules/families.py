@@ -27,6 +27,7 @@ GENERIC = "not conserved: generic"
 POSITIONS = "positions that are read"
 FILLED = "constant in its place"
 STABILISER = "stabiliser"
+Shares = tuple[Tensor | None, ...]
 
 
 def split_vjp(
@@ -40,19 +41,15 @@ def split_vjp(
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value
         result = call.apply(*inputs)
-        return (
-            result
-            if isinstance(result, Tensor)
-            else tuple(r for r in result if r.is_floating_point())
-        )
+        if isinstance(result, Tensor):
+            return result
+        return tuple(r for r in result if r.is_floating_point())
 
     output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))  # type: ignore[misc]
     return output, pull
 
 
-def _place(
-    call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
+def _place(call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]) -> Shares:
     """Shares in operand order, ``None`` elsewhere."""
     by_index = dict(zip(indices, shares, strict=True))
     return tuple(by_index.get(i) for i in range(len(call.operands)))
@@ -63,14 +60,14 @@ def _floating(call: Call) -> tuple[int, ...]:
 
 
 @rule(family="carry", reads="")
-def carry(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def carry(relevance: Tensor, call: Call) -> Shares:
     """R_in = R_out: activations, softmax, norms, scaling by parameters. Broadcast axes are
     summed."""
     return call.only(relevance)
 
 
 @rule(family="move", reads="")
-def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def move(relevance: Tensor, call: Call) -> Shares:
     """Relevance goes where the values came from: the op's own vector–Jacobian product, which is 0s
     and 1s."""
     where = _floating(call)
@@ -79,9 +76,9 @@ def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 
 
 @rule(family="move")
-def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def route(relevance: Tensor, call: Call) -> Shares:
     """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
-    shares: tuple[Tensor | None, ...] = move.function(relevance, call)
+    shares: Shares = move.function(relevance, call)
     return shares
 
 
@@ -89,13 +86,13 @@ def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 def fill(relevance: Tensor, call: Call) -> Split:
     """As ``move``, where constants may stand in place of inputs (masked_fill, where, pad): what
     arrives at those is lost, and measured."""
-    where = _floating(call)
-    ones = [torch.ones_like(x) if i in where else x for i, x in enumerate(call.inputs)]
-    zeros = [torch.zeros_like(x) if i in where else x for i, x in enumerate(call.inputs)]
-    moved = call.apply(*ones) - call.apply(*zeros)
-    return Split(
-        move.function(relevance, call), {FILLED: total(torch.where(moved == 1, 0.0, relevance))}
+    ones, zeros = (
+        [torch.full_like(x, value) if x.is_floating_point() else x for x in call.inputs]
+        for value in (1, 0)
     )
+    moved = call.apply(*ones) - call.apply(*zeros)
+    lost = total(torch.where(moved == 1, 0.0, relevance))
+    return Split(move.function(relevance, call), {FILLED: lost})
 
 
 @dataclass(frozen=True)
@@ -112,25 +109,20 @@ class Share:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x_at = call.activations[0]
         floating = [i for i in _floating(call) if i != x_at]
-        weight_at = (
-            next((i for i in floating if call.operands[i].argument != "bias"), None)
-            if self.weighted
-            else None
-        )
+        weights = [i for i in floating if self.weighted and call.operands[i].argument != "bias"]
+        weight_at = weights[0] if weights else None
+        rest = [torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)]
 
         def half(part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            def function(x: Tensor) -> Tensor:
-                inputs = [
-                    torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)
-                ]
-                inputs[x_at] = x
-                if weight_at is not None:
-                    inputs[weight_at] = part(call.inputs[weight_at])
-                made: Tensor = call.apply(*inputs)
-                return made
+            inputs, activation = list(rest), part(call.inputs[x_at])
+            if weight_at is not None:
+                inputs[weight_at] = part(call.inputs[weight_at])
 
-            output, pull = torch.func.vjp(function, part(call.inputs[x_at]))  # type: ignore[misc]
-            return output, lambda s: part(call.inputs[x_at]) * pull(s)[0]
+            def function(x: Tensor) -> Any:
+                return call.apply(*inputs[:x_at], x, *inputs[x_at + 1 :])
+
+            output, pull = torch.func.vjp(function, activation)  # type: ignore[misc]
+            return output, lambda s: activation * pull(s)[0]
 
         halves = [half(positive)] + ([half(negative)] if weight_at is not None else [])
         z = sum((output for output, _ in halves[1:]), halves[0][0])
@@ -152,17 +144,12 @@ class Sample(Share):
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if not call.operands[0].flows:
             return Split((None,) * len(call.operands), {POSITIONS: total(relevance)})
-
-        def read(x: Tensor) -> Tensor:
-            return call.apply(x, *call.inputs[1:])  # type: ignore[no-any-return]
-
-        x = call.inputs[0] if self.signed else positive(call.inputs[0])
-        z, pull = torch.func.vjp(read, x)  # type: ignore[misc]
+        values, *others = call.inputs
+        x = values if self.signed else positive(values)
+        z, pull = torch.func.vjp(lambda t: call.apply(t, *others), x)  # type: ignore[misc]
         s = self.divide(relevance, z)
-        return Split(
-            call.only(x * pull(s)[0], 0),
-            lost_by_division(relevance, s, z, ZERO if self.signed else NO_POSITIVE),
-        )
+        cause = ZERO if self.signed else NO_POSITIVE
+        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, cause))
 
 
 def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:
@@ -220,9 +207,8 @@ class Add:
         if len(call.operands) == 1:
             return Split(call.only(relevance))
         parts = self.eq6(relevance, self.terms(call))
-        shares = tuple(
-            part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True)
-        )
+        pairs = zip(parts, call.inputs, strict=True)
+        shares = tuple(part.sum_to_size(x.shape) for part, x in pairs)
         if not self.normalise:
             return Split(shares, self.lost(relevance, parts))
         return lemma2(total(relevance), shares, CANCEL, self.divide or safe_divide)
@@ -258,13 +244,10 @@ class Add:
         else:
             nonzero = torch.where(z == 0, 1.0, z)
             shares = [torch.where(z == 0, 0.0, u / nonzero) * relevance for u in terms]
-        alone = (
-            torch.stack([(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]).sum(0) == 1
-        )
-        return tuple(
-            torch.where(m, 0.0, torch.where(alone, relevance, share))
-            for m, share in zip(masks, shares, strict=True)
-        )
+        terms_left = [(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]
+        alone = torch.stack(terms_left).sum(0) == 1
+        shares = [torch.where(alone, relevance, share) for share in shares]
+        return tuple(torch.where(m, 0.0, s) for m, s in zip(masks, shares, strict=True))
 
 
 def lemma2(
@@ -283,13 +266,8 @@ def lemma2(
     even = factor.abs() if divide is safe_divide else torch.zeros_like(factor)
     factors = [torch.where(s == 0, even, s.sign() * factor) for s in sums]
     scaled = tuple(share * f.to(share.dtype) for share, f in zip(shares, factors, strict=True))
-    return Split(
-        scaled,
-        {
-            cause: torch.where(nothing, arrived, 0.0),
-            STABILISER: torch.where(nothing, 0.0, arrived - factor * scale),
-        },
-    )
+    rest = torch.where(nothing, 0.0, arrived - factor * scale)
+    return Split(scaled, {cause: torch.where(nothing, arrived, 0.0), STABILISER: rest})
 
 
 @dataclass(frozen=True)
@@ -305,17 +283,14 @@ class Generic:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         where = call.activations
         z, pull = split_vjp(call, where)
-        shares = tuple(
-            call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)
-        )
+        pulled = zip(where, pull(self.divide(relevance, z)), strict=True)
+        shares = tuple(call.inputs[i] * g for i, g in pulled)
         if len(where) == 1:
-            return Split(
-                _place(call, where, shares), {GENERIC: total(relevance) - total(shares[0])}
-            )
+            lost = {GENERIC: total(relevance) - total(shares[0])}
+            return Split(_place(call, where, shares), lost)
         split = lemma2(total(relevance), shares, GENERIC)
-        return Split(
-            _place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost
-        )
+        scaled = tuple(s for s in split.shares if isinstance(s, Tensor))
+        return Split(_place(call, where, scaled), split.lost)
 
 
 def either(one: Rule, both: Rule) -> Rule:
