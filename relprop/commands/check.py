@@ -69,15 +69,10 @@ def _ledger_of_one(
 
 
 def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:
-    books = (
-        {}
-        if ledger is None
-        else {
-            "totals": {kind: float(amount.mean()) for kind, amount in ledger.totals().items()},
-            "worst_residual": ledger.worst(),
-            "places": losses(ledger),
-        }
-    )
+    books: dict[str, Any] = {}
+    if ledger is not None:
+        totals = {kind: float(amount.mean()) for kind, amount in ledger.totals().items()}
+        books = {"totals": totals, "worst_residual": ledger.worst(), "places": losses(ledger)}
     return {
         **dataclasses.asdict(report),
         "ok": report.ok,

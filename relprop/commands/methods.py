@@ -81,7 +81,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns.values()))
     console.print(table)
-    columns_are = (
-        "cost: forward passes for one target; class: whether the map depends on the target"
-    )
-    console.print(f"{columns_are}. relprop methods NAME has source and options.", highlight=False)
+    told = "cost: forward passes for one target; class: whether the map depends on the target."
+    console.print(f"{told} relprop methods NAME has source and options.", highlight=False)

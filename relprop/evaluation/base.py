@@ -94,7 +94,8 @@ def bootstrap(
         rng=np.random.default_rng(seed),
     )
     interval = found.confidence_interval
-    return Interval(float(of(drawn)), float(interval.low), float(interval.high), len(table))
+    one = float(table.mean()) if statistic is None else float(statistic(table))
+    return Interval(one, float(interval.low), float(interval.high), len(table))
 
 
 def needed(module: str) -> Any:
