@@ -118,8 +118,9 @@ class Share:
             if weight_at is not None:
                 inputs[weight_at] = part(call.inputs[weight_at])
 
-            def function(x: Tensor) -> Any:
-                return call.apply(*inputs[:x_at], x, *inputs[x_at + 1 :])
+            def function(x: Tensor) -> Tensor:
+                made: Tensor = call.apply(*inputs[:x_at], x, *inputs[x_at + 1 :])
+                return made
 
             output, pull = torch.func.vjp(function, activation)  # type: ignore[misc]
             return output, lambda s: activation * pull(s)[0]
