@@ -15,10 +15,27 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.nn import functional as F
 
 from relprop.demo.model import digit_scene_model
-from relprop.demo.scenes import make_scenes
+from relprop.demo.scenes import CLASSES, enlarged, make_scenes
+
+
+def augmented(small: Tensor, generator: torch.Generator) -> Tensor:
+    """Digits at twice their size, slightly rotated, scaled, sheared, moved, and dimmed."""
+    n = len(small)
+
+    def uniform(limit: float) -> Tensor:
+        return (torch.rand(n, generator=generator) * 2 - 1) * limit
+
+    theta = torch.empty(n, 2, 3)
+    angle, scale, shear = uniform(0.25), 1 + uniform(0.15), uniform(0.2)
+    theta[:, 0, 0], theta[:, 0, 1] = scale * angle.cos(), -scale * angle.sin() + shear
+    theta[:, 1, 0], theta[:, 1, 1] = scale * angle.sin(), scale * angle.cos()
+    theta[:, 0, 2], theta[:, 1, 2] = uniform(0.15), uniform(0.15)
+    dimmed = 0.75 + 0.25 * torch.rand(n, 1, 1, 1, generator=generator)
+    return enlarged(small, theta) * dimmed
 
 
 def accuracy(model: torch.nn.Module, n: int = 2000) -> float:
@@ -46,8 +63,10 @@ def train(steps: int, batch: int, peak_rate: float, seed: int, out: Path, thread
     )
     start, running = time.time(), 0.0
     for step in range(1, steps + 1):
-        scenes = make_scenes(batch, seed=seed * 1_000_003 + step, held_out=False, augment=True)
-        loss = F.binary_cross_entropy_with_logits(model(scenes.images), scenes.labels)
+        drawn = seed * 1_000_003 + step
+        scenes = make_scenes(batch, seed=drawn, held_out=False, enlarge=augmented)
+        labels = torch.zeros(batch, CLASSES).scatter_(1, scenes.digits, 1.0)
+        loss = F.binary_cross_entropy_with_logits(model(scenes.images), labels)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

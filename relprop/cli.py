@@ -13,32 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from relprop.commands.options import (
-    MODEL,
-    BatchSize,
-    CheckedMethod,
-    ComparisonOut,
-    Data,
-    DataOption,
-    Force,
-    Input,
-    Json,
-    Limit,
-    MaxLength,
-    Method,
-    Model,
-    OnError,
-    Out,
-    Precision,
-    Resume,
-    Rules,
-    Stream,
-    Target,
-    Targets,
-    Text,
-    TextFile,
-    Trust,
-)
+from relprop.commands import options
+from relprop.commands.asked import Asked, AskedDataSet, AskedModel
+from relprop.commands.telling import WrongUsage, tell
+from relprop.errors import RelpropError, RelpropWarning
 
 CODES = (
     "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
@@ -63,8 +41,8 @@ def _root() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
     seed: Annotated[int, typer.Option(help="Which held-out scene is explained.")] = 8,
-    force: Force = False,
-    json_output: Json = False,
+    force: options.Force = False,
+    json_output: options.Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
     from relprop.commands.demo import demo as run
@@ -74,60 +52,58 @@ def demo(
 
 @app.command(epilog=CODES)
 def explain(
-    model: Model,
-    input: Input = None,
-    text: Text = None,
-    text_file: TextFile = None,
-    target: Targets = None,
-    method: Method = None,
-    rules: Rules = None,
-    out: Out = None,
-    force: Force = False,
-    json_output: Json = False,
-    stream: Stream = None,
-    data: Data = None,
-    data_option: DataOption = None,
-    resume: Resume = False,
-    batch_size: BatchSize = None,
-    limit: Limit = None,
-    on_error: OnError = "stop",
-    precision: Precision = None,
-    max_length: MaxLength = None,
-    trust_remote_code: Trust = False,
+    model: options.Model,
+    input: options.Input = None,
+    text: options.Text = None,
+    text_file: options.TextFile = None,
+    target: options.Targets = None,
+    method: options.Method = None,
+    rules: options.Rules = None,
+    out: options.Out = None,
+    force: options.Force = False,
+    json_output: options.Json = False,
+    stream: options.Stream = None,
+    data: options.Data = None,
+    data_option: options.DataOption = None,
+    resume: options.Resume = False,
+    batch_size: options.BatchSize = None,
+    limit: options.Limit = None,
+    on_error: options.OnError = "stop",
+    precision: options.Precision = None,
+    max_length: options.MaxLength = None,
+    trust_remote_code: options.Trust = False,
 ) -> None:
     """Explain one picture or text; or, with --data, every sample of a data set, into a run folder
     (in several processes under accelerate launch -m relprop explain)."""
-    from relprop.commands.asked import Asked, AskedDataSet, AskedModel
     from relprop.commands.explain import Answer
     from relprop.commands.explain import explain as run
 
     opening = AskedModel(model, precision, max_length, trust_remote_code)
     run(
         Asked(opening, input, text, text_file, stream),
-        AskedDataSet(data, data_option or (), resume, batch_size, limit, on_error),
+        AskedDataSet(data or "", data_option or (), resume, batch_size, limit, on_error),
         Answer(target or (), method or (), rules, out or (), force, json_output),
     )
 
 
 @app.command(epilog=CODES)
 def compare(
-    model: Model,
-    input: Input = None,
-    text: Text = None,
-    text_file: TextFile = None,
-    target: Target = "predicted",
-    method: Method = None,
-    out: ComparisonOut = None,
-    force: Force = False,
-    json_output: Json = False,
-    stream: Stream = None,
-    precision: Precision = None,
-    max_length: MaxLength = None,
-    trust_remote_code: Trust = False,
+    model: options.Model,
+    input: options.Input = None,
+    text: options.Text = None,
+    text_file: options.TextFile = None,
+    target: options.Target = "predicted",
+    method: options.Method = None,
+    out: options.ComparisonOut = None,
+    force: options.Force = False,
+    json_output: options.Json = False,
+    stream: options.Stream = None,
+    precision: options.Precision = None,
+    max_length: options.MaxLength = None,
+    trust_remote_code: options.Trust = False,
 ) -> None:
     """Explain one input by several methods (all that are cheap, if none is named): rank
     correlations, and the maps side by side."""
-    from relprop.commands.asked import Asked, AskedModel
     from relprop.commands.compare import compare as run
 
     opening = AskedModel(model, precision, max_length, trust_remote_code)
@@ -137,19 +113,18 @@ def compare(
 
 @app.command(epilog=CODES)
 def check(
-    model: Model,
-    input: Input = None,
-    text: Text = None,
-    text_file: TextFile = None,
-    method: CheckedMethod = "transformer_attribution",
+    model: options.Model,
+    input: options.Input = None,
+    text: options.Text = None,
+    text_file: options.TextFile = None,
+    method: options.CheckedMethod = "transformer_attribution",
     rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
-    precision: Precision = None,
-    json_output: Json = False,
-    trust_remote_code: Trust = False,
+    precision: options.Precision = None,
+    json_output: options.Json = False,
+    trust_remote_code: options.Trust = False,
 ) -> None:
     """Is a model supported: each operation and its rule, where relevance is lost, and which methods
     apply. Without INPUT, for a random one."""
-    from relprop.commands.asked import Asked, AskedModel
     from relprop.commands.check import check as run
 
     opening = AskedModel(model, precision, trust_remote_code=trust_remote_code)
@@ -161,7 +136,7 @@ def check(
 @app.command(epilog=CODES)
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """The methods: whether class-specific, signed, what they cost, and where they come from."""
     from relprop.commands.methods import show_methods
@@ -170,7 +145,7 @@ def methods(
 
 
 @app.command(epilog=CODES)
-def doctor(json_output: Json = False) -> None:
+def doctor(json_output: options.Json = False) -> None:
     """What is installed, what does not fit together, what is missing and what to type, and what it
     runs on."""
     from relprop.commands.doctor import doctor as run
@@ -186,7 +161,7 @@ def evaluate(
         str | None,
         typer.Option(help="demo:digits, demo:reviews, or a data set of your own (docs/data.md)."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help=MODEL)] = None,
+    model: Annotated[str | None, typer.Option(help=options.MODEL)] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="A row, name:option=value,option=value. May be repeated."),
@@ -195,52 +170,34 @@ def evaluate(
         list[str] | None,
         typer.Option(help="A measure by name. May be repeated; all that are cheap if not given."),
     ] = None,
-    data_option: DataOption = None,
+    data_option: options.DataOption = None,
     samples: Annotated[
         int | None, typer.Option(help="Only the first so many samples; all if not given.")
     ] = None,
-    resume: Resume = False,
-    batch_size: BatchSize = None,
-    on_error: OnError = "stop",
-    max_length: MaxLength = None,
-    json_output: Json = False,
-    trust_remote_code: Trust = False,
+    resume: options.Resume = False,
+    batch_size: options.BatchSize = None,
+    on_error: options.OnError = "stop",
+    max_length: options.MaxLength = None,
+    json_output: options.Json = False,
+    trust_remote_code: options.Trust = False,
 ) -> None:
     """Methods × metrics: a table of a model on a data set. (The papers' tables on the shipped
     models are made in a clone of the repository: make evaluate.)"""
-    from relprop.commands.telling import WrongUsage, tell
 
     if data is None or model is None:
         raise WrongUsage(
             f"evaluate needs {'--data' if data is None else '--model'}; the papers' tables on the "
             "shipped models are made in a clone of the repository: make evaluate"
         )
-    from relprop.evaluation.command import evaluate_data
-    from relprop.runs import processes
+    from relprop.commands.data_sets import evaluate as run
 
-    summary, table = evaluate_data(
-        model=model,
-        data=data,
-        out=out,
-        methods=method or (),
-        measures=measure or (),
-        data_options=data_option or (),
-        batch_size=batch_size,
-        limit=samples,
-        resume=resume,
-        on_error=on_error,
-        max_length=max_length,
-        trust_remote_code=trust_remote_code,
-    )
-    tell(summary, err=True)
-    if table is not None:
-        tell(table.to_json() if json_output else table)
-    processes.leave()
+    opening = AskedModel(model, None, max_length, trust_remote_code)
+    asked = AskedDataSet(data, data_option or (), resume, batch_size, samples, on_error)
+    run(opening, asked, out, method or (), measure or (), json_output=json_output)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: ``CODES``. A refusal is one message without a traceback; so are warnings."""
-    from relprop.commands.telling import WrongUsage, tell
 
     if not sys.stderr.isatty():
         # read by huggingface_hub and transformers when they are imported
@@ -260,7 +217,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refusal(error: Exception) -> str | None:
     """What the user is told of an error that is no fault of relprop's; ``None`` for any other."""
-    from relprop.errors import RelpropError
 
     if "torchvision::nms" in str(error):
         return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
@@ -282,8 +238,6 @@ def _deprecations_silenced() -> Iterator[None]:
 @contextmanager
 def _warnings_as_messages() -> Iterator[None]:
     """Print relprop's own warnings as messages, without the line of code that warns."""
-    from relprop.commands.telling import tell
-    from relprop.errors import RelpropWarning
 
     shown: Any = warnings.showwarning
 

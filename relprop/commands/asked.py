@@ -32,10 +32,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class AskedDataSet:
-    """A data set, in place of one input, and how the run over it is made; ``data`` is ``None``
-    where the command line names none."""
+    """A data set, in place of one input, and how the run over it is made; ``data`` is empty where
+    the command line names none."""
 
-    data: str | None = None
+    data: str = ""
     data_options: Sequence[str] = ()
     resume: bool = False
     batch_size: int | None = None

@@ -37,10 +37,9 @@ def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
         from relprop.commands.subject import open_subject, typical_subject
 
         steps.next("opening the model")
-        subject = (
-            typical_subject(asked.model) if given is None else open_subject(asked.model, given)
-        )
-        inputs, precision = subject.tensors(), asked.model.precision
+        model, precision = asked.model, asked.model.precision
+        subject = typical_subject(model) if given is None else open_subject(model, given)
+        inputs = subject.tensors()
         steps.next("capturing the model")
         report = checked(subject.model, inputs, rules=rules, precision=precision)
         steps.next("explaining one input")
@@ -52,10 +51,8 @@ def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
     else:
         _tell(report, method, ledger, why)
         if given is None:
-            tell(
-                "\n  for a random input of the shape the model takes; relprop check INPUT "
-                "--model ... takes yours"
-            )
+            yours = "relprop check INPUT --model ... takes yours"
+            tell(f"\n  for a random input of the shape the model takes; {yours}")
     return method in report.methods
 
 
@@ -72,22 +69,18 @@ def _ledger_of_one(
 
 
 def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:
+    books: dict[str, Any] = {}
+    if ledger is not None:
+        totals = {kind: float(amount.mean()) for kind, amount in ledger.totals().items()}
+        books = {"totals": totals, "worst_residual": ledger.worst(), "places": losses(ledger)}
     return {
         **dataclasses.asdict(report),
         "ok": report.ok,
         "methods": report.methods,
         "method": method,
         "supported": method in report.methods,
-        "ledger": {} if ledger is None else _ledger_as_json(ledger),
+        "ledger": books,
         "ledger_error": why,
-    }
-
-
-def _ledger_as_json(ledger: Ledger) -> dict[str, Any]:
-    return {
-        "totals": {kind: float(amount.mean()) for kind, amount in ledger.totals().items()},
-        "worst_residual": ledger.worst(),
-        "places": losses(ledger),
     }
 
 
@@ -135,17 +128,11 @@ def _amounts(account: Account) -> list[tuple[str, str, float]]:
 
 def _where(places: list[dict[str, Any]]) -> str:
     """The places that matter, in words."""
-    lines = [_line(place) for place in places if place["share"] > LEAST_SHARE]
-    heading = (
-        "  where relevance stays, in shares of what started (unread: handed to where "
-        "nothing is read any more)"
-    )
-    return "\n".join([heading, *(lines or ["    nowhere above 0.01%"])])
-
-
-def _line(place: dict[str, Any]) -> str:
-    cause = f", {place['cause']}" if place["cause"] else ""
-    return (
-        f"    {place['share']:>6.2%}  {place['kind']:<8}  {place['operation']}{cause}  at "
-        f"{place['path'] or 'the model itself'}"
-    )
+    unread = "unread: handed to where nothing is read any more"
+    lines = [f"  where relevance stays, in shares of what started ({unread})"]
+    for place in places:
+        if place["share"] > LEAST_SHARE:
+            what = ", ".join(filter(None, (place["operation"], place["cause"])))
+            at = place["path"] or "the model itself"
+            lines.append(f"    {place['share']:>6.2%}  {place['kind']:<8}  {what}  at {at}")
+    return "\n".join(lines if lines[1:] else [*lines, "    nowhere above 0.01%"])

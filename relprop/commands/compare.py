@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from relprop.commands.asked import Asked
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_input
+from relprop.commands.showing import json_of as explanation_as_json
+from relprop.commands.showing import refuse_several
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, json_writer, write
-from relprop.errors import OptionError, message
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
@@ -36,9 +37,8 @@ def compare(
         chosen = [known_method(method) for method in methods]
         given = read_input(asked)
         if given is None:
-            raise WrongUsage(
-                "compare needs an input: relprop compare cat.jpg --model timm:vit_base_patch16_224"
-            )
+            example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
+            raise WrongUsage(f"compare needs an input: {example}")
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
@@ -46,8 +46,8 @@ def compare(
         wanted = subject.target(target)
         steps.next("explaining by each method")
         found = _compared(subject, chosen, wanted, asked.model.precision)
-        if any(out.suffix.lower() == ".png" for out in outs):
-            _refuse_several(found, asked.stream)
+        if asked.stream is None and any(out.suffix.lower() == ".png" for out in outs):
+            refuse_several(next(iter(found.explanations.values())))
         writers = {
             ".png": lambda path: _draw(found, subject, asked.stream, path),
             ".json": json_writer(lambda: json_of(found)),
@@ -74,18 +74,6 @@ def _compared(
     )
 
 
-def _refuse_several(comparison: Comparison, stream: str | None) -> None:
-    """Refuse to draw several inputs in one picture, before anything is written."""
-    streams = next(iter(comparison.explanations.values())).streams
-    if len(streams) > 1 and stream is None:
-        raise OptionError(
-            message(
-                "several inputs are explained, and a picture is of one",
-                then=[f"--stream {name}" for name in streams],
-            )
-        )
-
-
 def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Path) -> None:
     """The maps of all methods side by side, over the model's own image where all are of one."""
     shown = [e if stream is None else e[stream] for e in comparison.explanations.values()]
@@ -98,10 +86,8 @@ def _left_out(comparison: Comparison) -> list[str]:
     """The methods that score other parts of an input than the first one does, which no rank
     correlation can be with."""
     return [
-        (
-            f"{label} scores {len(e[stream].scores[0])} parts of {stream!r}, so that its "
-            "ranks are not compared"
-        )
+        f"{label} scores {len(e[stream].scores[0])} parts of {stream!r}, so that its ranks are not "
+        "compared"
         for stream in next(iter(comparison.explanations.values())).streams
         for label, e in comparison.explanations.items()
         if stream in e.streams and label not in comparison.rank_correlations(stream)[0]
@@ -111,14 +97,12 @@ def _left_out(comparison: Comparison) -> list[str]:
 def json_of(comparison: Comparison) -> dict[str, Any]:
     """Explanations by method, rank correlations by input, and what is not defined for this
     model."""
-    from relprop.commands.showing import json_of as one
-
     correlations = {}
     for name in next(iter(comparison.explanations.values())).streams:
         labels, table = comparison.rank_correlations(name)
         correlations[name] = {"methods": labels, "rho": table.tolist()}
     return {
-        "explanations": {k: one(e) for k, e in comparison.explanations.items()},
+        "explanations": {k: explanation_as_json(e) for k, e in comparison.explanations.items()},
         "rank_correlations": correlations,
         "refused": dict(comparison.refused),
     }

@@ -17,22 +17,11 @@ from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "safetensors",
-    "typer",
-    "rich",
-    "transformers",
-    "timm",
-    "accelerate",
-    "datasets",
+    *("torch", "torchvision", "numpy", "safetensors", "typer", "rich"),
+    *("transformers", "timm", "accelerate", "datasets"),
 )
 NOT_FOR_USERS = ("test", "docs", "dev")
-NOT_A_PACKAGE = (
-    "relprop is not installed as a package, so its extras are not known: pip "
-    "install -e . in its folder"
-)
+NOT_A_PACKAGE = "relprop is not installed as a package, so its extras are not known"
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ def diagnose() -> Diagnosis:
         system=platform.platform(terse=True),
         versions=versions,
         problems=(*core_problems(), *torchvision_problems(versions)),
-        notes=() if extras else (NOT_A_PACKAGE,),
+        notes=() if extras else (f"{NOT_A_PACKAGE}: pip install -e . in its folder",),
         extras=extras,
         devices=tuple(device.words for device in found),
         memory={device.name: round(device.free, 2) for device in found if device.free is not None},
@@ -134,32 +123,24 @@ def torchvision_problems(versions: dict[str, str | None]) -> list[tuple[str, str
     if torch_version is None or vision_version is None:
         return []
     fact = _torchvision_mismatch(torch_version, vision_version)
-    if fact is None:
-        return []
-    remedy = (
-        "pip install --upgrade --force-reinstall "
-        f'"torch=={torch_version.partition("+")[0]}" torchvision  # with the --index-url '
-        "that PyTorch came from, if it had one"
-    )
-    return [(fact, remedy)]
+    packages = f'"torch=={torch_version.partition("+")[0]}" torchvision'
+    remedy = f"pip install --upgrade --force-reinstall {packages}"
+    where = "with the --index-url that PyTorch came from, if it had one"
+    return [] if fact is None else [(fact, f"{remedy}  # {where}")]
 
 
 def _torchvision_mismatch(torch_version: str, vision_version: str) -> str | None:
     """What is wrong between the two, by what torchvision declares or by trying to import it."""
-    needs = [w for name, w, marker in requirements("torchvision") if name == "torch" and not marker]
-    wants = needs[0] if needs else ""
+    known = requirements("torchvision")
+    wants = next((w for name, w, marker in known if name == "torch" and not marker), "")
+    vision = f"torchvision {vision_version}"
     if not satisfied(torch_version, wants):
-        return (
-            f"torchvision {vision_version} was made for torch {wants}, and {torch_version} "
-            "is installed"
-        )
+        return f"{vision} was made for torch {wants}, and {torch_version} is installed"
     try:
         import torchvision  # noqa: F401
     except Exception as error:
-        return (
-            f"torchvision {vision_version} does not work with torch "
-            f"{torch_version}{_builds(torch_version, vision_version)}: {named_error(error)}"
-        )
+        builds = _builds(torch_version, vision_version)
+        return f"{vision} does not work with torch {torch_version}{builds}: {named_error(error)}"
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.commands.asked import Asked, AskedDataSet
 from relprop.commands.one_input import read_input
+from relprop.commands.showing import json_of, page_writer, picture_writer
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, json_writer, write
+from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from relprop.commands.subject import Subject
     from relprop.explanation import Explanation
 
+EXAMPLES = (
+    "relprop explain cat.jpg --model timm:vit_base_patch16_224",
+    "relprop explain --data pictures --out run --model timm:vit_base_patch16_224",
+)
 ENDINGS = (".png", ".html", ".safetensors", ".json")
 ONE_INPUT = ("--text", "--text-file", "--stream", "--force")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error")
@@ -39,30 +44,20 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
     """Explain the one input or the data set, whichever the command line names. Raises
     ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
     one = asked.input is not None or asked.text is not None or asked.text_file is not None
-    if one == (data.data is not None):
-        fact = (
-            "one input is given, and a data set with --data: give one of them"
-            if one
-            else "explain needs an input or a data set"
-        )
-        raise WrongUsage(
-            f"{fact}\n  then  relprop explain cat.jpg --model "
-            "timm:vit_base_patch16_224\n        relprop explain --data pictures "
-            "--out run --model timm:vit_base_patch16_224"
-        )
+    if one == bool(data.data):
+        fact = "explain needs an input or a data set"
+        if one:
+            fact = "one input is given, and a data set with --data: give one of them"
+        raise WrongUsage(fact, then=EXAMPLES)
     if one:
-        _refuse(DATA_SET, _data_set_options(data), "with --data")
+        on_error = data.on_error != "stop"
+        how = (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
+        _refuse(DATA_SET, how, "with --data")
         _explain_one(asked, answer)
     else:
-        _refuse(
-            ONE_INPUT, (asked.text, asked.text_file, asked.stream, answer.force), "for one input"
-        )
+        given = (asked.text, asked.text_file, asked.stream, answer.force)
+        _refuse(ONE_INPUT, given, "for one input")
         _explain_all(asked, data, answer)
-
-
-def _data_set_options(data: AskedDataSet) -> tuple[object, ...]:
-    on_error = None if data.on_error == "stop" else data.on_error
-    return (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
 
 
 def _refuse(names: Sequence[str], values: Sequence[object], where: str) -> None:
@@ -76,10 +71,8 @@ def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str,
     """The one method with its options, ``rules`` among them. Raises ``WrongUsage`` for several, or
     for two rule sets."""
     if len(methods) > 1:
-        raise WrongUsage(
-            f"one input is explained by one method, not by {' and '.join(methods)}: "
-            "relprop compare shows several"
-        )
+        fact = f"one input is explained by one method, not by {' and '.join(methods)}"
+        raise WrongUsage(f"{fact}: relprop compare shows several")
     name, options = known_method(methods[0] if methods else "transformer_attribution")
     if rules is not None and "rules" in options:
         raise WrongUsage(f"--rules {rules}, and rules={options['rules']} with --method: give one")
@@ -89,13 +82,11 @@ def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str,
 def known_method(text: str) -> tuple[str, dict[str, Any]]:
     """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method
     or an option that does not exist."""
-    from relprop.errors import OptionError
     from relprop.methods import method_named
     from relprop.runs.command import parse_method
 
     try:
-        parsed = parse_method(text)
-        name, options = (parsed, {}) if isinstance(parsed, str) else (parsed[0], dict(parsed[1]))
+        name, options = parse_method(text)
         method_named(name, level=None).checked({k: v for k, v in options.items() if k != "rules"})
     except OptionError as error:
         raise WrongUsage(str(error)) from None
@@ -117,22 +108,18 @@ def _explain_one(asked: Asked, answer: Answer) -> None:
         targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
         options |= {"method": method, "precision": asked.model.precision}
-        found = _explained(subject, targets, _to_keep(answer.outs), **options)
+        endings = {out.suffix.lower() for out in answer.outs}
+        keep = ("blocks", "matrix") if ".html" in endings else ()  # a page shows all of it
+        found = _explained(subject, targets, keep, **options)
         found = found if asked.stream is None else [e[asked.stream] for e in found]
-        writers = _writers(found, subject, {out.suffix.lower() for out in answer.outs})
+        writers = _writers(found, subject, endings)
         write(answer.outs, writers, steps)
     _tell_one(found, answer)
-
-
-def _to_keep(outs: Sequence[Path]) -> tuple[str, ...]:
-    """What the explanations have to hold beside their scores: a page shows all of it."""
-    return ("blocks", "matrix") if any(out.suffix.lower() == ".html" for out in outs) else ()
 
 
 def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> dict[str, Writer]:
     """What writes a file of each ending. A picture or a page may be refused, which happens here,
     before anything is written."""
-    from relprop.commands.showing import json_of, page_writer, picture_writer
     from relprop.explanation import join
 
     whole = join(found)
@@ -148,7 +135,6 @@ def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> d
 
 
 def _tell_one(found: list[Explanation], answer: Answer) -> None:
-    from relprop.commands.showing import json_of, on_terminal
     from relprop.explanation import join
 
     if answer.json_output:
@@ -156,7 +142,7 @@ def _tell_one(found: list[Explanation], answer: Answer) -> None:
     elif answer.outs:
         tell("\n".join(f"written: {out}" for out in answer.outs))
     else:
-        tell(on_terminal(found))
+        tell("\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in found))
 
 
 def _explained(
@@ -165,7 +151,6 @@ def _explained(
     """The explanations, with as much of ``keep`` as the method has: not every one multiplies
     matrices, or looks at attention."""
     from relprop.api.explain import explain_many
-    from relprop.errors import OptionError
 
     options["processor"] = subject.processor
     while True:
@@ -178,27 +163,16 @@ def _explained(
 
 
 def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
-    """Explain a data set into the run folder, ``relprop.runs.command.explain_data``, and print the
-    summary."""
+    """Explain a data set into the run folder."""
     if len(answer.outs) != 1:
         raise WrongUsage("--data needs one run folder: --out run")
     if len(answer.targets) > 1:
         raise WrongUsage("--data takes one --target: predicted or label")
-    from relprop.runs import command, processes
+    from relprop.commands.data_sets import explain_all
 
-    run = dataclasses.asdict(asked.model) | dataclasses.asdict(data)
-    summary = command.explain_data(
-        model=run.pop("name"),
-        out=answer.outs[0],
-        methods=_methods_with_rules(answer),
-        target=answer.targets[0] if answer.targets else "predicted",
-        **run,
-    )
-    if answer.json_output:
-        tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
-    else:
-        tell(summary)
-    processes.leave()
+    methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
+    out, json_output = answer.outs[0], answer.json_output
+    explain_all(asked.model, data, out, methods, target, json_output=json_output)
 
 
 def _methods_with_rules(answer: Answer) -> Sequence[str]:

@@ -10,13 +10,9 @@ from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from relprop.methods.base import Method
 
 WIDE = 140  # columns of a terminal that has room for the sources
-
-
 COLUMNS = {
     "method": "name",
     "at": "works_at",
@@ -73,25 +69,17 @@ def _cell(value: Any) -> str:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
     from rich.console import Console
+    from rich.table import Table
 
     console = Console()
     columns = {k: v for k, v in COLUMNS.items() if k != "source" or console.width >= WIDE}
-    console.print(_table(columns, rows))
-    console.print(
-        "cost: forward passes for one target; class: whether the map depends on the "
-        "target. relprop methods NAME has source and options.",
-        highlight=False,
-    )
-
-
-def _table(columns: dict[str, str], rows: list[dict[str, Any]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, row_styles=["", "dim"])
     for heading in columns:
         table.add_column(heading, no_wrap=heading not in ("source", "what it is"))
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns.values()))
-    return table
+    console.print(table)
+    told = "cost: forward passes for one target; class: whether the map depends on the target."
+    console.print(f"{told} relprop methods NAME has source and options.", highlight=False)

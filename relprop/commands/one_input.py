@@ -11,7 +11,7 @@ from typing import Any
 
 from relprop.commands.asked import Asked
 from relprop.commands.telling import WrongUsage
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,16 @@ def _named(argument: str) -> OneInput:
         _refuse_other_files(path, argument)
         return OneInput(read_picture(path, path.name), None, path.name)
     if path.suffix.lower() in ENDINGS and " " not in path.suffix:
-        raise InputError(
-            message(
-                f"there is no file {argument!r}",
-                then=["--text gives a text that ends like this one"],
-            )
-        )
+        then = "--text gives a text that ends like this one"
+        raise InputError(f"there is no file {argument!r}", then=[then])
     return OneInput(None, argument, "text")
 
 
 def _refuse_other_files(path: Path, argument: str) -> None:
     """A folder and a file of text have options of their own."""
     if path.is_dir():
-        raise WrongUsage(
-            f"{argument!r} is a folder: relprop explain --data {argument!r} --out "
-            "run explains all that is in it"
-        )
+        whole = f"relprop explain --data {argument!r} --out run"
+        raise WrongUsage(f"{argument!r} is a folder: {whole} explains all that is in it")
     if path.suffix.lower() in (".txt", ".md", ".text"):
         raise WrongUsage(f"{argument!r} is a file of text: --text-file {argument!r}")
 
@@ -105,12 +99,8 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InputError(
-            message(
-                f"{path.name!r} is not text in UTF-8: {error.reason} at byte {error.start}",
-                then=["a picture is given as INPUT"],
-            )
-        ) from None
+        fact = f"{path.name!r} is not text in UTF-8: {error.reason} at byte {error.start}"
+        raise InputError(fact, then=["a picture is given as INPUT"]) from None
     except OSError as error:
         raise InputError(f"{path.name!r} cannot be read: {error.strerror}") from None
 

@@ -29,19 +29,15 @@ Target = Annotated[
 Targets = Annotated[
     list[str] | None,
     typer.Option(
-        help=(
-            "predicted (the default), a class's index or name, token:TEXT of a "
-            "language model; with --data predicted or label. May be repeated for one input."
-        )
+        help="predicted (the default), a class's index or name, token:TEXT of a language model; "
+        "with --data predicted or label. May be repeated for one input."
     ),
 ]
 Method = Annotated[
     list[str] | None,
     typer.Option(
-        help=(
-            "A method (relprop methods), with options if wanted: "
-            "name:option=value,option=value. May be repeated."
-        )
+        help="A method (relprop methods), with options if wanted: name:option=value,option=value. "
+        "May be repeated."
     ),
 ]
 CheckedMethod = Annotated[
@@ -79,10 +75,8 @@ Trust = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help=(
-            "In place of INPUT a data set: demo:digits, demo:reviews, or a folder "
-            "or file (docs/whole-data-sets.md)."
-        )
+        help="In place of INPUT a data set: demo:digits, demo:reviews, or a folder or file "
+        "(docs/whole-data-sets.md)."
     ),
 ]
 DataOption = Annotated[
@@ -99,9 +93,7 @@ Limit = Annotated[int | None, typer.Option(help="With --data: only the first so 
 OnError = Annotated[
     str,
     typer.Option(
-        help=(
-            "With --data: stop, or skip samples that cannot be done; they are listed in "
-            "failed.jsonl."
-        )
+        help="With --data: stop, or skip samples that cannot be done; they are listed in "
+        "failed.jsonl."
     ),
 ]

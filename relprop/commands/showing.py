@@ -1,4 +1,4 @@
-"""An explanation on the terminal, as JSON, as a page and as a picture."""
+"""An explanation as JSON, as a page and as a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from relprop.commands.subject import Subject
     from relprop.commands.writing import Writer
     from relprop.explanation import Explanation
-
-
-def on_terminal(explanations: Sequence[Explanation]) -> str:
-    """What to print of explanations of one input, one per target."""
-    return "\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in explanations)
 
 
 def json_of(explanation: Explanation) -> Any:
@@ -43,14 +38,15 @@ def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer
 def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
     """What draws explanations of one input, one per target, side by side: heat maps over the
     picture, or the tokens. Raises ``OptionError`` for several inputs."""
-    if len(explanations[0].streams) > 1:
-        raise OptionError(
-            message(
-                "several inputs are explained, and a picture is of one",
-                then=[f"--stream {name}" for name in explanations[0].streams],
-            )
-        )
+    refuse_several(explanations[0])
     return lambda path: _figure(explanations, subject).savefig(path, dpi=110)
+
+
+def refuse_several(explanation: Explanation) -> None:
+    """Refuse to draw several inputs in one picture, before anything is written."""
+    if len(explanation.streams) > 1:
+        fact = "several inputs are explained, and a picture is of one"
+        raise OptionError(fact, then=[f"--stream {name}" for name in explanation.streams])
 
 
 def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
@@ -64,9 +60,8 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
     fig, axes = figure(len(explanations) + 1)
     show_image(axes[0], picture, "input")
     for panel, e in zip(axes[1:], explanations, strict=True):
-        show_heatmap(
-            panel, e.original_heatmap() if whole else e.heatmap()[0], title(e, subject), picture
-        )
+        heat = e.original_heatmap() if whole else e.heatmap()[0]
+        show_heatmap(panel, heat, title(e, subject), picture)
     return fig
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from relprop.adapters import adapter_for
 from relprop.commands.asked import AskedModel
 from relprop.commands.one_input import OneInput
-from relprop.errors import InputError, OptionError, TargetError, message
+from relprop.errors import InputError, OptionError, TargetError
 from relprop.opening.loading import load
 from relprop.opening.opening import open_model
 from relprop.opening.wrapped import base_model
 from relprop.runs import processes
-from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model
+from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model, tokenizer_of
 from relprop.targets import token
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
@@ -50,8 +50,7 @@ class Subject:
         if text == "predicted":
             return None
         if text.startswith("token:"):
-            tokenizer = getattr(self.processor, "tokenizer", self.processor)
-            return token(text.removeprefix("token:"), tokenizer)
+            return token(text.removeprefix("token:"), tokenizer_of(self.processor))
         if INDICES.fullmatch(text):
             indices = tuple(int(part) for part in text.split(","))
             return indices if len(indices) > 1 else indices[0]
@@ -61,23 +60,17 @@ class Subject:
 
     def _no_such_label(self, text: str) -> TargetError:
         near = difflib.get_close_matches(text, self.labels, n=3, cutoff=0.5) or self.labels[:3]
+        none = "" if self.labels else ", and no names of classes at all"
         return TargetError(
-            message(
-                f"--target {text!r}: the model has no class of this name"
-                + ("" if self.labels else ", and no names of classes at all"),
-                then=[f"--target {label!r}" for label in near] or ["--target 0  # an index"],
-            )
+            f"--target {text!r}: the model has no class of this name{none}",
+            then=[f"--target {label!r}" for label in near] or ["--target 0  # an index"],
         )
 
     def label(self, target: Any) -> str | None:
         """What the class of an explanation's ``target`` is called, if the model says so."""
         if isinstance(target, str):
             return target
-        known = (
-            isinstance(target, int)
-            and not isinstance(target, bool)
-            and 0 <= target < len(self.labels)
-        )
+        known = type(target) is int and 0 <= target < len(self.labels)
         return self.labels[target] if known else None
 
     def tensors(self) -> Any:
@@ -124,29 +117,24 @@ def open_subject(asked: AskedModel, given: OneInput) -> Subject:
 
 def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
     """Refuse a text for a model that reads none, and a picture likewise."""
-    texts = hasattr(_tokenizer(opened), "convert_ids_to_tokens")
+    texts = hasattr(tokenizer_of(opened.processor), "convert_ids_to_tokens")
     pictures = _reads_pictures(opened)
     if (given.text is None or texts) and (given.picture is None or pictures):
         return
     read = [what for what, known in (("texts", texts), ("pictures", pictures)) if known]
+    reads = " and ".join(read) or "neither texts nor pictures by itself"
     no_file = given.picture is None and given.name == "text"
     raise InputError(
-        message(
-            f"{given.kind} is given, and the model {name!r} reads "
-            f"{' and '.join(read) or 'neither texts nor pictures by itself'}"
-            + (f"; there is no file {given.text!r}" if no_file else ""),
-            then=[] if read else [SAVE_PROCESSOR],
-        )
+        f"{given.kind} is given, and the model {name!r} reads {reads}"
+        + (f"; there is no file {given.text!r}" if no_file else ""),
+        then=[] if read else [SAVE_PROCESSOR],
     )
-
-
-def _tokenizer(opened: Opened) -> Any:
-    return getattr(opened.processor, "tokenizer", opened.processor)
 
 
 def _cut(text: str, max_length: int, opened: Opened) -> Any:
     """A text as its first tokens."""
-    cut = _tokenizer(opened)([text], return_tensors="pt", truncation=True, max_length=max_length)
+    tokenizer = tokenizer_of(opened.processor)
+    cut = tokenizer([text], return_tensors="pt", truncation=True, max_length=max_length)
     return cut.to(next(opened.model.parameters()).device)
 
 
@@ -173,12 +161,8 @@ def _typical_call(model: nn.Module, name: str) -> dict[str, Tensor]:
     try:
         return typical_call(model)
     except Exception as error:
-        raise InputError(
-            message(
-                f"what the model {name!r} reads cannot be guessed: {error}",
-                then=[f"relprop check --model {name} INPUT"],
-            )
-        ) from error
+        fact = f"what the model {name!r} reads cannot be guessed: {error}"
+        raise InputError(fact, then=[f"relprop check --model {name} INPUT"]) from error
 
 
 def digit_scene(picture: Any) -> Tensor:
@@ -208,24 +192,14 @@ def _reads_pictures(opened: Opened) -> bool:
 def _image_size(model: Any, name: str) -> tuple[int, int, int]:
     """(C, H, W) of a timm model's input: as it was built, or as its weights' configuration has
     it."""
-    channels, *size = _configured(model).get("input_size") or (3, 224, 224)
+    config = getattr(model, "pretrained_cfg", None) or {}
+    config = config if hasattr(config, "keys") else vars(config)
+    channels, *size = config.get("input_size") or (3, 224, 224)
     built = getattr(model, "patch_embed", None)
     size = list(getattr(built, "img_size", None) or size)
     convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = channels if convolution is None else convolution.in_channels
     if len(size) != 2:
-        raise InputError(
-            message(
-                f"the size of the images that {name!r} reads is not known",
-                then=[f"relprop check --model {name} INPUT"],
-            )
-        )
+        fact = f"the size of the images that {name!r} reads is not known"
+        raise InputError(fact, then=[f"relprop check --model {name} INPUT"])
     return channels, size[0], size[1]
-
-
-def _configured(model: Any) -> dict[str, Any]:
-    """The configuration of a timm model's weights, by name; empty where it has none."""
-    config = getattr(model, "pretrained_cfg", None)
-    if config is None:
-        return {}
-    return dict(config) if hasattr(config, "keys") else vars(config)

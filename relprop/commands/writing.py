@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, as_json
-from relprop.errors import OptionError, message, writable
+from relprop.errors import OptionError, writable
 
 Writer = Callable[[Path], object]
 
@@ -24,9 +24,8 @@ def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> 
     """
     for out in outs:
         if out.suffix.lower() not in endings:
-            raise WrongUsage(
-                f"--out {str(out)!r}: the ending says what is written: {', '.join(endings)}"
-            )
+            known = f"the ending says what is written: {', '.join(endings)}"
+            raise WrongUsage(f"--out {str(out)!r}: {known}")
         if list(outs).count(out) > 1:
             raise WrongUsage(f"--out {str(out)!r} is given twice")
         free(out, force=force)
@@ -39,12 +38,8 @@ def free(out: Path, *, force: bool) -> None:
     folder that does not exist."""
     writable(out)
     if out.exists() and not force:
-        raise OptionError(
-            message(
-                f"{str(out)!r} exists already",
-                then=["--force overwrites it", "or give another name"],
-            )
-        )
+        then = ["--force overwrites it", "or give another name"]
+        raise OptionError(f"{str(out)!r} exists already", then=then)
 
 
 def write(outs: Sequence[Path], writers: Mapping[str, Writer], steps: Steps) -> None:

@@ -43,19 +43,18 @@ class Sample:
 @runtime_checkable
 class Source(Protocol):
     """A data set: ``len(source)``, ``source[i]``. Reading a sample twice gives the same; nothing is
-    kept in memory that was not asked for."""
+    kept in memory that was not asked for.
+
+    ``name``: what a table calls it; ``kind``: ``"image"`` or ``"text"``; ``labels``: the classes'
+    names, if the data set knows them; ``Sample.label`` counts them from 0.
+    """
 
     @property
-    def name(self) -> str:
-        """What a table calls it."""
-
+    def name(self) -> str: ...
     @property
-    def kind(self) -> str:
-        """``"image"`` or ``"text"``."""
-
+    def kind(self) -> str: ...
     @property
-    def labels(self) -> tuple[str, ...] | None:
-        """The classes' names, if the data set knows them; ``Sample.label`` counts them from 0."""
+    def labels(self) -> tuple[str, ...] | None: ...
 
     def identity(self) -> dict[str, Any]:
         """What tells this data set from others, as plain JSON: a run that goes on must be of the

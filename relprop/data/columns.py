@@ -143,18 +143,14 @@ def _between_spaces(text: str, number: int) -> tuple[Span, ...]:
 
 
 def _span(row: Row, value: Any, texts: Sequence[Text]) -> Span:
-    if (
-        not _is_list(value)
-        or len(value) not in (2, 3)
-        or not all(isinstance(v, int) for v in value)
-    ):
+    numbers = _is_list(value) and all(isinstance(v, int) for v in value)
+    if not numbers or len(value) not in (2, 3):
         raise row.refused(f"rationale holds {_brief(value)}: {SPANS}")
     span = Span(*value)
     if 0 <= span.text < len(texts) and 0 <= span.start < span.end <= len(texts[span.text].text):
         return span
-    sizes = ", ".join(str(len(t.text)) for t in texts)
-    fact = f"rationale {list(value)}: characters outside the text, of {sizes} characters"
-    raise row.refused(fact)
+    sizes = f"{', '.join(str(len(t.text)) for t in texts)} characters"
+    raise row.refused(f"rationale {list(value)}: characters outside the text, of {sizes}")
 
 
 def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:

@@ -27,9 +27,8 @@ def eraser_words(text: str) -> tuple[Span, ...]:
     words, at = [], 0
     for line in text.split("\n"):
         start = at + len(line) - len(line.lstrip())
-        words += [
-            Span(start + m.start(), start + m.end()) for m in re.finditer("[^ ]+", line.strip())
-        ]
+        found = re.finditer("[^ ]+", line.strip())
+        words += [Span(start + m.start(), start + m.end()) for m in found]
         at += len(line) + 1
     return tuple(words)
 
@@ -59,9 +58,8 @@ class EraserMovies:
         folder = existing(self.folder, "folder")
         found = sorted(path.stem for path in folder.glob("*.jsonl"))
         if self.split not in found:
-            raise OptionError(
-                f"split={self.split!r}: {folder.name} has {', '.join(found) or 'no .jsonl files'}"
-            )
+            there = ", ".join(found) or "no .jsonl files"
+            raise OptionError(f"split={self.split!r}: {folder.name} has {there}")
         existing(folder / "docs", "folder")
         given_classes(self.classes)
 
@@ -79,12 +77,8 @@ class EraserMovies:
         folder = Path(self.folder) / "docs"
         documents = listing(folder, sorted(path.name for path in folder.iterdir()))
         named = {"format": "eraser", "name": self.name, **digest(self._annotations.path)}
-        return {
-            **named,
-            **documents,
-            "split": self.split,
-            "classes": described(tuple(self.classes)),
-        }
+        options = {"split": self.split, "classes": described(tuple(self.classes))}
+        return {**named, **documents, **options}
 
     def __len__(self) -> int:
         return len(self._annotations)
@@ -132,11 +126,8 @@ def _document_of(row: Row, evidences: Sequence[Row]) -> str:
         named = row.values.get("docids") or [row.values["annotation_id"]]
         found = {str(name) for name in named}
     if len(found) > 1:
-        several = ", ".join(sorted(found)[:3])
-        fact = (
-            f"evidence in {len(found)} documents ({several}): one document per annotation is read"
-        )
-        raise row.refused(fact)
+        several = f"{len(found)} documents ({', '.join(sorted(found)[:3])})"
+        raise row.refused(f"evidence in {several}: one document per annotation is read")
     return found.pop()
 
 

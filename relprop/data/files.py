@@ -89,6 +89,5 @@ def described(option: Any) -> Any:
         return [described(o) for o in option]
     if isinstance(option, Path):
         return option.name
-    return re.sub(
-        r" at 0x[0-9a-fA-F]+", "", f"{getattr(option, '__qualname__', '')} {option!r}".strip()
-    )
+    text = f"{getattr(option, '__qualname__', '')} {option!r}".strip()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

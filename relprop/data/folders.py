@@ -61,27 +61,20 @@ class ImageFolder:
             fact = f"{self.name}: no pictures ({', '.join(ENDINGS)})"
             raise InputError(fact, then=["root/class/picture.jpg, or root/picture.jpg"])
         if loose and any(folders.values()):
-            raise InputError(
-                f"{self.name}: {len(loose)} pictures beside folders of pictures ({loose[0]}): of "
-                "which class are they?"
-            )
+            fact = f"{len(loose)} pictures beside folders of pictures ({loose[0]})"
+            raise InputError(f"{self.name}: {fact}: of which class are they?")
         if not loose:
             self._check_classes(folders)
         return tuple(found)
 
     def _check_classes(self, folders: Mapping[str, Sequence[str]]) -> None:
         if empty := [name for name, paths in folders.items() if not paths]:
-            raise InputError(
-                f"{self.name}: no picture in {', '.join(empty[:5])}: is it a class? Its number "
-                "would shift the others'"
-            )
-        if self.classes is None:
-            return
-        if unknown := [name for name in folders if name not in self.classes]:
-            raise InputError(
-                f"{self.name}: folders {', '.join(unknown[:5])} are none of the "
-                f"{len(self.classes)} classes"
-            )
+            fact = f"{self.name}: no picture in {', '.join(empty[:5])}"
+            raise InputError(f"{fact}: is it a class? Its number would shift the others'")
+        classes = folders if self.classes is None else self.classes
+        if unknown := [name for name in folders if name not in classes]:
+            fact = f"{self.name}: folders {', '.join(unknown[:5])}"
+            raise InputError(f"{fact} are none of the {len(classes)} classes")
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:

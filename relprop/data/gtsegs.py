@@ -144,9 +144,8 @@ class ImageNetSegmentation:
             raise self._malformed(f"{there}: a mask (width, height) is needed", index)
         if not np.isin(found, (-1, 0, 1)).all():
             there = f"a mask of {np.unique(found)[:8].tolist()}"
-            raise self._malformed(
-                f"{there}: 1 (object), 0 (none) and −1 (unknown) are known", index
-            )
+            fact = f"{there}: 1 (object), 0 (none) and −1 (unknown) are known"
+            raise self._malformed(fact, index)
         return np.ascontiguousarray(found.T.astype(np.int64))
 
     def _name(self, index: int) -> str:
@@ -178,11 +177,9 @@ def _references(file: Any, name: str, where: str) -> Any:
         fact = f"no /value/{name}; there is {', '.join(map(str, inside)) or 'nothing'}"
         layout = "relprop.data.ImageNetSegmentation says how it is laid out"
         raise InputError(fact, at=where, then=[f"gtsegs_ijcv.mat as published: {layout}"])
-    is_now = f"{found.shape}, {found.dtype}" if isinstance(found, h5py.Dataset) else "a group"
-    if (
-        not isinstance(found, h5py.Dataset)
-        or h5py.check_ref_dtype(found.dtype) is not h5py.Reference
-        or found.shape[1:] != (1,)
-    ):
+    array = isinstance(found, h5py.Dataset)
+    refers = array and h5py.check_ref_dtype(found.dtype) is h5py.Reference
+    if not refers or found.shape[1:] != (1,):
+        is_now = f"{found.shape}, {found.dtype}" if array else "a group"
         raise InputError(f"/value/{name} is {is_now}: references (N, 1) are needed", at=where)
     return found

@@ -65,11 +65,8 @@ class Processed:
         """(C, H, W) in [0, 1]. Raises ``InputError`` for a processor that makes something else."""
         image = self.processor(picture, do_normalize=False, return_tensors="pt")["pixel_values"][0]
         if not _is_image(image) or image.min() < 0 or image.max() > 1:
-            made_by = type(self.processor).__name__
-            raise InputError(
-                f"{made_by} does not make images (C, H, W) in [0, 1] before it normalises: give "
-                "transform= yourself"
-            )
+            fact = f"{type(self.processor).__name__} does not make images (C, H, W) in [0, 1]"
+            raise InputError(f"{fact} before it normalises: give transform= yourself")
         return image
 
 
@@ -89,13 +86,12 @@ def image_transform(source: Any) -> tuple[Transform, Normalize]:
     of_timm = isinstance(source, nn.Module) and getattr(source, "pretrained_cfg", None)
     if isinstance(source, Mapping) or of_timm:
         return _timm_transform(source)
-    raise OptionError(
-        f"{type(source).__name__} says nothing of how pictures become its images",
-        then=[
-            "a timm model, or timm.data.resolve_model_data_config(model)",
-            "transformers.AutoImageProcessor.from_pretrained(name)",
-        ],
-    )
+    then = [
+        "a timm model, or timm.data.resolve_model_data_config(model)",
+        "transformers.AutoImageProcessor.from_pretrained(name)",
+    ]
+    fact = f"{type(source).__name__} says nothing of how pictures become its images"
+    raise OptionError(fact, then=then)
 
 
 def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
@@ -103,10 +99,8 @@ def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
     config = source if isinstance(source, Mapping) else _timm_config(source, timm)
     *steps, last = timm.create_transform(**config, is_training=False).transforms
     if not all(hasattr(last, name) for name in ("mean", "std")):
-        raise OptionError(
-            f"timm's transform ends with {type(last).__name__}, not with a normalisation: give "
-            "transform= yourself"
-        )
+        fact = f"timm's transform ends with {type(last).__name__}, not with a normalisation"
+        raise OptionError(f"{fact}: give transform= yourself")
     compose = needed("torchvision.transforms", package="torchvision").Compose
     return compose(steps), Normalize(_floats(last.mean), _floats(last.std))
 
@@ -150,10 +144,8 @@ def rgb(picture: Any) -> Any:
 def _of_16_bits(picture: Any) -> Any:
     levels = np.array(picture).astype(np.int64)
     if levels.min() < 0 or levels.max() > 65535:
-        raise InputError(
-            f"pixels from {levels.min()} to {levels.max()}: grey levels of 16 bits, 0 to 65535, "
-            "are known"
-        )
+        fact = f"pixels from {levels.min()} to {levels.max()}"
+        raise InputError(f"{fact}: grey levels of 16 bits, 0 to 65535, are known")
     return needed("PIL.Image").fromarray(np.round(levels / 257).astype(np.uint8)).convert("RGB")
 
 

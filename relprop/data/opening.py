@@ -124,9 +124,7 @@ def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:
         reader = _of_dataset(loaded(spec), options)
     known = [f.name for f in fields(reader)[1:]]
     if unknown := [name for name in options if name not in known]:
-        raise OptionError(
-            f"{', '.join(f'{name}=' for name in unknown)}: {reader.__name__} has "
-            f"{', '.join(f'{name}=' for name in known)}"
-        )
+        given, there = (", ".join(f"{n}=" for n in names) for names in (unknown, known))
+        raise OptionError(f"{given}: {reader.__name__} has {there}")
     source: Source = reader(spec, **options)
     return source

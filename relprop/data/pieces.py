@@ -59,13 +59,12 @@ def word_pieces(words: Sequence[Span], encoding: Any, row: int = 0) -> tuple[tup
     """
     records = getattr(encoding, "encodings", None)
     if not records:
-        raise InputError(
-            "the tokenizer does not say which characters its tokens are made of: it is no fast one",
-            then=[
-                "AutoTokenizer.from_pretrained(name, use_fast=True)",
-                "tokenizer(texts, ...)   # its whole output, not only input_ids",
-            ],
-        )
+        then = [
+            "AutoTokenizer.from_pretrained(name, use_fast=True)",
+            "tokenizer(texts, ...)   # its whole output, not only input_ids",
+        ]
+        fact = "the tokenizer does not say which characters its tokens are made of"
+        raise InputError(f"{fact}: it is no fast one", then=then)
     if not 0 <= row < len(records):
         raise InputError(f"row {row} of an encoding of {len(records)} texts")
     at = _tokens_at(records[row])

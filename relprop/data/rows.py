@@ -74,30 +74,13 @@ class JsonLines(Rows):
         return found
 
 
-class Commas(csv.excel):
-    """Columns by commas, with quotes (RFC 4180)."""
-
-    strict = True
-
-
-class Tabs(csv.excel_tab):
-    """Columns by tabs, without quotes (GLUE's files, where a quote is a character)."""
-
-    quoting = csv.QUOTE_NONE
-    strict = True
-
-
 class Delimited(Rows):
-    """A table with a header, UTF-8."""
+    """A table with a header, UTF-8: columns by commas, with quotes (RFC 4180), or as ``format``
+    says to ``csv.reader``."""
 
-    def __init__(self, path: Path, dialect: type[csv.Dialect]) -> None:
+    def __init__(self, path: Path, **format: Any) -> None:
         super().__init__(path)
-        self.dialect = dialect
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns' names."""
-        return self._index[0]
+        self.format = format
 
     @property
     def places(self) -> array[int]:  # type: ignore[override]
@@ -134,17 +117,22 @@ class Delimited(Rows):
                 place += len(line)
                 yield text
 
-        for cells in csv.reader(lines(), self.dialect):
+        for cells in csv.reader(lines(), strict=True, **self.format):
             if cells:
                 yield start, cells
             start = place
 
     def parsed(self, file: BinaryIO, index: int) -> Row:
-        _, cells = next(self._cells(file))
-        if len(cells) != len(self.columns):
-            there = f"{len(self.columns)} columns: {', '.join(self.columns)}"
+        columns, (_, cells) = self._index[0], next(self._cells(file))
+        if len(cells) != len(columns):
+            there = f"{len(columns)} columns: {', '.join(columns)}"
             raise self.malformed(f"{len(cells)} cells, {there}", index)
-        return dict(zip(self.columns, cells, strict=True))
+        return dict(zip(columns, cells, strict=True))
+
+
+def _tabbed(path: Path) -> Rows:
+    """Without quotes: in GLUE's files a quote is a character."""
+    return Delimited(path, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def _limit(error: Exception) -> list[str]:
@@ -154,8 +142,8 @@ def _limit(error: Exception) -> list[str]:
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
-    ".csv": lambda path: Delimited(path, Commas),
-    ".tsv": lambda path: Delimited(path, Tabs),
+    ".csv": Delimited,
+    ".tsv": _tabbed,
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
 }

@@ -77,7 +77,6 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise OptionError(
-            'the review model needs transformers: pip install "transformers>=5.0"'
-        ) from None
+        fact = 'the review model needs transformers: pip install "transformers>=5.0"'
+        raise OptionError(fact) from None
     return transformers

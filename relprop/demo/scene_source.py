@@ -45,10 +45,5 @@ class DigitScenes:
         if not 0 <= index < self.n:
             raise IndexError(f"scene {index} of {self.n}")
         first, second = self.scenes.digits[index].tolist()
-        return Sample(
-            str(index),
-            self.scenes.images[index],
-            first,
-            (second,),
-            self.scenes.pixels(0)[index].int(),
-        )
+        mask = self.scenes.pixels(0)[index].int()
+        return Sample(str(index), self.scenes.images[index], first, (second,), mask)

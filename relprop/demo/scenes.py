@@ -9,6 +9,7 @@ beside it?" is a measurement. Nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,11 +35,6 @@ class Scenes:
     corners: Tensor
     ink: Tensor
 
-    @property
-    def labels(self) -> Tensor:
-        """Multi-hot labels, (n, 10), float."""
-        return torch.zeros(len(self.digits), CLASSES).scatter_(1, self.digits, 1.0)
-
     def mask(self, which: int) -> Tensor:
         """Where digit number ``which`` (0 or 1) of each scene stands, (n, 32, 32), bool."""
         row, column = self.corners[:, which, 0, None, None], self.corners[:, which, 1, None, None]
@@ -63,9 +59,7 @@ def digit_bank(held_out: bool) -> tuple[Tensor, Tensor]:
         data.images / 16.0, data.target, test_size=HELD_OUT, random_state=0, stratify=data.target
     )
     images, classes = (parts[1], parts[3]) if held_out else (parts[0], parts[2])
-    return torch.tensor(images, dtype=torch.float32)[:, None], torch.tensor(
-        classes, dtype=torch.long
-    )
+    return torch.tensor(images, dtype=torch.float32)[:, None], torch.tensor(classes)
 
 
 def _place(n: int, generator: torch.Generator) -> Tensor:
@@ -80,39 +74,33 @@ def _place(n: int, generator: torch.Generator) -> Tensor:
     return corners
 
 
-def _enlarge(small: Tensor, augment: bool, generator: torch.Generator) -> Tensor:
-    """8×8 digits doubled to 16×16; in training slightly rotated, scaled, sheared, moved, and
-    dimmed."""
-    n = len(small)
-    theta = torch.eye(2, 3).repeat(n, 1, 1)
-    if augment:
-
-        def uniform(limit: float) -> Tensor:
-            return (torch.rand(n, generator=generator) * 2 - 1) * limit
-
-        angle, scale, shear = uniform(0.25), 1 + uniform(0.15), uniform(0.2)
-        theta[:, 0, 0], theta[:, 0, 1] = scale * angle.cos(), -scale * angle.sin() + shear
-        theta[:, 1, 0], theta[:, 1, 1] = scale * angle.sin(), scale * angle.cos()
-        theta[:, 0, 2], theta[:, 1, 2] = uniform(0.15), uniform(0.15)
-    grid = F.affine_grid(theta, [n, 1, DIGIT, DIGIT], align_corners=False)
-    large = F.grid_sample(small, grid, align_corners=False)
-    if augment:
-        large = large * (0.75 + 0.25 * torch.rand(n, 1, 1, 1, generator=generator))
-    return large
+def enlarged(small: Tensor, theta: Tensor) -> Tensor:
+    """8×8 digits (n, 1, 8, 8) doubled to 16×16, moved by the affine maps ``theta`` (n, 2, 3)."""
+    grid = F.affine_grid(theta, [len(small), 1, DIGIT, DIGIT], align_corners=False)
+    return F.grid_sample(small, grid, align_corners=False)
 
 
-def make_scenes(n: int, *, seed: int, held_out: bool = True, augment: bool = False) -> Scenes:
-    """``n`` scenes drawn from ``seed``, of held-out digits unless ``held_out=False``."""
+def _as_they_are(small: Tensor, generator: torch.Generator) -> Tensor:
+    return enlarged(small, torch.eye(2, 3).repeat(len(small), 1, 1))
+
+
+def make_scenes(
+    n: int,
+    *,
+    seed: int,
+    held_out: bool = True,
+    enlarge: Callable[[Tensor, torch.Generator], Tensor] = _as_they_are,
+) -> Scenes:
+    """``n`` scenes drawn from ``seed``, of held-out digits unless ``held_out=False``. ``enlarge``:
+    how 8×8 digits are drawn at 16×16."""
     generator = torch.Generator().manual_seed(seed)
     bank, classes = digit_bank(held_out)
     scores = torch.rand(n, CLASSES, generator=generator)
     digits = scores.topk(2).indices
-    draw = torch.rand(n, 2, len(classes), generator=generator).masked_fill(
-        classes != digits[..., None], -1.0
-    )
-    chosen = draw.argmax(-1)
+    draw = torch.rand(n, 2, len(classes), generator=generator)
+    chosen = draw.masked_fill(classes != digits[..., None], -1.0).argmax(-1)
     corners = _place(n, generator)
-    large = _enlarge(bank[chosen.flatten()], augment, generator).unflatten(0, (n, 2))[:, :, 0]
+    large = enlarge(bank[chosen.flatten()], generator).unflatten(0, (n, 2))[:, :, 0]
     ink = torch.zeros(n, 2, SCENE, SCENE)
     scene = torch.arange(n)[:, None, None]
     inside = torch.arange(DIGIT)
@@ -120,8 +108,6 @@ def make_scenes(n: int, *, seed: int, held_out: bool = True, augment: bool = Fal
         rows = corners[:, which, 0, None, None] + inside[None, :, None]
         columns = corners[:, which, 1, None, None] + inside[None, None, :]
         ink[scene, which, rows, columns] = large[:, which]
-    noise = torch.rand(n, 1, SCENE, SCENE, generator=generator) * NOISE
-    speckle = (torch.rand(n, 1, SCENE, SCENE, generator=generator) < 0.03) * torch.rand(
-        n, 1, SCENE, SCENE, generator=generator
-    )
-    return Scenes((ink.sum(1, keepdim=True) + noise + speckle).clamp(0, 1), digits, corners, ink)
+    noise, where, speckles = (torch.rand(n, 1, SCENE, SCENE, generator=generator) for _ in range(3))
+    drawn = ink.sum(1, keepdim=True) + noise * NOISE + (where < 0.03) * speckles
+    return Scenes(drawn.clamp(0, 1), digits, corners, ink)

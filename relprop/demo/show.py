@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import timeit
 from pathlib import Path
 
 import torch
@@ -30,13 +29,11 @@ def run_demo(out: Path, seed: int) -> str:
     draw(scenes, explanations, out)
     with torch.no_grad():
         probabilities = model(scenes.images).sigmoid()[0]
-    ratio = _best_of(lambda: explain_many(model, scenes.images, digits[:1])) / _best_of(
-        lambda: _forward(model, scenes.images)
-    )
-    lines = [
-        f"scene {seed}: digits {digits[0]} and {digits[1]}, never seen in training; the model says "
-        + ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)
-    ]
+        forward = min(timeit.repeat(lambda: model(scenes.images), number=1))
+    one = timeit.repeat(lambda: explain_many(model, scenes.images, digits[:1]), number=1)
+    says = ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)
+    seen = f"digits {digits[0]} and {digits[1]}, never seen in training"
+    lines = [f"scene {seed}: {seen}; the model says {says}"]
     for which, e in enumerate(explanations):
         on, other = share_on(e, scenes, which), share_on(e, scenes, 1 - which)
         lines.append(
@@ -45,16 +42,11 @@ def run_demo(out: Path, seed: int) -> str:
             f"{other:.0%} on the {digits[1 - which]}"
         )
         assert e.ledger is not None
-        totals = ", ".join(
-            f"{name} {float(value):+.4f}" for name, value in e.ledger.totals().items()
-        )
-        lines.append(
-            f"         ledger: {totals}; worst node {e.ledger.worst():.1e} of its relevance"
-        )
-    lines.append(
-        f"one explanation takes {ratio:.1f} times one forward pass (batch 1, best of 5, "
-        "this machine)"
-    )
+        totals = ", ".join(f"{name} {float(n):+.4f}" for name, n in e.ledger.totals().items())
+        worst = f"worst node {e.ledger.worst():.1e} of its relevance"
+        lines.append(f"         ledger: {totals}; {worst}")
+    times = f"one explanation takes {min(one) / forward:.1f} times one forward pass"
+    lines.append(f"{times} (batch 1, best of 5, this machine)")
     return "\n".join([*lines, f"picture: {out}"])
 
 
@@ -80,17 +72,3 @@ def _two_colours(image: Tensor, explanations: list[Explanation]) -> Tensor:
     first, second = first / first.max().clamp(min=1e-12), second / second.max().clamp(min=1e-12)
     grey = image[0] * 0.45
     return torch.stack([grey + 0.55 * first, grey, grey + 0.55 * second]).clamp(0, 1)
-
-
-def _forward(model: torch.nn.Module, images: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(images)
-
-
-def _best_of(call: Callable[[], object], times: int = 5) -> float:
-    best = float("inf")
-    for _ in range(times):
-        begin = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - begin)
-    return best

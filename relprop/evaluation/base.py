@@ -9,43 +9,38 @@ sample (or a table of sums, for segmentation), so that ``bootstrap`` applies to 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError
+from relprop.tracer.surroundings import evaluating
 
 
 @runtime_checkable
 class Metric(Protocol):
     """What a table needs to know of a metric beside its numbers.
 
-    ``protocol``: which of the published procedures it follows; ``source``: where that is written;
-    ``deviations``: one sentence for each place where paper, published code and this differ.
+    ``name``: the field's name of it, with the options that change its meaning; ``protocol``: which
+    of the published procedures it follows; ``source``: where that is written; ``deviations``: one
+    sentence for each place where paper, published code and this differ.
     """
 
     @property
-    def name(self) -> str:
-        """The field's name of it, with the options that change its meaning."""
-
+    def name(self) -> str: ...
     @property
-    def higher_is_better(self) -> bool:
-        """Which way it is read."""
-
+    def higher_is_better(self) -> bool: ...
     @property
-    def protocol(self) -> str:
-        """Which published procedure it follows."""
-
+    def protocol(self) -> str: ...
     @property
-    def source(self) -> str:
-        """Where it is defined."""
-
+    def source(self) -> str: ...
     @property
-    def deviations(self) -> tuple[str, ...]:
-        """Where paper, published code and this differ."""
+    def deviations(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -87,23 +82,20 @@ def bootstrap(
         raise InputError(f"bootstrap: {bad} values are NaN or infinite", then=[then])
     if draws < 1:
         raise OptionError(f"bootstrap(draws={draws}): at least 1")
-    numpy, stats = needed("numpy"), needed("scipy.stats")
-    options: dict[str, Any] = {
-        "n_resamples": draws,
-        "method": "percentile",
-        "batch": max(1, 2_000_000 // len(table)),
-        "rng": numpy.random.default_rng(seed),
-    }
-    if statistic is None:
-        mean, found = float(table.mean()), stats.bootstrap((table.numpy(),), numpy.mean, **options)
-    else:
-        of, rows = statistic, (numpy.arange(len(table)),)
-        drawn = stats.bootstrap(
-            rows, lambda at: of(table[torch.from_numpy(at)]), vectorized=False, **options
-        )
-        mean, found = float(of(table)), drawn
+    drawn: Any = table.numpy() if statistic is None else np.arange(len(table))
+    of: Any = np.mean if statistic is None else lambda at: statistic(table[at])
+    found = needed("scipy.stats").bootstrap(
+        (drawn,),
+        of,
+        vectorized=statistic is None,
+        n_resamples=draws,
+        method="percentile",
+        batch=max(1, 2_000_000 // len(table)),
+        rng=np.random.default_rng(seed),
+    )
     interval = found.confidence_interval
-    return Interval(mean, float(interval.low), float(interval.high), len(table))
+    one = float(table.mean()) if statistic is None else float(statistic(table))
+    return Interval(one, float(interval.low), float(interval.high), len(table))
 
 
 def needed(module: str) -> Any:
@@ -133,10 +125,9 @@ def finite(name: str, values: Tensor, axes: str) -> Tensor:
         raise InputError(f"{name}: no samples")
     bad = ~values.isfinite()
     if bad.any():
-        raise InputError(
-            f"{name}: {int(bad.sum())} values are NaN or infinite, the first of them in "
-            f"sample {int(bad.reshape(len(bad), -1).any(1).int().argmax())}"
-        )
+        first = int(bad.reshape(len(bad), -1).any(1).int().argmax())
+        fact = f"{name}: {int(bad.sum())} values are NaN or infinite"
+        raise InputError(f"{fact}, the first of them in sample {first}")
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
@@ -150,10 +141,8 @@ def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:
     """``values`` as a bool tensor of a shape, on the CPU. Raises ``InputError``."""
     found = torch.as_tensor(values).detach().cpu()
     if list(found.shape) != list(shape) or not ((found == 0) | (found == 1)).all():
-        raise InputError(
-            f"{name}: shape {list(found.shape)}, {found.dtype}; {list(shape)} of 0s and "
-            "1s (or bool) is needed"
-        )
+        given = f"{name}: shape {list(found.shape)}, {found.dtype}"
+        raise InputError(f"{given}; {list(shape)} of 0s and 1s (or bool) is needed")
     return found.bool()
 
 
@@ -164,14 +153,20 @@ def place_of(model: Any, otherwise: Tensor) -> tuple[torch.device, torch.dtype |
     return (otherwise.device, None) if first is None else (first.device, first.dtype)
 
 
+@contextmanager
+def answering(model: Any) -> Iterator[None]:
+    """Without gradients; a module as in ``eval()``."""
+    with torch.no_grad(), evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+        yield
+
+
 def logits_of(model: Any, *inputs: Any, **named: Any) -> Tensor:
     """(batch, classes) in float32 or wider, on the CPU: what the model returns, or its ``logits``.
     Raises ``InputError``."""
     found = model(*inputs, **named)
     if isinstance(found, Mapping):
         found = found.get("logits")
-    elif not isinstance(found, Tensor):
-        found = getattr(found, "logits", None)
+    found = getattr(found, "logits", found)
     if not isinstance(found, Tensor) or found.dim() != 2:
         tensor = isinstance(found, Tensor)
         what = f"shape {list(found.shape)}" if tensor else "no tensor and no .logits"
@@ -186,10 +181,8 @@ def labels_for(labels: Any, count: int) -> Tensor:
     """Class numbers (batch,), on the CPU. Raises ``InputError``."""
     found = torch.as_tensor(labels).detach().cpu()
     if found.is_floating_point() or found.dtype == torch.bool or list(found.shape) != [count]:
-        raise InputError(
-            f"labels: shape {list(found.shape)}, {found.dtype}; {count} class numbers "
-            "are needed, one per sample"
-        )
+        given = f"labels: shape {list(found.shape)}, {found.dtype}"
+        raise InputError(f"{given}; {count} class numbers are needed, one per sample")
     return found.long()
 
 
@@ -198,10 +191,8 @@ def in_range(labels: Tensor, classes: int) -> None:
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
         at = int(bad.int().argmax())
-        raise InputError(
-            f"labels: {int(labels[at])} of sample {at} is out of range, the model has "
-            f"{classes} classes"
-        )
+        fact = f"labels: {int(labels[at])} of sample {at} is out of range"
+        raise InputError(f"{fact}, the model has {classes} classes")
 
 
 def without(logits: Tensor, others: Sequence[Sequence[int]]) -> Tensor:

@@ -57,16 +57,13 @@ class KendallConfidence:
         values = finite("scores", scores, "batch, classes, tokens").cpu()
         count, classes, tokens = values.shape
         if classes < 2:
-            raise InputError(
-                f"scores: {classes} class; at least 2 are needed, the target's and another's"
-            )
+            wanted = "at least 2 are needed, the target's and another's"
+            raise InputError(f"scores: {classes} class; {wanted}")
         labels, kept = labels_for(target, count), bools("content", content, (count, tokens))
         in_range(labels, classes)
-        if (kept.sum(1) < 2).any():
-            raise InputError(
-                f"content: sample {int((kept.sum(1) < 2).int().argmax())} has fewer than "
-                "2 content tokens"
-            )
+        if (few := kept.sum(1) < 2).any():
+            sample = int(few.int().argmax())
+            raise InputError(f"content: sample {sample} has fewer than 2 content tokens")
         pairs = zip(values, kept, labels.tolist(), strict=True)
         taus = [self._tau(sample[:, own], label) for sample, own, label in pairs]
         found = torch.tensor(taus, dtype=torch.float64)

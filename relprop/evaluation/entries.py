@@ -4,7 +4,7 @@ that every table has."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -62,39 +62,30 @@ def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
     does not exist, and for two rows of one name.
     """
     if isinstance(methods, (str, Mapping)) or callable(methods):
-        raise OptionError(
-            "methods is a list: names, functions, or pairs of a row's name and one of these"
-        )
+        fact = "methods is a list: names, functions, or pairs of a row's name and one of these"
+        raise OptionError(fact)
     rows = [_entry(method) for method in methods]
-    rows += [floor for floor in (RANDOM, POSITION) if floor.name not in {row.name for row in rows}]
-    if twice := sorted({row.name for row in rows if [r.name for r in rows].count(row.name) > 1}):
-        raise OptionError(
-            f"methods: {', '.join(twice)} is there twice",
-            then=[f'("{twice[0]}, again", ...)   # another name for the row'],
-        )
-    return tuple(rows)
+    names = [row.name for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        then = f'("{twice[0]}, again", ...)   # another name for the row'
+        raise OptionError(f"methods: {', '.join(twice)} is there twice", then=[then])
+    return (*rows, *(floor for floor in (RANDOM, POSITION) if floor.name not in names))
 
 
 def _entry(given: Any) -> Entry:
     if isinstance(given, Entry):
         return given
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
-        name, what = given
-        inner = _entry(what)
-        return Entry(name, inner.call, inner.function, inner.class_specific)
+        return replace(_entry(given[1]), name=given[0])
     if isinstance(given, str) and given in (RANDOM.name, POSITION.name):
         return RANDOM if given == RANDOM.name else POSITION
     if isinstance(given, str):
         method, _, rules = given.partition("/")
-        return _of_call(given, Question(method, {}, rules or None))
+        return replace(_entry(Question(method, {}, rules or None)), name=given)
     if isinstance(given, Question):
-        return _of_call(given.method, given)
+        method = given.method
+        return Entry(method, given, None, method_named(method, level=None).class_specific)
     if callable(given):
         return Entry(getattr(given, "__name__", type(given).__name__), None, given)
-    raise OptionError(
-        f"methods: {given!r} is no name, function, Question or pair of a name and one of these"
-    )
-
-
-def _of_call(name: str, call: Question) -> Entry:
-    return Entry(name, call, None, method_named(call.method, level=None).class_specific)
+    known = "name, function, Question or pair of a name and one of these"
+    raise OptionError(f"methods: {given!r} is no {known}")

@@ -13,14 +13,8 @@ from relprop.evaluation.work import EvaluationWork, numbers
 
 CVPR_2021 = ("rollout", "raw_attention", "gradcam", "lrp", "partial_lrp", "transformer_attribution")
 ATTCAT = (
-    "raw_attention",
-    "rollout",
-    "attention_grad",
-    "attention_times_grad",
-    "partial_lrp",
-    "transformer_attribution",
-    "cat",
-    "attcat",
+    *("raw_attention", "rollout", "attention_grad", "attention_times_grad"),
+    *("partial_lrp", "transformer_attribution", "cat", "attcat"),
 )
 
 
@@ -57,11 +51,10 @@ def evaluate(
         raise OptionError(f"batch_size={batch_size}, samples={samples}: at least 1, and at least 2")
     rows = entries(methods)
     work = EvaluationWork(task, rows, samples)
-    records = [
-        record
+    lines = [
+        (record.index, row)
         for first in range(0, len(work), batch_size)
         for record in work(range(first, min(first + batch_size, len(work))))
+        for row in record.rows
     ]
-    return numbers(
-        task, rows, ((record.index, row) for record in records for row in record.rows)
-    ).table(title)
+    return numbers(task, rows, lines).table(title)

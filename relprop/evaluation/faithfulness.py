@@ -4,19 +4,17 @@ the top words (AOPC), or with others in their place (LOdds)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relprop.errors import InputError, OptionError, warn
-from relprop.evaluation.base import chosen, logits_of, place_of, ranked
-from relprop.evaluation.texts import Words, text_of, words_of
+from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked
+from relprop.evaluation.texts import Words, text_of, word_scores, words_of
 from relprop.explanation import Explanation
-from relprop.tracer.surroundings import evaluating
 
 PROTOCOLS = ("paper", "paper-code")
 SHORT = 10
@@ -83,7 +81,7 @@ class _Removal:
         rows, removed = texts.repeat_interleave(gone.shape[1]), gone[texts].flatten(0, 1)
         lengths = (self.present[rows] & ~removed if self.delete else self.present[rows]).sum(1)
         found: dict[int, Tensor] = {}
-        with torch.no_grad(), evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+        with answering(model):
             for at in lengths.argsort(descending=True, stable=True).split(batch):
                 named = self._shortened if self.delete else self._replaced
                 inputs = {n: v.to(device) for n, v in named(rows[at], removed[at]).items()}
@@ -122,13 +120,15 @@ class _Faithfulness:
     @property
     def tenths(self) -> tuple[tuple[int, int], ...]:
         """The shares removed, each as a fraction (over, under)."""
-        if self.protocol == "paper":
-            return tuple((i, 10) for i in range(11))
-        return tuple((i, 9) for i in range(1, 10))
+        first, parts = (0, 10) if self.protocol == "paper" else (1, 9)
+        return tuple((i, parts) for i in range(first, parts + 1))
 
     def _measure(self, model: Any, removal: _Removal, batch_size: int) -> FaithfulnessCurve:
         """log p(ŷ | x̃) at every share beside log p(ŷ | x), of every text, and of these what the
         metric makes of them."""
+        if batch_size < 1 or removal.token < 0:
+            numbers = f"batch_size={batch_size}, token id {removal.token}"
+            raise OptionError(f"{numbers}: at least 1 and 0")
         present, gone = removal.present, removal.gone(self.tenths)
         skipped = present.sum(1) < (SHORT if self.protocol == "paper-code" else 0)
         if skipped.any():
@@ -137,10 +137,8 @@ class _Faithfulness:
                 f"fewer than {SHORT} tokens and are skipped; their value is NaN"
             )
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
-            raise InputError(
-                "some text has no token left after its words are deleted: content must "
-                "leave special tokens out"
-            )
+            fact = "some text has no token left after its words are deleted"
+            raise InputError(f"{fact}: content must leave special tokens out")
         texts = (~skipped).nonzero()[:, 0]
         logs = torch.full(gone.shape[:2], torch.nan, dtype=torch.float64)
         if len(texts):
@@ -155,19 +153,14 @@ class _Faithfulness:
 def _check_deletable(inputs: Mapping[str, Tensor]) -> None:
     shape = inputs["input_ids"].shape
     if "attention_mask" not in inputs:
-        raise InputError(
-            "AOPC deletes tokens and pads the rest: an attention_mask is needed among the inputs"
-        )
+        fact = "AOPC deletes tokens and pads the rest"
+        raise InputError(f"{fact}: an attention_mask is needed among the inputs")
     if other := [f"{name} {list(v.shape)}" for name, v in inputs.items() if v.shape != shape]:
-        raise InputError(
-            f"inputs: {', '.join(other)}: AOPC deletes tokens, so everything must be "
-            f"(batch, tokens) like input_ids {list(shape)}"
-        )
+        needed = f"everything must be (batch, tokens) like input_ids {list(shape)}"
+        raise InputError(f"inputs: {', '.join(other)}: AOPC deletes tokens, so {needed}")
     if "position_ids" in inputs:
-        raise InputError(
-            "inputs: AOPC deletes tokens, after which position_ids would have gaps: "
-            "let the model number the positions"
-        )
+        fact = "inputs: AOPC deletes tokens, after which position_ids would have gaps"
+        raise InputError(f"{fact}: let the model number the positions")
 
 
 @dataclass(frozen=True)
@@ -215,7 +208,6 @@ class AOPC(_Faithfulness):
         explanation knows one of them. ``pad_id`` fills up shortened texts, masked out.
         ``batch_size``: texts per forward pass. Raises ``InputError``.
         """
-        _check_numbers(batch_size, pad_id)
         order = _order(inputs, scores, words, content)
         return self._measure(model, _Removal(inputs, order, pad_id, True), batch_size)
 
@@ -256,17 +248,11 @@ class LOdds(_Faithfulness):
     ) -> FaithfulnessCurve:
         """The curve of a batch of texts. ``replace_with``: the id of [PAD] (``paper``) or [MASK]
         (``paper-code``); the rest as for ``AOPC``. Raises ``InputError``."""
-        _check_numbers(batch_size, replace_with)
         order = _order(inputs, scores, words, content)
         return self._measure(model, _Removal(inputs, order, replace_with, False), batch_size)
 
     def _change(self, before: Tensor, after: Tensor) -> Tensor:
         return after - before
-
-
-def _check_numbers(batch_size: int, token: int) -> None:
-    if batch_size < 1 or token < 0:
-        raise OptionError(f"batch_size={batch_size}, token id {token}: at least 1 and 0")
 
 
 def _order(
@@ -288,10 +274,5 @@ def _order(
         text_of(inputs, values, kept)
     if empty := [i for i, sample in enumerate(words) if not sample]:
         raise InputError(f"text {empty[0]} has no words", then=["leave it out, and say so"])
-    best = [
-        torch.stack([row[list(word)].max() for word in sample])
-        for row, sample in zip(values, words, strict=True)
-    ]
-    return [
-        [sample[i] for i in ranked(of).tolist()] for of, sample in zip(best, words, strict=True)
-    ]
+    best = zip(word_scores(values, words), words, strict=True)
+    return [[sample[i] for i in ranked(of).tolist()] for of, sample in best]

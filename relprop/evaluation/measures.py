@@ -18,7 +18,7 @@ from relprop.evaluation.base import Metric
 from relprop.evaluation.perturbation import ImagePerturbation, TextPerturbation
 from relprop.evaluation.robustness import Infidelity, MaxSensitivity
 from relprop.evaluation.sanity import ClassSensitivity, ParameterRandomization
-from relprop.evaluation.segmentation import Segmentation, mean_iou, pixel_accuracy
+from relprop.evaluation.segmentation import Segmentation, SegmentationResult
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class Statistic:
 
 
 def mean_of(
-    name: str, values: Callable[[Tensor], Tensor], scale: float = 1.0, of_classes: bool = False
+    name: str,
+    values: Callable[[Tensor], Tensor] = lambda table: table[:, 0],
+    scale: float = 1.0,
+    of_classes: bool = False,
 ) -> Statistic:
     """A statistic that is the mean of one number per sample; samples where it is not defined (NaN)
     are left out."""
-    return Statistic(
-        name, lambda table: float(values(table).nanmean()) * scale, values, scale, of_classes
-    )
+    return Statistic(name, lambda t: float(values(t).nanmean()) * scale, values, scale, of_classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,24 +95,18 @@ class Maps:
 
 
 class Measure(Protocol):
-    """A metric on the batches of a task."""
+    """A metric on the batches of a task. ``name``: what it is called in files and on the command
+    line. ``statistics``: the numbers a table may show of it. ``costly``: whether it explains the
+    samples many times over: such a measure is made only if it is named."""
 
     @property
-    def name(self) -> str:
-        """What it is called in files and on the command line."""
-
+    def name(self) -> str: ...
     @property
-    def metric(self) -> Metric:
-        """The metric, with its source, protocol and deviations."""
-
+    def metric(self) -> Metric: ...
     @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        """The numbers a table may show of it."""
-
+    def statistics(self) -> tuple[Statistic, ...]: ...
     @property
-    def costly(self) -> bool:
-        """Whether it explains the samples many times over: such a measure is made only if it is
-        named."""
+    def costly(self) -> bool: ...
 
     def classes(self, batch: Batch) -> list[Tensor]:
         """The classes whose maps are needed, each (batch,)."""
@@ -125,6 +120,7 @@ class OfLabel:
     class."""
 
     metric: Any
+    statistics: Any
     costly: ClassVar[bool] = False
 
     @property
@@ -138,7 +134,7 @@ class OfLabel:
 @dataclass(frozen=True)
 class BothCurves:
     """Perturbation with maps of the predicted class and of the target class: 20 hits per sample.
-    Images and texts say how ``hits`` are found."""
+    Images and texts say how a ``curve`` is found."""
 
     order: str
     protocol: str = "paper-code"
@@ -167,17 +163,17 @@ class BothCurves:
     def classes(self, batch: Batch) -> list[Tensor]:
         return [batch.predicted] if batch.labels is None else [batch.predicted, batch.labels]
 
-    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        """(batch, 10), bool: the metric's hits with these maps."""
+    def curve(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Any:
+        """The metric's curve with these maps."""
         raise NotImplementedError
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         assert batch.labels is not None
-        predicted = self.hits(self.metric, task, batch, maps.of(batch.predicted))
+        predicted = self.curve(self.metric, task, batch, maps.of(batch.predicted)).hits
         if maps.rows is None or torch.equal(batch.predicted, batch.labels):
             return torch.cat([predicted, predicted], 1).double()
         of_target = replace(self.metric, explained="target")
-        target = self.hits(of_target, task, batch, maps.of(batch.labels))
+        target = self.curve(of_target, task, batch, maps.of(batch.labels)).hits
         return torch.cat([predicted, target], 1).double()
 
 
@@ -186,10 +182,9 @@ class ImageCurve(BothCurves):
 
     kind = ImagePerturbation
 
-    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
+    def curve(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Any:
         given = task.model, batch.parts["images"], values, batch.labels
-        hits: Tensor = metric(*given, normalize=task.normalize, others=batch.others).hits
-        return hits
+        return metric(*given, normalize=task.normalize, others=batch.others)
 
 
 @dataclass(frozen=True)
@@ -198,13 +193,13 @@ class SegmentationCounts(OfLabel):
 
     metric: Segmentation = field(default_factory=Segmentation)
 
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (
-            Statistic("pixel accuracy", lambda t: 100 * pixel_accuracy(t), None, 100),
-            mean_of("mAP", lambda t: t[:, 6], 100),
-            Statistic("mIoU", lambda t: 100 * mean_iou(t), None, 100),
-        )
+    statistics = (
+        Statistic(
+            "pixel accuracy", lambda t: 100 * SegmentationResult(t).pixel_accuracy, None, 100
+        ),
+        mean_of("mAP", lambda t: t[:, 6], 100),
+        Statistic("mIoU", lambda t: 100 * SegmentationResult(t).mean_iou, None, 100),
+    )
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         masks = torch.stack([sample.mask for sample in batch.samples])
@@ -218,9 +213,7 @@ class ClassCorrelation(OfLabel):
 
     metric: ClassSensitivity = field(default_factory=ClassSensitivity)
 
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("ρ", lambda t: t[:, 0], of_classes=True),)
+    statistics = (mean_of("ρ", of_classes=True),)
 
     def classes(self, batch: Batch) -> list[Tensor]:
         return [batch.main(), batch.rival()]
@@ -238,10 +231,7 @@ class Randomisation(OfLabel):
     metric: ParameterRandomization = field(default_factory=ParameterRandomization)
 
     costly: ClassVar[bool] = True
-
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("ρ", lambda t: t.nanmean(1)),)
+    statistics = (mean_of("ρ", lambda t: t.nanmean(1)),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         def explain(model: Any) -> Tensor:
@@ -261,10 +251,7 @@ class Unfaithful(OfLabel):
     metric: Infidelity = field(default_factory=lambda: Infidelity(samples=20, radius=0.1))
 
     costly: ClassVar[bool] = True
-
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("mean", lambda t: t[:, 0]),)
+    statistics = (mean_of("mean"),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         return self.metric(task.model, batch.inputs, maps.of(batch.main()), batch.main())[:, None]
@@ -277,10 +264,7 @@ class Unstable(OfLabel):
     metric: MaxSensitivity = field(default_factory=MaxSensitivity)
 
     costly: ClassVar[bool] = True
-
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("max", lambda t: t[:, 0]),)
+    statistics = (mean_of("max"),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         def explain(inputs: Tensor, target: Tensor) -> Tensor:

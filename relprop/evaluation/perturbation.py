@@ -4,15 +4,15 @@ removed, of images and of texts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relprop.errors import InputError, OptionError, warn
 from relprop.evaluation.base import (
+    answering,
     chosen,
     finite,
     in_range,
@@ -24,7 +24,6 @@ from relprop.evaluation.base import (
 )
 from relprop.evaluation.texts import text_of
 from relprop.explanation import Explanation
-from relprop.tracer.surroundings import evaluating
 
 STEPS = 10  # tenths removed: 0, 1, ..., 9
 PROTOCOLS = ("paper-code", "paper")
@@ -58,11 +57,9 @@ class PerturbationCurve:
 def joined(curves: Sequence[PerturbationCurve]) -> PerturbationCurve:
     """One curve of a data set that was measured in batches. Raises ``InputError`` for none, or
     curves of different protocols."""
-    if len({c.first for c in curves}) != 1:
-        raise InputError(
-            f"{len(curves)} curves of {len({c.first for c in curves})} protocols: curves "
-            "of one protocol are needed"
-        )
+    if (protocols := len({c.first for c in curves})) != 1:
+        given = f"{len(curves)} curves of {protocols} protocols"
+        raise InputError(f"{given}: curves of one protocol are needed")
     return PerturbationCurve(torch.cat([c.hits for c in curves]), curves[0].first)
 
 
@@ -102,20 +99,43 @@ class _Perturbation:
     def _ranked(self, scores: Tensor) -> Tensor:
         return ranked(scores if self.order == "positive" else -scores)
 
+    def _measured(
+        self,
+        model: Any,
+        maps: Any,
+        truth: Tensor,
+        batch_size: int,
+        seen: Callable[[slice, int], Tensor],
+        others: Sequence[Sequence[int]] = (),
+    ) -> PerturbationCurve:
+        """Every sample's hits at every tenth. ``seen``: the logits of some samples with so many
+        tenths removed."""
+        if batch_size < 1:
+            raise OptionError(f"batch_size={batch_size}: at least 1")
+        if others and len(others) != len(truth):
+            raise InputError(f"others of {len(others)} samples, labels of {len(truth)}")
+        found = torch.zeros(len(truth), STEPS, dtype=torch.long)
+        with answering(model):
+            for start in range(0, len(truth), batch_size):
+                at = slice(start, start + batch_size)
+                for removed in range(STEPS):
+                    logits = seen(at, removed)
+                    in_range(truth, logits.shape[1])
+                    found[at, removed] = without(logits, others[at]).argmax(1)
+        self._check_explained(maps, truth, found[:, 0])
+        return PerturbationCurve(found == truth[:, None], self.first)
+
     def _check_explained(self, maps: Any, labels: Tensor, predicted: Tensor) -> None:
         """That an explanation explains the class this metric is named for; of plain tensors nothing
         is known."""
         if not isinstance(maps, Explanation) or not all(isinstance(t, int) for t in maps.target):
             return
-        wanted = labels if self.explained == "target" else predicted
-        other = [
-            i for i, (t, w) in enumerate(zip(maps.target, wanted.tolist(), strict=True)) if t != w
-        ]
+        wanted = (labels if self.explained == "target" else predicted).tolist()
+        other = [i for i, target in enumerate(maps.target) if target != wanted[i]]
         if other and self.explained == "target":
-            raise InputError(
-                f"explained='target': sample {other[0]} is of class "
-                f"{int(wanted[other[0]])}, its explanation of {maps.target[other[0]]!r}"
-            )
+            at = other[0]
+            fact = f"explained='target': sample {at} is of class {wanted[at]}"
+            raise InputError(f"{fact}, its explanation of {maps.target[at]!r}")
         if other:
             warn(
                 f"explained='predicted': {len(other)} explanations are not of the class "
@@ -177,7 +197,7 @@ class ImagePerturbation(_Perturbation):
             pixels.scatter_(2, gone[:, None].expand(-1, pixels.shape[1], -1), 0)
             return logits_of(model, normalize(pixels.view(-1, *images.shape[1:])))
 
-        return _measured(self, model, maps, truth, batch_size, seen, others)
+        return self._measured(model, maps, truth, batch_size, seen, others)
 
 
 def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
@@ -193,10 +213,8 @@ def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
     found = maps.heatmap(tuple(size)) if isinstance(maps, Explanation) else maps
     heat = finite("maps", found, "batch, H, W").cpu()
     if heat.shape != (len(images), *size):
-        raise InputError(
-            f"maps are {list(heat.shape)}, images {list(images.shape)}: a map for every image, of "
-            "its height and width, is needed"
-        )
+        given = f"maps are {list(heat.shape)}, images {list(images.shape)}"
+        raise InputError(f"{given}: a map for every image, of its height and width, is needed")
     return heat
 
 
@@ -262,35 +280,4 @@ class TextPerturbation(_Perturbation):
                 named["input_ids"] = named["input_ids"].masked_fill(gone, self.removal)
             return logits_of(model, **named)
 
-        return _measured(self, model, scores, truth, batch_size, seen)
-
-
-def _measured(
-    metric: _Perturbation,
-    model: Any,
-    maps: Any,
-    truth: Tensor,
-    batch_size: int,
-    seen: Callable[[slice, int], Tensor],
-    others: Sequence[Sequence[int]] = (),
-) -> PerturbationCurve:
-    """The hits of every sample at every tenth. ``seen``: the logits of some samples with so many
-    tenths removed."""
-    if batch_size < 1:
-        raise OptionError(f"batch_size={batch_size}: at least 1")
-    if others and len(others) != len(truth):
-        raise InputError(f"others of {len(others)} samples, labels of {len(truth)}")
-    hits, predicted = torch.zeros(len(truth), STEPS, dtype=torch.bool), torch.zeros_like(truth)
-    with torch.no_grad(), evaluating(model) if isinstance(model, nn.Module) else nullcontext():
-        for start in range(0, len(truth), batch_size):
-            at = slice(start, start + batch_size)
-            for removed in range(STEPS):
-                logits = seen(at, removed)
-                if not removed:
-                    in_range(truth, logits.shape[1])
-                logits = without(logits, others[at])
-                if not removed:
-                    predicted[at] = logits.argmax(1)
-                hits[at, removed] = logits.argmax(1) == truth[at]
-    metric._check_explained(maps, truth, predicted)
-    return PerturbationCurve(hits, metric.first)
+        return self._measured(model, scores, truth, batch_size, seen)

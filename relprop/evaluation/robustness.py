@@ -29,9 +29,8 @@ class _Perturbed:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or not self.radius > 0:
-            raise OptionError(
-                f"samples={self.samples}, radius={self.radius}: at least 1, and more than 0"
-            )
+            given = f"samples={self.samples}, radius={self.radius}"
+            raise OptionError(f"{given}: at least 1, and more than 0")
 
     def _noise(self, draw: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         """Noise for a batch in which each sample stands ``samples`` times in a row: the same draws
@@ -39,9 +38,8 @@ class _Perturbed:
         generator = torch.Generator().manual_seed(self.seed)
 
         def noise(rows: Tensor) -> Tensor:
-            drawn = draw(
-                (self.samples, *rows.shape[1:]), generator=generator, dtype=torch.float64
-            ).to(rows)
+            shape = (self.samples, *rows.shape[1:])
+            drawn = draw(shape, generator=generator, dtype=torch.float64).to(rows)
             return drawn.repeat(len(rows) // self.samples, *(1 for _ in rows.shape[1:]))
 
         return noise
@@ -135,10 +133,8 @@ class MaxSensitivity(_Perturbed):
 
 def _check_floating(inputs: Tensor) -> None:
     if not inputs.is_floating_point():
-        raise InputError(
-            f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed (of a "
-            "text: its embeddings)"
-        )
+        fact = f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed"
+        raise InputError(f"{fact} (of a text: its embeddings)")
 
 
 def _pixels(inputs: Tensor, maps: Explanation | Tensor) -> Tensor:
@@ -161,7 +157,6 @@ def _captum(name: str) -> Any:
     try:
         import captum.metrics
     except ImportError:
-        raise OptionError(
-            'infidelity and max-sensitivity need Captum: pip install "relprop[captum]"'
-        ) from None
+        fact = 'infidelity and max-sensitivity need Captum: pip install "relprop[captum]"'
+        raise OptionError(fact) from None
     return getattr(captum.metrics, name)

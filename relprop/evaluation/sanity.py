@@ -90,23 +90,19 @@ class ParameterRandomization:
         randomised = copy.deepcopy(model)
         groups = list(_from_the_output(trace(model, inputs), randomised))
         if not groups:
-            raise InputError(
-                "the model's output depends on no parameter: there is nothing to randomise"
-            )
+            fact = "the model's output depends on no parameter"
+            raise InputError(f"{fact}: there is nothing to randomise")
         count = min(self.stages, len(groups))
         generator, found, names = torch.Generator().manual_seed(self.seed), [], []
         for stage in range(count):
             now = groups[len(groups) * stage // count : len(groups) * (stage + 1) // count]
             for parameter in (p for _, parameters in now for p in parameters):
-                _shuffle(parameter, generator)
+                order = torch.randperm(parameter.numel(), generator=generator)
+                shuffled = parameter.data.flatten()[order.to(parameter.device)]
+                parameter.data = shuffled.view_as(parameter)
             names.append(now[-1][0])
             found.append(_correlations(before, _compared(explain(randomised), content)))
         return RandomizationCurve(torch.stack(found, 1), tuple(names))
-
-
-def _shuffle(parameter: nn.Parameter, generator: torch.Generator) -> None:
-    order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
-    parameter.data = parameter.data.flatten()[order].view_as(parameter)
 
 
 @dataclass(frozen=True)
@@ -158,10 +154,8 @@ def _compared(maps: Maps, content: Any) -> list[Tensor]:
 
 def _correlations(a: list[Tensor], b: list[Tensor]) -> Tensor:
     if [len(row) for row in a] != [len(row) for row in b]:
-        raise InputError(
-            f"maps of {len(a)} and {len(b)} samples, or of different sizes: the same "
-            "tokens are needed"
-        )
+        given = f"maps of {len(a)} and {len(b)} samples, or of different sizes"
+        raise InputError(f"{given}: the same tokens are needed")
     return torch.stack([rank_correlation(x, y) for x, y in zip(a, b, strict=True)]).double()
 
 

@@ -31,13 +31,8 @@ IGNORE = -1
 def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Maps of patches, (batch, h, w), as maps of pixels, (batch, *size): bilinear between the
     patches' middles (``align_corners=False``)."""
-    height, width = size
-    return F.interpolate(
-        finite("maps", maps, "batch, h, w")[:, None],
-        size=(height, width),
-        mode="bilinear",
-        align_corners=False,
-    )[:, 0]
+    small = finite("maps", maps, "batch, h, w")[:, None]
+    return F.interpolate(small, size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,42 +56,31 @@ class SegmentationResult:
     @property
     def pixel_accuracy(self) -> float:
         """Correct pixels of all images over labelled pixels of all images."""
-        return pixel_accuracy(self.table)
+        return float(self.table[:, 0].sum() / self.table[:, 1].sum())
 
     @property
     def mean_iou(self) -> float:
         """The mean over background and foreground of intersections over unions, each summed over
-        all images."""
-        return mean_iou(self.table)
+        all images; a class that is nowhere, neither labelled nor found, counts as 0."""
+        unions = self.table[:, 4:6].sum(0).clamp(min=1)
+        return float((self.table[:, 2:4].sum(0) / unions).mean())
 
     @property
     def mean_average_precision(self) -> float:
         """The mean over images of the average precision."""
-        return mean_average_precision(self.table)
+        return float(self.table[:, 6].mean())
 
     def intervals(self, draws: int = 2000, seed: int = 0) -> dict[str, Interval]:
         """95 % bootstrap intervals of the three, over images: of ratios of sums the sums are drawn
         anew."""
-        return {
-            f.__name__: bootstrap(self.table, draws, seed, statistic=f)
-            for f in (pixel_accuracy, mean_average_precision, mean_iou)
-        }
 
+        def interval(name: str) -> Interval:
+            return bootstrap(
+                self.table, draws, seed, statistic=lambda t: getattr(SegmentationResult(t), name)
+            )
 
-def pixel_accuracy(table: Tensor) -> float:
-    """Pixel accuracy of a table of images (``COLUMNS``)."""
-    return float(table[:, 0].sum() / table[:, 1].sum())
-
-
-def mean_iou(table: Tensor) -> float:
-    """Mean IoU of a table of images (``COLUMNS``); a class that is nowhere, neither labelled nor
-    found, counts as 0."""
-    return float((table[:, 2:4].sum(0) / table[:, 4:6].sum(0).clamp(min=1)).mean())
-
-
-def mean_average_precision(table: Tensor) -> float:
-    """Mean average precision of a table of images (``COLUMNS``)."""
-    return float(table[:, 6].mean())
+        names = ("pixel_accuracy", "mean_average_precision", "mean_iou")
+        return {name: interval(name) for name in names}
 
 
 @dataclass

@@ -30,21 +30,13 @@ class Column:
     @property
     def name(self) -> str:
         """``measure: statistic``; a measure with one statistic is named alone."""
-        return (
-            self.measure.name
-            if len(self.measure.statistics) == 1
-            else f"{self.measure.name}: {self.statistic.name}"
-        )
+        alone = len(self.measure.statistics) == 1
+        return self.measure.name if alone else f"{self.measure.name}: {self.statistic.name}"
 
     @property
     def higher_is_better(self) -> bool:
         """Which way it is read."""
         return self.measure.metric.higher_is_better
-
-    @property
-    def heading(self) -> str:
-        """With an arrow that says which way is better."""
-        return f"{self.name} {'↑' if self.higher_is_better else '↓'}"
 
 
 @dataclass(frozen=True)
@@ -59,15 +51,13 @@ class Cell:
     def like_random(self) -> bool:
         """Whether the interval of the difference from random holds 0: on these samples the metric
         cannot tell the two apart."""
-        return (
-            self.above_random is not None and self.above_random.low <= 0 <= self.above_random.high
-        )
+        above = self.above_random
+        return above is not None and above.low <= 0 <= above.high
 
     def worse_than_random(self, higher_is_better: bool) -> bool:
         """Whether the whole interval of the difference lies on the wrong side of 0."""
-        return self.above_random is not None and (
-            self.above_random.high < 0 if higher_is_better else self.above_random.low > 0
-        )
+        above = self.above_random
+        return above is not None and (above.high < 0 if higher_is_better else above.low > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +167,9 @@ class Table:
         row, name = at
         found = [c.name for c in self.columns if name in (c.name, c.statistic.name)]
         if len(found) != 1 or (row, found[0]) not in self.cells:
-            raise OptionError(
-                f"table[{row!r}, {name!r}]: rows are {', '.join(self.rows)}; columns "
-                f"{', '.join(c.name for c in self.columns)}"
-            )
+            columns = ", ".join(c.name for c in self.columns)
+            there = f"rows are {', '.join(self.rows)}; columns {columns}"
+            raise OptionError(f"table[{row!r}, {name!r}]: {there}")
         return self.cells[row, found[0]]
 
     @cached_property
@@ -241,22 +230,20 @@ class Table:
             notes.append(f"{column.name} finds random better than {', '.join(worse)}.")
         return notes
 
-    def text(self, row: str, column: Column, bold: bool = True) -> str:
+    def text(self, row: str, column: Column) -> str:
         """A cell as a table shows it: number, interval, ° if it cannot be told from random; a dash
         where there is none."""
         cell = self.cells.get((row, column.name))
         if cell is None:
             return "–"
         i, digits = cell.interval, 3 if column.statistic.scale == 1 else 1
-        number = f"{i.mean:.{digits}f}"
-        number = f"**{number}**" if bold and self.best.get(column.name) == row else number
-        return (
-            f"{number}{'°' if cell.like_random else ''} [{i.low:.{digits}f}, {i.high:.{digits}f}]"
-        )
+        mean, low, high = (f"{number:.{digits}f}" for number in (i.mean, i.low, i.high))
+        mean = f"**{mean}**" if self.best.get(column.name) == row else mean
+        return f"{mean}{'°' if cell.like_random else ''} [{low}, {high}]"
 
     def markdown(self, transposed: bool = False) -> str:
         """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
-        columns = [(c.heading, c) for c in self.columns]
+        columns = [(f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in self.columns]
         grid = markdown_grid(self.rows, columns, self.text, transposed)
         title = [f"### {self.title}\n"] if self.title else []
         return "\n".join([*title, grid, "", *(f"- {note}" for note in self.notes())])
@@ -266,7 +253,6 @@ class Table:
 
     def to_json(self) -> str:
         """Rows, columns and cells as JSON, for machines."""
-
         columns = [
             {
                 "name": c.name,
@@ -278,13 +264,9 @@ class Table:
             for c in self.columns
         ]
         cells = [
-            {
-                "row": row,
-                "column": column,
-                **asdict(cell.interval),
-                "above_random": None if cell.above_random is None else asdict(cell.above_random),
-            }
+            {"row": row, "column": column, **values.pop("interval"), **values}
             for (row, column), cell in self.cells.items()
+            for values in [asdict(cell)]
         ]
         found = {"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells}
         return json.dumps(found | {"refused": dict(self.refused)}, ensure_ascii=False)

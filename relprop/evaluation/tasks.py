@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from relprop.api.explain import explain
 from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, RelpropError
-from relprop.evaluation.base import finite, logits_of, place_of, without
+from relprop.evaluation.base import answering, finite, logits_of, place_of, without
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import (
     Batch,
@@ -34,7 +33,6 @@ from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
 from relprop.runs.explaining import model_classes
 from relprop.runs.fingerprints import of_callable, of_model
-from relprop.tracer.surroundings import evaluating
 
 
 def unchanged(images: Tensor) -> Tensor:
@@ -56,10 +54,8 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.source.kind != self.kind:
-            raise OptionError(
-                f"{type(self).__name__} is for a data set of {self.kind}s; "
-                f"{self.source.name!r} is one of {self.source.kind}s"
-            )
+            fact = f"{type(self).__name__} is for a data set of {self.kind}s"
+            raise OptionError(f"{fact}; {self.source.name!r} is one of {self.source.kind}s")
         if not len(self.source):
             raise InputError(f"the data set {self.source.name!r} is empty")
 
@@ -114,15 +110,9 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """Everything the numbers depend on beside the rows."""
-        measured = [
-            {
-                "name": m.name,
-                "metric": m.metric.name,
-                "protocol": m.metric.protocol,
-                "options": repr(m),
-            }
-            for m in self.measures
-        ]
+        told = ((m.name, m.metric.name, m.metric.protocol, repr(m)) for m in self.measures)
+        names = ("name", "metric", "protocol", "options")
+        measured = [dict(zip(names, values, strict=True)) for values in told]
         of = {"model": of_model(self.model), "data": self.source.identity()}
         return {"kind": self.kind, **of, "seed": self.seed, "measures": measured}
 
@@ -185,10 +175,8 @@ class Task:
         if not isinstance(values, Tensor) or len(values) != len(target):
             tensor = isinstance(values, Tensor)
             given = f"shape {list(values.shape)}" if tensor else type(values).__name__
-            raise InputError(
-                f"{row.name}(model, inputs, target) returned {given}: a tensor with one map for "
-                f"each of {len(target)} samples is needed"
-            )
+            needed = f"a tensor with one map for each of {len(target)} samples is needed"
+            raise InputError(f"{row.name}(model, inputs, target) returned {given}: {needed}")
         return self.own(values.detach().cpu(), batch)
 
     def noise(self, batch: Batch, shape: Sequence[int]) -> Tensor:
@@ -202,9 +190,8 @@ class Task:
         self, inputs: Any, samples: Sequence[Sample]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits, predicted classes (of those that may be chosen) and labels."""
-        own = isinstance(self.model, nn.Module)
-        with torch.no_grad(), evaluating(self.model) if own else nullcontext():
-            named = isinstance(inputs, Mapping)
+        named = isinstance(inputs, Mapping)
+        with answering(self.model):
             logits = logits_of(self.model, **inputs) if named else logits_of(self.model, inputs)
         labels = [sample.label for sample in samples]
         known = None if None in labels else torch.tensor(labels)
@@ -227,23 +214,19 @@ class ImageTask(Task):
         return {**super().identity(), "normalize": of_callable(self.normalize)}
 
     def possible(self, sample: Sample) -> list[Measure]:
-        found: list[Measure] = (
-            [] if sample.label is None else [ImageCurve("negative"), ImageCurve("positive")]
-        )
-        return (
-            found
-            + ([] if sample.mask is None else [SegmentationCounts()])
-            + [ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
-        )
+        found: list[Measure] = []
+        if sample.label is not None:
+            found += [ImageCurve("negative"), ImageCurve("positive")]
+        if sample.mask is not None:
+            found.append(SegmentationCounts())
+        return [*found, ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
-            raise InputError(
-                f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}",
-                then=["transform=   # to one size, as the model needs"],
-            )
+            fact = f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}"
+            raise InputError(fact, then=["transform=   # to one size, as the model needs"])
         images = torch.stack([sample.inputs for sample in samples])
         device, dtype = place_of(self.model, images)
         inputs = self.normalize(images.to(device, dtype))
@@ -255,11 +238,8 @@ class ImageTask(Task):
 
     def own(self, values: Tensor, batch: Batch) -> Tensor:
         size = batch.parts["images"].shape[2:]
-        return (
-            finite("maps", values, "batch, h, w")
-            if values.shape[1:] == size
-            else upsampled(values, size)
-        )
+        whole = values.shape[1:] == size
+        return finite("maps", values, "batch, h, w") if whole else upsampled(values, size)
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -278,15 +258,12 @@ class ImageTask(Task):
         if entry.name == "random":
             return upsampled(self.noise(batch, self.grid), size)
         y, x = (torch.linspace(-1, 1, n) for n in self.grid)
-        return upsampled(
-            -(y[:, None] ** 2 + x[None] ** 2).sqrt().expand(len(batch.samples), -1, -1), size
-        )
+        far = (y[:, None] ** 2 + x[None] ** 2).sqrt()
+        return upsampled(-far.expand(len(batch.samples), -1, -1), size)
 
 
 def _rows(inputs: Any, rows: list[int]) -> Any:
     """The same samples again, in another order or number."""
-    return (
-        {name: value[rows] for name, value in inputs.items()}
-        if isinstance(inputs, Mapping)
-        else inputs[rows]
-    )
+    if isinstance(inputs, Mapping):
+        return {name: value[rows] for name, value in inputs.items()}
+    return inputs[rows]

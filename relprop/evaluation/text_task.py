@@ -47,10 +47,9 @@ class TextTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokenizer is None or getattr(self.tokenizer, "pad_token_id", None) is None:
-            raise OptionError(
-                "TextTask(tokenizer=): a fast tokenizer with a padding token is needed"
-            )
+        if getattr(self.tokenizer, "pad_token_id", None) is None:
+            fact = "TextTask(tokenizer=): a fast tokenizer with a padding token is needed"
+            raise OptionError(fact)
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), **self.texts.identity()}
@@ -90,10 +89,9 @@ class TextTask(Task):
     def own(self, values: Tensor, batch: Batch) -> Tensor:
         tokens = batch.parts["content"].shape[1]
         if values.dim() != 2 or values.shape[1] != tokens:
-            raise InputError(
-                f"maps of shape {list(values.shape)}: a number for each of {tokens} "
-                f"tokens is needed, (batch, {tokens})"
-            )
+            given = f"maps of shape {list(values.shape)}"
+            needed = f"a number for each of {tokens} tokens is needed, (batch, {tokens})"
+            raise InputError(f"{given}: {needed}")
         return finite("maps", values, "batch, tokens")
 
     def floor(self, entry: Entry, batch: Batch) -> Tensor:
@@ -127,10 +125,9 @@ class TextCurve(BothCurves):
 
     kind = TextPerturbation
 
-    def hits(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Tensor:
-        given, content = (task.model, batch.inputs, values, batch.labels), batch.parts["content"]
-        hits: Tensor = metric(*given, content=content).hits
-        return hits
+    def curve(self, metric: Any, task: Any, batch: Batch, values: Tensor) -> Any:
+        given = task.model, batch.inputs, values, batch.labels
+        return metric(*given, content=batch.parts["content"])
 
 
 @dataclass(frozen=True)
@@ -140,20 +137,17 @@ class Removal(OfLabel):
 
     metric: AOPC | LOdds
 
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("mean", lambda t: t.mean(1)),)
+    statistics = (mean_of("mean", lambda t: t.mean(1)),)
 
     def classes(self, batch: Batch) -> list[Tensor]:
         return [batch.predicted]
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         given = task.model, batch.inputs, maps.of(batch.predicted)
-        words, tokenizer = batch.parts["words"], task.tokenizer
+        words, pad = batch.parts["words"], task.tokenizer.pad_token_id
         if isinstance(self.metric, AOPC):
-            return self.metric(*given, pad_id=tokenizer.pad_token_id, words=words).changes
-        paper = self.metric.protocol == "paper"
-        token = tokenizer.pad_token_id if paper else tokenizer.mask_token_id
+            return self.metric(*given, pad_id=pad, words=words).changes
+        token = pad if self.metric.protocol == "paper" else task.tokenizer.mask_token_id
         return self.metric(*given, replace_with=token, words=words).changes
 
 
@@ -164,9 +158,7 @@ class Confidence(OfLabel):
     metric: KendallConfidence = field(default_factory=KendallConfidence)
     name: str = "Kendall τ"
 
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("τ", lambda t: t[:, 0], of_classes=True),)
+    statistics = (mean_of("τ", of_classes=True),)
 
     def classes(self, batch: Batch) -> list[Tensor]:
         return [torch.full_like(batch.predicted, c) for c in range(batch.logits.shape[1])]
@@ -207,9 +199,7 @@ class Answer(OfLabel):
 
     metric: PrecisionAtK = field(default_factory=PrecisionAtK)
 
-    @property
-    def statistics(self) -> tuple[Statistic, ...]:
-        return (mean_of("tokens", lambda t: t[:, 0]),)
+    statistics = (mean_of("tokens"),)
 
     def __call__(self, task: Any, batch: Batch, maps: Maps) -> Tensor:
         truth = torch.zeros_like(batch.parts["content"])

@@ -24,16 +24,12 @@ def scores_and_content(
     if isinstance(scores, Explanation):
         content, scores = scores.content if content is None else content, scores.scores
     if content is None:
-        raise InputError(
-            "content says which tokens are not special, and scores as a tensor do not",
-            then=["content=   # (batch, tokens), 1 for the words' tokens"],
-        )
+        fact = "content says which tokens are not special, and scores as a tensor do not"
+        raise InputError(fact, then=["content=   # (batch, tokens), 1 for the words' tokens"])
     values = finite("scores", scores, "batch, tokens").cpu()
     if ids is not None and values.shape != ids.shape:
-        raise InputError(
-            f"scores are {list(values.shape)}, input_ids {list(ids.shape)}: a score for "
-            "every token is needed"
-        )
+        given = f"scores are {list(values.shape)}, input_ids {list(ids.shape)}"
+        raise InputError(f"{given}: a score for every token is needed")
     return values, bools("content", content, values.shape)
 
 
@@ -46,14 +42,13 @@ def text_of(
         fact = f"inputs: {', '.join(map(repr, other))} is no tensor"
         raise InputError(fact, then=['tokenizer(..., padding=True, return_tensors="pt")'])
     ids = inputs.get("input_ids")
+    shapes = {name: f"{name} {list(value.shape)}" for name, value in inputs.items()}
     if ids is None or ids.dim() != 2 or not len(ids):
-        there = ", ".join(f"{k} {list(v.shape)}" for k, v in inputs.items()) or "none"
+        there = ", ".join(shapes.values()) or "none"
         raise InputError(f"inputs: input_ids (batch, tokens) are needed; there are {there}")
-    uneven = {k: v for k, v in inputs.items() if v.dim() == 0 or len(v) != len(ids)}
-    if uneven:
-        there = ", ".join(f"{name} {list(value.shape)}" for name, value in uneven.items())
-        beside = f"beside input_ids {list(ids.shape)}"
-        raise InputError(f"inputs: {there} {beside}: one row per sample is needed")
+    if uneven := [shapes[k] for k, v in inputs.items() if v.dim() == 0 or len(v) != len(ids)]:
+        there = f"{', '.join(uneven)} beside {shapes['input_ids']}"
+        raise InputError(f"inputs: {there}: one row per sample is needed")
     values, found = scores_and_content(scores, content, ids)
     mask = inputs.get("attention_mask")
     if mask is not None and (found & (mask.cpu() == 0)).any():
@@ -102,7 +97,5 @@ def _check_words(number: int, sample: Sequence[Sequence[int]], tokens: int) -> N
     places = [place for word in sample for place in word]
     inside = all(0 <= place < tokens for place in places)
     if not inside or not all(map(len, sample)) or len(set(places)) != len(places):
-        raise InputError(
-            f"words of sample {number}: each needs tokens of its own, with places from 0 to "
-            f"{tokens - 1}"
-        )
+        fact = f"words of sample {number}: each needs tokens of its own"
+        raise InputError(f"{fact}, with places from 0 to {tokens - 1}")

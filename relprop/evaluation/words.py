@@ -61,18 +61,14 @@ class TokenF1:
         """
         documents = word_scores(scores) if isinstance(scores, Explanation) else scores
         if len(documents) != len(rationales) or not len(documents):
-            raise InputError(
-                f"scores of {len(documents)} documents, rationales of {len(rationales)}"
-            )
+            given = f"scores of {len(documents)} documents, rationales of {len(rationales)}"
+            raise InputError(given)
         table = torch.zeros(len(documents), len(self.k), dtype=torch.float64)
         for i, (values, rationale) in enumerate(zip(documents, rationales, strict=True)):
             if not len(values):
                 raise InputError(f"scores of document {i}: no words")
-            order, size = (
-                ranked(finite(f"scores of document {i}", values, "words").cpu()),
-                len(rationale),
-            )
-            if len(order) > size:
+            order = ranked(finite(f"scores of document {i}", values, "words").cpu())
+            if len(order) > (size := len(rationale)):
                 raise InputError(f"rationale of document {i}: {size} words, scores of {len(order)}")
             truth = bools(f"rationale of document {i}", rationale, [size])
             marked = torch.tensor([min(k, len(order)) for k in self.k])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, Maps, Measure
 from relprop.evaluation.table import Numbers
 from relprop.evaluation.tasks import Task
-from relprop.runs import Record
+from relprop.runs import Record, read_run
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,3 +99,8 @@ def numbers(
         ordered = [v for _, v in sorted(found, key=lambda pair: pair[0])]
         tables[at] = torch.tensor(ordered, dtype=torch.float64)
     return Numbers(tuple(rows), task.measures, tables, refused)
+
+
+def read_numbers(task: Task, rows: Sequence[Entry], folder: Path) -> Numbers:
+    """What a run folder holds, as numbers for tables."""
+    return numbers(task, rows, ((line["index"], line) for line in read_run(folder).rows()))

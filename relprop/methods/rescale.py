@@ -124,14 +124,9 @@ def _division(at: Operation) -> Tensor:
 def _log_softmax(at: Operation) -> Pair:
     """z − log Σ exp z, with one shift for both."""
     dim, z = at.args[1], at.pair(0)
-    top = torch.maximum(
-        z.value.detach().amax(dim, keepdim=True), z.reference.amax(dim, keepdim=True)
-    )
-    top = torch.where(top.isfinite(), top, 0.0)
+    top = _finite(torch.maximum(*(t.amax(dim, keepdim=True) for t in _detached(z))))
     terms = univariate(torch.exp, affine(lambda t: t - top, z))
-    known = Pair(
-        *(_finite(torch.logsumexp(t, dim, keepdim=True)) for t in (z.value.detach(), z.reference))
-    )
+    known = Pair(*(_finite(torch.logsumexp(t, dim, keepdim=True)) for t in _detached(z)))
     total = univariate(torch.log, affine(lambda t: t.sum(dim, keepdim=True), terms), known)
     return affine(torch.sub, z, total)
 
@@ -155,32 +150,23 @@ def _normalised(x: Pair, dims: tuple[int, ...], eps: float, *, centred: bool) ->
 
 
 def _layer_norm(at: Operation) -> Tensor:
-    weight, bias, eps = (
-        at.argument(2, "weight"),
-        at.argument(3, "bias"),
-        at.argument(4, "eps", 1e-5),
-    )
-    return _scaled(
-        _normalised(at.pair(0), _last(at.args[1]), eps, centred=True).value, weight, bias
-    )
+    weight, bias = at.argument(2, "weight"), at.argument(3, "bias")
+    eps = at.argument(4, "eps", 1e-5)
+    unit = _normalised(at.pair(0), _last(at.args[1]), eps, centred=True).value
+    return _scaled(unit, weight, bias)
 
 
 def _rms_norm(at: Operation) -> Tensor:
     weight, eps = at.argument(2, "weight"), at.argument(3, "eps")
     eps = torch.finfo(at.args[0].dtype).eps if eps is None else eps
-    return _scaled(
-        _normalised(at.pair(0), _last(at.args[1]), eps, centred=False).value, weight, None
-    )
+    unit = _normalised(at.pair(0), _last(at.args[1]), eps, centred=False).value
+    return _scaled(unit, weight, None)
 
 
 def _group_norm(at: Operation) -> Tensor:
-    groups, weight, bias, eps = (
-        at.args[1],
-        at.argument(2, "weight"),
-        at.argument(3, "bias"),
-        at.argument(4, "eps", 1e-5),
-    )
-    shape = at.args[0].shape
+    weight, bias = at.argument(2, "weight"), at.argument(3, "bias")
+    eps = at.argument(4, "eps", 1e-5)
+    shape, groups = at.args[0].shape, at.args[1]
     grouped = affine(lambda t: t.reshape(shape[0], groups, -1), at.pair(0))
     whole = _normalised(grouped, (2,), eps, centred=True).value.reshape(shape)
     per_channel = [-1 if i == 1 else 1 for i in range(len(shape))]
@@ -208,11 +194,8 @@ def _max_pool(at: Operation) -> Tensor:
     the one that moved at least as far."""
     space = len(at.args[1])
     pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[space]
-    options = dict(
-        zip(
-            ("kernel_size", "stride", "padding", "dilation", "ceil_mode"), at.args[1:], strict=False
-        )
-    ) | dict(at.kwargs)
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    options = dict(zip(names, at.args[1:], strict=False)) | dict(at.kwargs)
     options["stride"] = options.get("stride") or None
     (y, own), (y0, theirs) = (
         pool(t, return_indices=True, **options) for t in (at.args[0].detach(), at.reference[0])

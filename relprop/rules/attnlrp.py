@@ -20,10 +20,11 @@ from relprop.operations.vocabulary import WrittenNorm
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.closed import Matmul
-from relprop.rules.families import STABILISER, ZERO, Add, Sample, carry, lost_by_division
+from relprop.rules.families import ZERO, Sample, carry, lost_by_division
 from relprop.rules.notes import Constants
 from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import Key
+from relprop.rules.sums import STABILISER, Add
 
 #: ε of ``attnlrp`` and ``cp_lrp``, absolute. A term of an all but cancelling sum is held down by
 #: it; ordinary sums do not feel it.

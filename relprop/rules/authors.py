@@ -19,8 +19,9 @@ from relprop.numerics import AuthorsStabiliser, Divide, negative, positive, tota
 from relprop.rules import moves
 from relprop.rules.call import Call, Split
 from relprop.rules.closed import Conv2d
-from relprop.rules.families import GENERIC, STABILISER, Share, split_vjp
+from relprop.rules.families import GENERIC, Share, split_vjp
 from relprop.rules.rule import Rule, rule
+from relprop.rules.sums import STABILISER
 
 
 def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:

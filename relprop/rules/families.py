@@ -9,24 +9,23 @@ Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from relprop.numerics import Divide, negative, positive, safe_divide, sign, smallest, total
-from relprop.operations import packet
+from relprop.numerics import Divide, negative, positive, safe_divide, total
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Rule, rule
+from relprop.rules.sums import STABILISER, lemma2
 
 ZERO = "zero denominator"
 NO_POSITIVE = "no positive term"
-CANCEL = "operands cancel"
 GENERIC = "not conserved: generic"
 POSITIONS = "positions that are read"
 FILLED = "constant in its place"
-STABILISER = "stabiliser"
+Shares = tuple[Tensor | None, ...]
 
 
 def split_vjp(
@@ -40,19 +39,15 @@ def split_vjp(
         for index, value in zip(indices, replaced, strict=True):
             inputs[index] = value
         result = call.apply(*inputs)
-        return (
-            result
-            if isinstance(result, Tensor)
-            else tuple(r for r in result if r.is_floating_point())
-        )
+        if isinstance(result, Tensor):
+            return result
+        return tuple(r for r in result if r.is_floating_point())
 
     output, pull = torch.func.vjp(function, *(call.inputs[i] for i in indices))  # type: ignore[misc]
     return output, pull
 
 
-def _place(
-    call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
+def _place(call: Call, indices: tuple[int, ...], shares: tuple[Tensor, ...]) -> Shares:
     """Shares in operand order, ``None`` elsewhere."""
     by_index = dict(zip(indices, shares, strict=True))
     return tuple(by_index.get(i) for i in range(len(call.operands)))
@@ -63,14 +58,14 @@ def _floating(call: Call) -> tuple[int, ...]:
 
 
 @rule(family="carry", reads="")
-def carry(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def carry(relevance: Tensor, call: Call) -> Shares:
     """R_in = R_out: activations, softmax, norms, scaling by parameters. Broadcast axes are
     summed."""
     return call.only(relevance)
 
 
 @rule(family="move", reads="")
-def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def move(relevance: Tensor, call: Call) -> Shares:
     """Relevance goes where the values came from: the op's own vector–Jacobian product, which is 0s
     and 1s."""
     where = _floating(call)
@@ -79,9 +74,9 @@ def move(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 
 
 @rule(family="move")
-def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def route(relevance: Tensor, call: Call) -> Shares:
     """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
-    shares: tuple[Tensor | None, ...] = move.function(relevance, call)
+    shares: Shares = move.function(relevance, call)
     return shares
 
 
@@ -89,13 +84,13 @@ def route(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
 def fill(relevance: Tensor, call: Call) -> Split:
     """As ``move``, where constants may stand in place of inputs (masked_fill, where, pad): what
     arrives at those is lost, and measured."""
-    where = _floating(call)
-    ones = [torch.ones_like(x) if i in where else x for i, x in enumerate(call.inputs)]
-    zeros = [torch.zeros_like(x) if i in where else x for i, x in enumerate(call.inputs)]
-    moved = call.apply(*ones) - call.apply(*zeros)
-    return Split(
-        move.function(relevance, call), {FILLED: total(torch.where(moved == 1, 0.0, relevance))}
+    ones, zeros = (
+        [torch.full_like(x, value) if x.is_floating_point() else x for x in call.inputs]
+        for value in (1, 0)
     )
+    moved = call.apply(*ones) - call.apply(*zeros)
+    lost = total(torch.where(moved == 1, 0.0, relevance))
+    return Split(move.function(relevance, call), {FILLED: lost})
 
 
 @dataclass(frozen=True)
@@ -112,25 +107,21 @@ class Share:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x_at = call.activations[0]
         floating = [i for i in _floating(call) if i != x_at]
-        weight_at = (
-            next((i for i in floating if call.operands[i].argument != "bias"), None)
-            if self.weighted
-            else None
-        )
+        weights = [i for i in floating if self.weighted and call.operands[i].argument != "bias"]
+        weight_at = weights[0] if weights else None
+        rest = [torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)]
 
         def half(part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            inputs, activation = list(rest), part(call.inputs[x_at])
+            if weight_at is not None:
+                inputs[weight_at] = part(call.inputs[weight_at])
+
             def function(x: Tensor) -> Tensor:
-                inputs = [
-                    torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)
-                ]
-                inputs[x_at] = x
-                if weight_at is not None:
-                    inputs[weight_at] = part(call.inputs[weight_at])
-                made: Tensor = call.apply(*inputs)
+                made: Tensor = call.apply(*inputs[:x_at], x, *inputs[x_at + 1 :])
                 return made
 
-            output, pull = torch.func.vjp(function, part(call.inputs[x_at]))  # type: ignore[misc]
-            return output, lambda s: part(call.inputs[x_at]) * pull(s)[0]
+            output, pull = torch.func.vjp(function, activation)  # type: ignore[misc]
+            return output, lambda s: activation * pull(s)[0]
 
         halves = [half(positive)] + ([half(negative)] if weight_at is not None else [])
         z = sum((output for output, _ in halves[1:]), halves[0][0])
@@ -152,17 +143,12 @@ class Sample(Share):
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         if not call.operands[0].flows:
             return Split((None,) * len(call.operands), {POSITIONS: total(relevance)})
-
-        def read(x: Tensor) -> Tensor:
-            return call.apply(x, *call.inputs[1:])  # type: ignore[no-any-return]
-
-        x = call.inputs[0] if self.signed else positive(call.inputs[0])
-        z, pull = torch.func.vjp(read, x)  # type: ignore[misc]
+        values, *others = call.inputs
+        x = values if self.signed else positive(values)
+        z, pull = torch.func.vjp(lambda t: call.apply(t, *others), x)  # type: ignore[misc]
         s = self.divide(relevance, z)
-        return Split(
-            call.only(x * pull(s)[0], 0),
-            lost_by_division(relevance, s, z, ZERO if self.signed else NO_POSITIVE),
-        )
+        cause = ZERO if self.signed else NO_POSITIVE
+        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, cause))
 
 
 def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:
@@ -196,119 +182,6 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Add:
-    """Eq. 6 for u + v (or u − v, or more terms), then Lemma 2: each branch times
-    sgn(ΣR^u)·ΣR/(|ΣR^u| + |ΣR^v|), never a product of sums.
-
-    ``relative`` > 0 stabilises: the denominator becomes z + ε·sgn(z)·(|u| + |v|), before the
-    normalisation, which restores the sum. Where an operand is −inf or a huge negative (a mask), all
-    goes to the other. A parameter's share is absorbed.
-    """
-
-    divide: Divide | None = None
-    relative: float = 0.0
-    normalise: bool = True
-
-    def terms(self, call: Call) -> tuple[Tensor, ...]:
-        """The tensors whose sum the output is."""
-        u, *others = call.inputs
-        if packet(call.op) is torch.ops.aten.sub:
-            others = [-v for v in others]
-        return (u, *others)
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if len(call.operands) == 1:
-            return Split(call.only(relevance))
-        if self.normalise:
-            shares = self.shares(relevance, call)
-            return self.balanced(shares, total(relevance), [total(s) for s in shares])
-        parts = self.eq6(relevance, self.terms(call))
-        return Split(_fitted(parts, call), self.lost(relevance, parts))
-
-    def shares(self, relevance: Tensor, call: Call) -> tuple[Tensor, ...]:
-        """Eq. 6 for each operand, before Lemma 2."""
-        return _fitted(self.eq6(relevance, self.terms(call)), call)
-
-    def balanced(
-        self, shares: tuple[Tensor, ...], arrived: Tensor, sums: Sequence[Tensor]
-    ) -> Split:
-        """Lemma 2 for these shares, of which ``sums`` are the sums over the whole tensor."""
-        return lemma2(arrived, shares, sums, CANCEL, self.divide or safe_divide)
-
-    def lost(self, relevance: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """What un-normalised shares leave behind: all of R where they are all 0; elsewhere what the
-        stabiliser, if there is one, takes."""
-        left, nothing = relevance, torch.ones_like(relevance, dtype=torch.bool)
-        for part in parts:
-            left, nothing = left - part, nothing & (part == 0)
-        lost = {CANCEL: total(torch.where(nothing, left, 0.0))}
-        if self.divide is None:
-            return lost
-        return {**lost, STABILISER: total(torch.where(nothing, 0.0, left))}
-
-    def eq6(self, relevance: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """R·u/Σ for each term u. The ratio comes first: it is at most 2/eps, so nothing overflows.
-
-        A term that is a mask takes no part; the only one that is none takes everything. Whole
-        numbers and truth values are terms like any other.
-        """
-        terms = tuple(u.to(relevance.dtype) for u in terms)
-        limit = torch.finfo(relevance.dtype).max / 4
-        masks = [u < -limit for u in terms]
-        terms = tuple(torch.where(m, 0.0, u) for m, u in zip(masks, terms, strict=True))
-        z = sum(terms[1:], terms[0])
-        if self.relative:
-            size = sum((u.abs() for u in terms[1:]), terms[0].abs())
-            z = z + self.relative * sign(z) * size
-        if self.divide is not None:
-            r = self.divide(relevance, z)
-            shares = [u * r for u in terms]
-        else:
-            nonzero = torch.where(z == 0, 1.0, z)
-            shares = [torch.where(z == 0, 0.0, u / nonzero) * relevance for u in terms]
-        alone = (
-            torch.stack([(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]).sum(0) == 1
-        )
-        return tuple(
-            torch.where(m, 0.0, torch.where(alone, relevance, share))
-            for m, share in zip(masks, shares, strict=True)
-        )
-
-
-def _fitted(parts: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
-    """Shares of broadcast operands, summed to their shapes."""
-    return tuple(part.sum_to_size(x.shape) for part, x in zip(parts, call.inputs, strict=True))
-
-
-def lemma2(
-    arrived: Tensor,
-    shares: tuple[Tensor, ...],
-    sums: Sequence[Tensor],
-    cause: str,
-    divide: Divide = safe_divide,
-) -> Split:
-    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all ``sums`` are 0,
-    everything is lost to ``cause``.
-
-    A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors'
-    stabiliser it becomes 0, as in their code.
-    """
-    scale = sum((s.abs() for s in sums[1:]), sums[0].abs())
-    nothing = scale < smallest(shares[0].dtype)
-    factor = torch.where(nothing, 0.0, divide(arrived, scale))
-    even = factor.abs() if divide is safe_divide else torch.zeros_like(factor)
-    factors = [torch.where(s == 0, even, s.sign() * factor) for s in sums]
-    scaled = tuple(share * f.to(share.dtype) for share, f in zip(shares, factors, strict=True))
-    return Split(
-        scaled,
-        {
-            cause: torch.where(nothing, arrived, 0.0),
-            STABILISER: torch.where(nothing, 0.0, arrived - factor * scale),
-        },
-    )
-
-
-@dataclass(frozen=True)
 class Generic:
     """Eq. 2 for any differentiable op: R_j = x_j · vjp(R/z)_j.
 
@@ -321,17 +194,14 @@ class Generic:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         where = call.activations
         z, pull = split_vjp(call, where)
-        shares = tuple(
-            call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)
-        )
+        pulled = zip(where, pull(self.divide(relevance, z)), strict=True)
+        shares = tuple(call.inputs[i] * g for i, g in pulled)
         if len(where) == 1:
-            return Split(
-                _place(call, where, shares), {GENERIC: total(relevance) - total(shares[0])}
-            )
+            lost = {GENERIC: total(relevance) - total(shares[0])}
+            return Split(_place(call, where, shares), lost)
         split = lemma2(total(relevance), shares, [total(s) for s in shares], GENERIC)
-        return Split(
-            _place(call, where, tuple(s for s in split.shares if isinstance(s, Tensor))), split.lost
-        )
+        scaled = tuple(s for s in split.shares if isinstance(s, Tensor))
+        return Split(_place(call, where, scaled), split.lost)
 
 
 def either(one: Rule, both: Rule) -> Rule:

@@ -32,9 +32,10 @@ from relprop.rules.attnlrp import SUMMED, attnlrp_lines
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
-from relprop.rules.families import Add, Generic, Sample, Share, carry, either, fill, move, route
+from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, Key, RuleSet
+from relprop.rules.sums import Add
 
 INPUTS = frozenset({"inputs"})
 BOTH = frozenset({"inputs", "output"})

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,10 +72,7 @@ class Batches:
         while size >= len(piece):
             size //= 2
         self.use(size)
-        blocks: dict[int, list[int]] = {}
-        for index in piece:
-            blocks.setdefault(index // size, []).append(index)
-        return [blocks[block] for block in sorted(blocks)]
+        return [list(block) for _, block in groupby(piece, lambda index: index // size)]
 
     def use(self, size: int) -> None:
         """Another batch size from now on, and in later runs."""
@@ -101,7 +97,10 @@ class Batches:
                 error.add_note(f"while {what} were worked on")
                 raise
         else:
-            return _checked(records, indices)
+            if (given := [r.index for r in records]) != indices:
+                fact = f"the work was asked for samples {indices}"
+                raise TypeError(f"{fact} and gave records of {given}")
+            return list(records)
         gc.collect()  # outside the except: nothing refers to the traceback, and its tensors
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
@@ -117,9 +116,8 @@ class Batches:
             self.bar.advance(1)
             return
         sample = f"sample {key!r} (number {index})"
-        then = (
-            "on_error='skip', or --on-error skip, writes such samples to failed.jsonl and goes on"
-        )
+        skip = "on_error='skip', or --on-error skip,"
+        then = f"{skip} writes such samples to failed.jsonl and goes on"
         if isinstance(error, _OutOfMemory):
             fact = f"{sample} does not fit into memory, even alone: {error}"
             raise InputError(fact, then=[then])
@@ -140,11 +138,3 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-
-
-def _checked(records: Sequence[Any], indices: list[int]) -> list[Record]:
-    """The records, if they are those that were asked for."""
-    given = [r.index for r in records]
-    if given != indices:
-        raise TypeError(f"the work was asked for samples {indices} and gave records of {given}")
-    return list(records)

@@ -1,4 +1,4 @@
-"""``relprop explain --data ... --out run/``: a model and a data set by name, and a run folder."""
+"""A model and a data set by name, and a method with its options, as a command line has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +14,6 @@ from torch import nn
 from relprop.data import Source, image_transform, open_data
 from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
-from relprop.runs import processes
-from relprop.runs.explaining import ExplainWork, MethodChoice
-from relprop.runs.running import Summary, run
 
 DIGITS, REVIEWS = "demo:digits", "demo:reviews"
 SCENES = 500  # shipped samples are drawn, so their number must be said: this many without a limit
@@ -32,68 +28,14 @@ class Opened:
     processor: Any = None
 
 
-def explain_data(
-    *,
-    model: str,
-    data: str,
-    out: Path,
-    methods: Sequence[str] = (),
-    target: str = "predicted",
-    data_options: Sequence[str] = (),
-    batch_size: int | None = None,
-    limit: int | None = None,
-    resume: bool = False,
-    on_error: str = "stop",
-    precision: str | None = None,
-    max_length: int | None = None,
-    trust_remote_code: bool = False,
-    progress: bool = True,
-) -> Summary:
-    """Explain every sample of a data set into the run folder ``out``; in every process of an
-    ``accelerate launch``.
-
-    Args:
-        model: ``demo:digits``, ``demo:reviews``; ``timm:...``; an id or a folder for
-            ``transformers``.
-        data: ``demo:digits``, ``demo:reviews``; or a folder or file that ``relprop.data.open_data``
-            opens, with ``data_options`` (``name=value``).
-        methods: each a name, or a name with options: ``rollout``,
-            ``transformer_attribution:rules=stable,normalize_rows=true``. Values are JSON or plain
-            words.
-        precision: ``"float32"`` or ``"float64"``. Others as for ``run`` and ``ExplainWork``.
-
-    Raises:
-        RelpropError: see ``run``, ``ExplainWork`` and the loading of models and data sets.
-    """
-    chosen = [parse_method(m) for m in methods] or ["transformer_attribution"]
-    here = processes.current()
-    source = open_source(data, limit, **parse_options(data_options, "--data-option"))
-    opened = open_named_model(model, here.device, trust_remote_code=trust_remote_code)
-    source, normalize = prepared(source, opened)
-    work = ExplainWork(
-        opened.model,
-        source,
-        methods=chosen,
-        target=target,
-        normalize=normalize,
-        processor=opened.processor if source.kind == "text" else None,
-        max_length=max_length,
-        limit=limit,
-        precision=precision,
-    )
-    return run(
-        work, out, batch_size=batch_size, resume=resume, on_error=on_error, progress=progress
-    )
-
-
-def parse_method(text: str) -> MethodChoice:
-    """``name``, or ``name:option=value,option=value``.
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """A method and its options, from ``name`` or ``name:option=value,option=value``.
 
     >>> parse_method("transformer_attribution:rules=stable,normalize_rows=true")
     ('transformer_attribution', {'rules': 'stable', 'normalize_rows': True})
     """
     name, _, rest = text.partition(":")
-    return (name, parse_options(rest.split(","), f"--method {name}:")) if rest else name
+    return name, parse_options(rest.split(",") if rest else (), f"--method {name}:")
 
 
 def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
@@ -135,10 +77,15 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
     if name == REVIEWS:
         from relprop.demo.review_model import review_model, review_tokenizer
 
-        found: nn.Module = review_model()
-        return Opened(found.to(device), review_tokenizer())
+        reviews: nn.Module = review_model()
+        return Opened(reviews.to(device), review_tokenizer())
     found, _, processor = load(name, [], None, trust_remote_code)
     return Opened(found.to(device), processor)
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """A processor's tokenizer, or the processor, which may be one itself."""
+    return getattr(processor, "tokenizer", processor)
 
 
 def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
@@ -149,8 +96,7 @@ def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
     images that are tensors already are taken as they are.
     """
     if source.kind == "text":
-        tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
-        if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        if not hasattr(tokenizer_of(opened.processor), "convert_ids_to_tokens"):
             fact = "the data set is of texts, and no tokenizer came with the model"
             then = "save it into the model's folder: tokenizer.save_pretrained(folder)"
             raise InputError(fact, then=[then])

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FOREIGN = (
-    24 * 3600.0
-)  # seconds after which an unfinished file of another machine counts as left behind
+# seconds after which an unfinished file of another machine counts as left behind
+FOREIGN = 24 * 3600.0
 _token = {"pid": 0, "text": ""}
 
 
@@ -48,12 +47,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """A JSON file, atomically."""
-    write_atomically(
-        path,
-        lambda temporary: temporary.write_text(
-            json.dumps(value, indent=1) + "\n", encoding="utf-8"
-        ),
-    )
+    text = json.dumps(value, indent=1) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def remove_leftovers(folder: Path, committed: Callable[[Path], bool]) -> int:

@@ -4,7 +4,6 @@ by one method or several."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from relprop.runs.preparing import Group, Images, Preparation, Texts
 from relprop.runs.stored import COLUMNS, row_of, tensors_of
 from relprop.tracer.surroundings import undisturbed
 
-TARGETS = ("predicted", "label")
 MethodChoice = str | tuple[str, Mapping[str, Any]]
 
 
@@ -82,8 +80,8 @@ class ExplainWork:
             OptionError: a method, option or target that does not exist, or that the data set does
                 not go with.
         """
-        if target not in TARGETS:
-            raise OptionError(f"target={target!r}: {' or '.join(map(repr, TARGETS))}")
+        if target not in ("predicted", "label"):
+            raise OptionError(f"target={target!r}: 'predicted' or 'label'")
         if limit is not None and limit < 1:
             raise OptionError(f"limit={limit}: a positive number of samples")
         self.model, self.source, self.target = model, source, target
@@ -107,8 +105,9 @@ class ExplainWork:
         except Exception:
             return str(index)
 
-    @cached_property
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """The model's class, weights and settings by hash, the data set, target, methods with their
+        options, transform or tokenizer, precision."""
         of, rules = fingerprints.of_value, fingerprints.of_registered_rules()
         found = {
             "work": "explain",
@@ -123,11 +122,6 @@ class ExplainWork:
             **self.preparation.identity(),
         }
         return found | ({"registered_rules": rules} if rules else {})
-
-    def identity(self) -> dict[str, Any]:
-        """The model's class, weights and settings by hash, the data set, target, methods with their
-        options, transform or tokenizer, precision."""
-        return self._identity
 
     def __call__(self, indices: Sequence[int]) -> list[Record]:
         """The records of these samples."""
@@ -144,11 +138,8 @@ class ExplainWork:
         self, samples: Sequence[Sample], group: Group
     ) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
         target = None if self.target == "predicted" else [self._label(s) for s in samples]
-        how = Conditions(
-            precision=self.precision,
-            on_unknown=self.on_unknown,
-            processor=self.preparation.processor,
-        )
+        processor = self.preparation.processor
+        how = Conditions(precision=self.precision, on_unknown=self.on_unknown, processor=processor)
         questions = list(self.calls.values())
         (explanations,) = ask(self.model, group.inputs, [target], questions, how)
         found = zip(self.calls, explanations, strict=True)

@@ -113,10 +113,8 @@ def _hash(digest: Any, value: Any, name: str) -> None:
         digest.update(ADDRESS.sub("", repr(value)).encode())
         return
     if value.is_meta:
-        raise InputError(
-            f"the weight {name!r} is on the meta device: it is not loaded, or offloaded",
-            then=["load the model whole"],
-        )
+        fact = f"the weight {name!r} is on the meta device: it is not loaded, or offloaded"
+        raise InputError(fact, then=["load the model whole"])
     digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
     if hasattr(value, "__tensor_flatten__"):  # a quantised weight, made of others
         for inner in value.__tensor_flatten__()[0]:

@@ -41,12 +41,8 @@ class Manifest:
             identity = json.loads(json.dumps(work.identity(), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise OptionError(f"the work's identity is not plain JSON: {error}") from None
-        return cls(
-            identity,
-            len(work),
-            dict(work.columns),
-            {"relprop": __version__, "torch": str(torch.__version__)},
-        )
+        versions = {"relprop": __version__, "torch": str(torch.__version__)}
+        return cls(identity, len(work), dict(work.columns), versions)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -57,10 +53,9 @@ class Manifest:
                 raise ValueError(f"its format is not {FORMAT!r}")
             return cls(**written)
         except FileNotFoundError:
-            raise InputError(
-                f"{folder.name!r} is no run folder: it has no {NAME}",
-                then=["give the folder that a run wrote, or an empty one"],
-            ) from None
+            fact = f"{folder.name!r} is no run folder: it has no {NAME}"
+            then = "give the folder that a run wrote, or an empty one"
+            raise InputError(fact, then=[then]) from None
         except (ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{NAME} in {folder.name!r} cannot be read: {error}") from error
 
@@ -75,33 +70,23 @@ class Manifest:
             {"identity": m.identity, "samples": m.samples, "columns": m.columns}
             for m in (self, now)
         )
-        found = list(differences(mine, theirs))
-        if found:
-            shown = [
-                f"{path}: {_short(a)} in the folder, {_short(b)} now" for path, a, b in found[:8]
-            ]
+        if found := list(differences(mine, theirs)):
+            count = f"{len(found)} difference{'s' * (len(found) > 1)}"
+            shown = (f"{at}: {_short(a)} in the folder, {_short(b)} now" for at, a, b in found[:8])
             raise InputError(
-                f"{folder.name!r} holds a run of something else; {len(found)} "
-                f"difference{'s' * (len(found) > 1)}",
+                f"{folder.name!r} holds a run of something else; {count}",
                 at="\n        ".join(shown),
                 then=["go on with what the folder was begun with, or give another folder"],
             )
         for name, version in now.versions.items():
-            if self.versions.get(name) != version:
-                warn(
-                    f"this run was begun with {name} {self.versions.get(name)} and goes "
-                    f"on with {version}"
-                )
-
-    def with_batch_size(self, size: int) -> Manifest:
-        """The same with another batch size."""
-        return replace(self, batch_size=size)
+            if (before := self.versions.get(name)) != version:
+                warn(f"this run was begun with {name} {before} and goes on with {version}")
 
 
 def remember_batch_size(folder: Path, size: int) -> None:
     """Note in ``run.json`` what fits into memory. Of several processes that do so at once the last
     one counts, which costs the others one retry."""
-    Manifest.read(folder).with_batch_size(size).write(folder)
+    replace(Manifest.read(folder), batch_size=size).write(folder)
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

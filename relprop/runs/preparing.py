@@ -62,9 +62,8 @@ class Images:
         shapes = [(tuple(i.shape), i.dtype) for i in images]
         for shape in dict.fromkeys(shapes):
             places = tuple(i for i, s in enumerate(shapes) if s == shape)
-            yield Group(
-                places, torch.stack([images[i] for i in places]).to(like.device, like.dtype)
-            )
+            batch = torch.stack([images[i] for i in places])
+            yield Group(places, batch.to(like.device, like.dtype))
 
     def image(self, sample: Sample) -> Tensor:
         """One image as the model takes it. Raises ``InputError`` with the sample's key."""
@@ -81,9 +80,8 @@ class Images:
             raise InputError(f"normalize does not take {given}: {error}") from error
         if not isinstance(made, Tensor) or made.dim() != 3:
             gave = f"{type(made).__name__} {tuple(getattr(made, 'shape', ()))}"
-            raise InputError(
-                f"normalize gave {gave} for sample {sample.key!r}, not an image (C, H, W)"
-            )
+            fact = f"normalize gave {gave} for sample {sample.key!r}"
+            raise InputError(f"{fact}, not an image (C, H, W)")
         return made
 
 
@@ -96,10 +94,8 @@ class Texts:
 
     def __init__(self, tokenizer: Any, max_length: int | None) -> None:
         if tokenizer is None:
-            raise OptionError(
-                "texts need what turns them into tokens",
-                then=["ExplainWork(model, source, processor=tokenizer)"],
-            )
+            then = "ExplainWork(model, source, processor=tokenizer)"
+            raise OptionError("texts need what turns them into tokens", then=[then])
         self.processor = tokenizer
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
@@ -109,19 +105,15 @@ class Texts:
 
     def identity(self) -> dict[str, Any]:
         """The tokenizer by its vocabulary and what it does; where texts are cut."""
-        return {
-            "tokenizer": fingerprints.of_tokenizer(self.tokenizer),
-            "max_length": self.max_length,
-        }
+        tokenizer = fingerprints.of_tokenizer(self.tokenizer)
+        return {"tokenizer": tokenizer, "max_length": self.max_length}
 
     def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
         """All together, or by length."""
         texts = [_texts(s) for s in samples]
         if len({len(t) for t in texts}) > 1:
-            raise InputError(
-                f"some samples are one text and others are pairs: {samples[0].key!r} and "
-                "others of its batch"
-            )
+            mixed = "some samples are one text and others are pairs"
+            raise InputError(f"{mixed}: {samples[0].key!r} and others of its batch")
         whole = [len(ids) for ids in self.tokenize(texts, truncation=False)["input_ids"]]
         lengths = [n if self.max_length is None else min(n, self.max_length) for n in whole]
         pads = self.tokenizer.pad_token is not None

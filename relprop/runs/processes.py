@@ -20,12 +20,8 @@ import torch
 from relprop.errors import OptionError, RelpropError
 
 T = TypeVar("T")
-COUNTS = (
-    "WORLD_SIZE",
-    "PMI_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)  # set by torch.distributed's launcher, and by those of MPI
+# set by torch.distributed's launcher, and by those of MPI
+COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -67,47 +63,30 @@ class Processes:
     def share(self, missing: np.ndarray, size: int) -> np.ndarray:
         """This process's part of ``missing``: neighbouring blocks of ``size``, cut at multiples of
         it, so that batches are the same for any ``count``."""
-        blocks = np.unique(missing // size)
-        mine = np.array_split(blocks, self.count)[self.number]
-        return (
-            missing[:0]
-            if len(mine) == 0
-            else missing[(missing // size >= mine[0]) & (missing // size <= mine[-1])]
-        )
+        blocks = missing // size
+        mine = np.array_split(np.unique(blocks), self.count)[self.number]
+        return missing[np.isin(blocks, mine)]
 
 
 def current() -> Processes:
     """The processes of this launch; one alone unless a launcher started several. Raises
     ``OptionError`` if Accelerate is needed and not installed."""
     count = max(int(os.environ.get(name) or 1) for name in COUNTS)
+    cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     if count == 1:
-        return Processes(device=_best_device())
+        here = None if cpu else torch.accelerator.current_accelerator(check_available=True)
+        return Processes(device=here or torch.device("cpu"))
     try:
         from accelerate import PartialState
     except ImportError:
-        raise OptionError(
-            'several processes need accelerate: pip install "relprop[runs]"'
-        ) from None
-    state = PartialState(cpu=_asked_for_cpu() or not torch.accelerator.is_available())
-    return Processes(
-        state.process_index,
-        state.num_processes,
-        torch.device(state.device.type) if state.device.type == "cpu" else state.device,
-    )
+        fact = 'several processes need accelerate: pip install "relprop[runs]"'
+        raise OptionError(fact) from None
+    state = PartialState(cpu=cpu or not torch.accelerator.is_available())
+    device = torch.device("cpu") if state.device.type == "cpu" else state.device
+    return Processes(state.process_index, state.num_processes, device)
 
 
 def leave() -> None:
     """End what ``current`` began among several processes; the last thing a program does."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _asked_for_cpu() -> bool:
-    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-
-
-def _best_device() -> torch.device:
-    found = (
-        None if _asked_for_cpu() else torch.accelerator.current_accelerator(check_available=True)
-    )
-    return torch.device("cpu") if found is None else found

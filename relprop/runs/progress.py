@@ -60,13 +60,8 @@ class Progress:
     def _line(self) -> None:
         self.told, self.shown = time.monotonic(), self.done
         rate = self.done / max(self.told - self.began, 1e-9)
-        left = (self.total - self.done) / rate if rate else float("inf")
-        print(
-            f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, "
-            f"{duration(left)} left",
-            file=self.stream,
-            flush=True,
-        )
+        left = duration((self.total - self.done) / rate) if rate else "unknown time"
+        self.say(f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, {left} left")
 
 
 def duration(seconds: float) -> str:
@@ -75,31 +70,22 @@ def duration(seconds: float) -> str:
     >>> duration(3723.4), duration(123)
     ('1:02:03', '2:03')
     """
-    if seconds == float("inf"):
-        return "unknown time"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _bar(stream: TextIO) -> Any:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
 
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
         console=Console(file=stream),
         speed_estimate_period=3600,
     )

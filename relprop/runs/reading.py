@@ -28,36 +28,22 @@ def read_run(folder: str | Path) -> RunResults:
 
 
 class RunResults:
-    """What a run folder holds. ``identity`` and ``columns``: the work's. ``samples``: how many
-    there are in all. ``failed``: those that could not be done, by index."""
+    """What a run folder holds. ``identity`` (everything the numbers depend on) and ``columns``
+    (beside ``index`` and ``key``): the work's. ``samples``: how many there are in all. ``failed``:
+    those that could not be done, by index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = Manifest.read(folder)
-        self._catalogue = Catalogue(folder / "shards", self.manifest.samples)
+        manifest = Manifest.read(folder)
+        self.identity, self.columns = manifest.identity, manifest.columns
+        self.samples = manifest.samples
+        self._catalogue = Catalogue(folder / "shards", self.samples)
         self.failed: Mapping[int, Failure] = {
             i: f for i, f in read_failures(folder).items() if self._catalogue.of(i) is None
         }
         if self._catalogue.twice:
-            warn(
-                f"{self._catalogue.twice} samples of {folder.name!r} are in two shards: "
-                "the first one counts"
-            )
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Everything the numbers depend on."""
-        return self.manifest.identity
-
-    @property
-    def samples(self) -> int:
-        """How many samples the data set has."""
-        return self.manifest.samples
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """The table's columns beside ``index`` and ``key``."""
-        return self.manifest.columns
+            twice = f"{self._catalogue.twice} samples of {folder.name!r}"
+            warn(f"{twice} are in two shards: the first one counts")
 
     @property
     def done(self) -> int:
@@ -79,13 +65,12 @@ class RunResults:
         """All rows as one Arrow table, by ascending ``index``; the rows of one sample in the work's
         order."""
         pa = arrow()
-        parts = [
-            _counted(pa, shard, self._catalogue, number)
-            for number, shard in enumerate(self._catalogue.shards)
-        ]
-        return pa.concat_tables([schema(self.columns).empty_table(), *parts]).sort_by(
-            "index"
-        )  # a stable sort
+        parts = [schema(self.columns).empty_table()]
+        for number, shard in enumerate(self._catalogue.shards):
+            rows = shard.table()
+            counts = self._catalogue.number[rows["index"].to_numpy()] == number
+            parts.append(rows if counts.all() else rows.filter(pa.array(counts)))
+        return pa.concat_tables(parts).sort_by("index")  # a stable sort
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of ``table``, one after another, with a few shards in memory at a time."""
@@ -109,29 +94,16 @@ class RunResults:
             raise OptionError(f"tensors({index}): there are samples 0 to {self.samples - 1}")
         shard = self._catalogue.of(index)
         if shard is None:
-            why = (
-                f"it failed: {self.failed[index].error.splitlines()[0]}"
-                if index in self.failed
-                else "it is not done yet"
-            )
-            raise OptionError(
-                f"tensors({index}): {why}",
-                then=["resume the run", "run.missing and run.failed list such samples"],
-            )
+            why = "it is not done yet"
+            if index in self.failed:
+                why = f"it failed: {self.failed[index].error.splitlines()[0]}"
+            then = ["resume the run", "run.missing and run.failed list such samples"]
+            raise OptionError(f"tensors({index}): {why}", then=then)
         return shard.tensors(index)
 
     def __repr__(self) -> str:
-        return (
-            f"RunResults({self.folder.name!r}, {self.done} of {self.samples} "
-            f"samples{f', {len(self.failed)} failed' if self.failed else ''})"
-        )
-
-
-def _counted(pa: Any, shard: Shard, catalogue: Catalogue, number: int) -> pa.Table:
-    """The rows of those of its samples that count."""
-    table = shard.table()
-    counts = catalogue.number[table["index"].to_numpy()] == number
-    return table if counts.all() else table.filter(pa.array(counts))
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"RunResults({self.folder.name!r}, {self.done} of {self.samples} samples{failed})"
 
 
 def _by_index(shard: Shard) -> dict[int, list[dict[str, Any]]]:

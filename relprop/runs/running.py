@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,7 @@ from relprop.errors import InputError, OptionError, RelpropError
 from relprop.runs.base import Work
 from relprop.runs.batches import Batches
 from relprop.runs.disk import remove_leftovers
-from relprop.runs.manifest import (
-    Manifest,
-    read_failures,
-)
+from relprop.runs.manifest import Manifest, read_failures
 from relprop.runs.processes import Processes, current
 from relprop.runs.progress import Progress, duration
 from relprop.runs.shards import Catalogue, arrow, remove_unfinished, schema
@@ -173,7 +170,7 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
         goes_on = "resume=True, or --resume, goes on with the run in it"
         fact = f"the folder {folder.name!r} is not empty"
         raise OptionError(fact, then=[goes_on, "or give another folder"])
-    manifest = manifest.with_batch_size(size)
+    manifest = replace(manifest, batch_size=size)
     manifest.write(folder)
     shards = folder / "shards"
     shards.mkdir(exist_ok=True)

@@ -26,7 +26,6 @@ from relprop.runs.disk import owner, remove_leftovers, write_atomically
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TYPES = ("string", "int64", "float64", "list<float64>")
 META = b"relprop"
 
 
@@ -90,12 +89,10 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     indices = [r.index for r in records]
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
     if tensors:  # as bytes: `save_file` has a temporary file of its own, which a kill leaves
-        write_atomically(
-            path.with_suffix(".safetensors"), lambda temporary: temporary.write_bytes(save(tensors))
-        )
-    table = table.replace_schema_metadata(
-        {META: json.dumps({"indices": indices, "tensors": bool(tensors)}).encode()}
-    )
+        beside = path.with_suffix(".safetensors")
+        write_atomically(beside, lambda temporary: temporary.write_bytes(save(tensors)))
+    facts = json.dumps({"indices": indices, "tensors": bool(tensors)})
+    table = table.replace_schema_metadata({META: facts.encode()})
     write_atomically(path, lambda temporary: pa.parquet.write_table(table, temporary))
     return path
 
@@ -111,27 +108,18 @@ def schema(columns: Mapping[str, str]) -> pa.Schema:
     }
     for name, kind in columns.items():
         if kind not in kinds or name in ("index", "key"):
-            raise RelpropError(
-                f"column {name!r} of type {kind!r}",
-                then=[f"the types are {', '.join(TYPES)}; index and key are there already"],
-            )
-    return pa.schema(
-        [
-            ("index", pa.int64()),
-            ("key", pa.string()),
-            *((name, kinds[kind]) for name, kind in columns.items()),
-        ]
-    )
+            then = f"the types are {', '.join(kinds)}; index and key are there already"
+            raise RelpropError(f"column {name!r} of type {kind!r}", then=[then])
+    own = [(name, kinds[kind]) for name, kind in columns.items()]
+    return pa.schema([("index", pa.int64()), ("key", pa.string()), *own])
 
 
 def _by_column(records: Sequence[Record], columns: Mapping[str, str]) -> dict[str, list[Any]]:
     rows = [{"index": r.index, "key": r.key, **row} for r in records for row in r.rows]
     for row in rows:
         if wrong := set(row) ^ {"index", "key", *columns}:
-            raise RelpropError(
-                f"a row of sample {row['key']!r} and the work's columns differ in "
-                f"{', '.join(sorted(wrong))}"
-            )
+            fact = f"a row of sample {row['key']!r} and the work's columns differ"
+            raise RelpropError(f"{fact} in {', '.join(sorted(wrong))}")
     return {name: [row[name] for row in rows] for name in ("index", "key", *columns)}
 
 
@@ -155,15 +143,14 @@ class Catalogue:
     def refresh(self) -> Catalogue:
         """Take in what was committed since. Raises ``InputError`` for a damaged shard."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        for name in sorted(
-            n for n in names - self._seen if n.endswith(".parquet") and not n.startswith(".")
-        ):
+        fresh = (n for n in names - self._seen if n.endswith(".parquet") and n[0] != ".")
+        for name in sorted(fresh):
             shard = _read(self.folder / name, self.samples)
             if shard.has_tensors and name.removesuffix("parquet") + "safetensors" not in names:
                 raise _damaged(shard.path, "its .safetensors file is gone")
-            fresh = shard.indices[self.number[shard.indices] < 0]
-            self.twice += len(shard.indices) - len(fresh)
-            self.number[fresh] = len(self.shards)
+            alone = shard.indices[self.number[shard.indices] < 0]
+            self.twice += len(shard.indices) - len(alone)
+            self.number[alone] = len(self.shards)
             self.shards.append(shard)
             self._seen.add(name)
         return self

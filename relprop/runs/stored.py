@@ -4,7 +4,7 @@ again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,8 +106,8 @@ def _stream(
         content=content,
         source=torch.arange(scores.shape[1]) if source is None else source.long(),
         tokens=None if tokens is None else [tokens],
-        grid=_tuple(layout["grid"]),
-        image=_tuple(layout["image"]),
+        grid=layout["grid"] and tuple(layout["grid"]),
+        image=layout["image"] and tuple(layout["image"]),
         extent=tuple(layout["extent"]),
         spans=None if spans is None else spans.long(),
     )
@@ -145,7 +145,3 @@ def _kept(stream: TokenScores, group: Group, k: int) -> Tensor | None:
     if group.lengths is None or stream.grid is not None:
         return None
     return stream.source.cpu() < group.lengths[k]
-
-
-def _tuple(value: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)

@@ -13,11 +13,10 @@ import relprop
 from relprop.cli import app
 from relprop.errors import InputError, OptionError, RelpropError
 from relprop.evaluation import AOPC, LOdds, TextTask, TokenF1, digit_scenes, evaluate, reviews
-from relprop.evaluation.command import measure
 from relprop.evaluation.text_task import _apart
 from tools.evaluation.__main__ import app as tables
 from tools.evaluation.papers import TABLES
-from tools.evaluation.tasks import SHIPPED, measure_shipped, write_page
+from tools.evaluation.tasks import SHIPPED, measure, measure_shipped, write_page
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:class sensitivity is not defined", "ignore:Kendall's τ is not defined"

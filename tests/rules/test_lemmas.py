@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relprop.rules import LRP, PAPER, STABLE
 from relprop.rules.closed import Matmul
-from relprop.rules.families import CANCEL, Add
+from relprop.rules.sums import CANCEL, Add
 from tests.common.calls import amounts, make_call
 from tests.common.subjects import SUBJECTS
 from tests.common.tensors import HUGE, TINY, filled, tensors

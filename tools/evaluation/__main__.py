@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from relprop.cli import CODES, Json, Resume
+from relprop.cli import CODES
+from relprop.commands.options import Json, Resume
 from tools.evaluation.tasks import measure_shipped, write_page
 
 app = typer.Typer(

@@ -8,8 +8,10 @@ from typing import Any
 
 from relprop.errors import OptionError
 from relprop.evaluation import ImageTask, Numbers, digit_scenes, reviews
-from relprop.evaluation.command import measure
+from relprop.evaluation.entries import entries
 from relprop.evaluation.tasks import Task
+from relprop.evaluation.work import EvaluationWork, read_numbers
+from relprop.runs import run
 from tools.evaluation.page import blocks, draw, page, update
 from tools.evaluation.papers import IMAGE_ROWS, TEXT_ROWS
 
@@ -42,6 +44,13 @@ SHIPPED: dict[str, Callable[[int], tuple[Task, Sequence[Any]]]] = {
     "reviews": lambda samples: (reviews(samples), TEXT_ROWS),
     "sanity": _sanity,
 }
+
+
+def measure(task: Task, methods: Sequence[object], out: Path, **running: Any) -> Numbers:
+    """Rows × measures on every sample of a task, in a run folder, and read back from it."""
+    rows = entries(methods)
+    run(EvaluationWork(task, rows), out, **running)
+    return read_numbers(task, rows, out)
 
 
 def measure_shipped(

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from relprop.cli import CODES, Json
+from relprop.cli import CODES
+from relprop.commands.options import Json
 from tools.sweep.command import chosen_subjects, sweep
 from tools.sweep.subjects import SOURCES
 

@@ -1,0 +1,122 @@
+"""``relprop explain --data`` and ``relprop evaluate``: a model and a data set by name, and a run
+folder; in every process of an ``accelerate launch``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from relprop.commands.asked import AskedDataSet, AskedModel
+from relprop.commands.telling import tell, tell_json
+from relprop.data import Source
+from relprop.evaluation import EvaluationWork, ImageTask, TextTask
+from relprop.evaluation.entries import entries
+from relprop.evaluation.evaluate import ATTCAT, CVPR_2021
+from relprop.evaluation.tasks import Task, unchanged
+from relprop.evaluation.work import read_numbers
+from relprop.runner.question import Question
+from relprop.runs import ExplainWork, Summary, Work, processes, run
+from relprop.runs.command import (
+    Opened,
+    open_named_model,
+    open_source,
+    parse_method,
+    parse_options,
+    prepared,
+    tokenizer_of,
+)
+
+
+def explain_all(
+    model: AskedModel,
+    data: AskedDataSet,
+    out: Path,
+    methods: Sequence[str],
+    target: str,
+    *,
+    json_output: bool,
+) -> None:
+    """Explain every sample into the run folder ``out``, and print the summary. ``methods``: each a
+    name, or a name with options, ``transformer_attribution:rules=stable,normalize_rows=true``.
+    Raises ``RelpropError``."""
+    opened, source, normalize = _opened(model, data)
+    work = ExplainWork(
+        opened.model,
+        source,
+        methods=[parse_method(m) for m in methods or ("transformer_attribution",)],
+        target=target,
+        normalize=normalize,
+        processor=opened.processor if source.kind == "text" else None,
+        max_length=model.max_length,
+        limit=data.limit,
+        precision=model.precision,
+    )
+    summary = _run(work, data, out)
+    if json_output:
+        tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
+    else:
+        tell(summary)
+    processes.leave()
+
+
+def evaluate(
+    model: AskedModel,
+    data: AskedDataSet,
+    out: Path,
+    methods: Sequence[str],
+    measures: Sequence[str],
+    *,
+    json_output: bool,
+) -> None:
+    """Methods × measures on every sample, in the run folder ``out``, and the table, also in ``out``
+    as ``table.md`` and ``table.json``. Among several processes the first one makes the table, once
+    the run is complete. ``measures``: by name; none: all that the data allow and that are not
+    costly. Raises ``RelpropError``."""
+    opened, source, normalize = _opened(model, data)
+    task = _task(opened, source, tuple(measures) or None, normalize, model.max_length)
+    usual = CVPR_2021 if source.kind == "image" else ATTCAT
+    rows = entries([_row(text) for text in methods] or usual)
+    summary = _run(EvaluationWork(task, rows, data.limit), data, out)
+    tell(summary, err=True)
+    if summary.complete and not summary.process:
+        table = read_numbers(task, rows, out).table(f"{source.name}, {model.name}")
+        (out / "table.md").write_text(f"{table}\n", encoding="utf-8")
+        (out / "table.json").write_text(f"{table.to_json()}\n", encoding="utf-8")
+        tell(table.to_json() if json_output else table)
+    processes.leave()
+
+
+def _opened(model: AskedModel, data: AskedDataSet) -> tuple[Opened, Source, Any]:
+    """The model, the data set as it takes it, and what normalises images."""
+    device = processes.current().device
+    options = parse_options(data.data_options, "--data-option")
+    source = open_source(data.data, data.limit, **options)
+    opened = open_named_model(model.name, device, trust_remote_code=model.trust_remote_code)
+    return opened, *prepared(source, opened)
+
+
+def _run(work: Work, data: AskedDataSet, out: Path) -> Summary:
+    how: dict[str, Any] = {"batch_size": data.batch_size, "resume": data.resume}
+    return run(work, out, on_error=data.on_error, **how)
+
+
+def _task(
+    opened: Opened,
+    source: Source,
+    measures: Sequence[str] | None,
+    normalize: Any,
+    max_length: int | None,
+) -> Task:
+    if source.kind == "image":
+        return ImageTask(opened.model, source, measures, normalize=normalize or unchanged)
+    tokenizer = tokenizer_of(opened.processor)
+    return TextTask(opened.model, source, measures, tokenizer=tokenizer, max_length=max_length)
+
+
+def _row(text: str) -> object:
+    """A method of the command line: its row is named as it was written."""
+    name, options = parse_method(text)
+    rules = options.pop("rules", None)
+    return (text, Question(name, options, rules)) if ":" in text else text
