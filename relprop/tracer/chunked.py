@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx
 
 from relprop.tracer.facts import is_batched
+from relprop.tracer.kernel import Kernel, added, fused, kernel_of
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of
 from relprop.tracer.run import Values, call_node, per_sample
@@ -22,7 +24,8 @@ CHUNK_BYTES = 2**22
 @dataclass(frozen=True)
 class Chunked:
     """One site for a whole batch. ``size``: how many queries a chunk has; ``fixed``: what enters
-    that is the same for all samples; ``batched``: what is not, and its values, ``entering``."""
+    that is the same for all samples; ``batched``: what is not, and its values, ``entering``.
+    ``kernel``: how its result is made, if PyTorch's fused kernel can."""
 
     attention: Attention
     size: int
@@ -30,6 +33,7 @@ class Chunked:
     batched: tuple[fx.Node, ...]
     entering: tuple[Tensor, ...]
     dtype: torch.dtype | None
+    kernel: Kernel | None = None
 
     @property
     def axis(self) -> int:
@@ -62,6 +66,8 @@ class Chunked:
 
     def result(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Tensor:
         """The contraction's value for one chunk, batch first."""
+        if self.kernel is not None:
+            return self._fused(self.kernel, fixed, given, count)
         end = self.attention.site.contraction
 
         def one_sample(*given: Tensor) -> Tensor:
@@ -70,6 +76,25 @@ class Chunked:
 
         made: Tensor = per_sample(one_sample, *given)
         return made
+
+    def _fused(
+        self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], count: int
+    ) -> Tensor:
+        """The same by the fused kernel."""
+        batch = len(given[0])
+        whole = {n: v.unsqueeze(0).expand(batch, *v.shape) for n, v in fixed.items()}
+        known = whole | dict(zip(self.batched, given, strict=True))
+        queries, keys, values = (
+            known[n] for n in (kernel.queries, kernel.keys, self.attention.site.values)
+        )
+        mask = None
+        if kernel.masks and not kernel.causal:
+            mask = per_sample(partial(self._added, kernel, fixed, count), *given)
+        return fused(queries, keys, values, mask, kernel.scale, causal=kernel.causal)
+
+    def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
+        known = fixed | dict(zip(self.batched, given, strict=True))
+        return added(kernel, self.attention, known, count, self.dtype)
 
 
 def chunked(attention: Attention, values: Values, dtype: torch.dtype | None) -> Chunked:
@@ -118,9 +143,11 @@ class _Chunks(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ByQueries:
-    """A site that runs in chunks, as a composite of the forward pass."""
+    """A site whose map is never whole, as a composite of the forward pass: by the fused kernel
+    where there is one (which needs no chunks if no mask is handed to it), else by products."""
 
     attention: Attention
+    kernel: Kernel | None
 
     @property
     def entering(self) -> tuple[fx.Node, ...]:
@@ -129,7 +156,9 @@ class ByQueries:
 
     def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
         """The value of the site's contraction, batch first."""
-        by = chunked(self.attention, values, dtype)
+        by = replace(chunked(self.attention, values, dtype), kernel=self.kernel)
+        if self.kernel is not None and (self.kernel.causal or not self.kernel.masks):
+            return by.result(by.fixed, by.entering, self.attention.queries)
         own = replace(by, entering=tuple(t.detach() for t in by.entering))
         made: Tensor = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
         return made
@@ -140,9 +169,9 @@ def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node
     is ``needed``."""
     needed = set(needed)
     return {
-        end: ByQueries(attention)
-        for end, attention in large_attentions(program).items()
-        if needed.isdisjoint(attention.inside)
+        end: ByQueries(a, program.memo.once(("kernel", end), partial(kernel_of, a)))
+        for end, a in large_attentions(program).items()
+        if needed.isdisjoint(a.inside)
     }
 
 

@@ -1,0 +1,174 @@
+"""PyTorch's fused kernel in place of a site's chunks, where the site is softmax attention and
+nothing else: softmax(c·QKᵀ + mask)·V. It makes values and gradients; rules divide by the scores and
+results of their own chunk, which are rounded otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from relprop.operations import Kind, kind, operand
+from relprop.tracer.editing import arguments, aten, shape_of, val
+from relprop.tracer.follow import depending
+from relprop.tracer.queries import Attention
+from relprop.tracer.run import Values, call_node
+
+#: A score that a mask sets to this or less is nothing to the softmax, whatever it was.
+HIDDEN = -1e30
+ROWS = 256  # of a mask that are looked at in one go
+#: What masks scores: where these stand among its arguments, and what is put in their place.
+FILLS = {aten.masked_fill.Scalar: (0, 2), aten.where.ScalarOther: (1, 2)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the fused kernel is given, besides the values. ``keys`` are as they are multiplied:
+    their positions are columns. ``scores``: the product after ``scale``. ``masks``: the calls that
+    make of them what the softmax reads, and all that these need, in order; ``causal``: they hide
+    later keys, and nothing else."""
+
+    queries: fx.Node
+    keys: fx.Node
+    scale: float
+    scores: fx.Node
+    masks: tuple[fx.Node, ...]
+    causal: bool = False
+
+
+def kernel_of(attention: Attention) -> Kernel | None:
+    """A site as the fused kernel has it; ``None`` where it is something else."""
+    site = attention.site
+    if site.transposed or site.attention is not site.softmax:
+        return None
+    way = [operand(site.softmax)]
+    while (masked := _masked(way[-1], attention)) is not None:
+        way.append(masked)
+    scores, scale = way[-1], 1.0
+    while (factor := _factor(way[-1])) is not None:
+        scale *= factor
+        way.append(operand(way[-1]))
+    product = way[-1]
+    if kind(product) is not Kind.MATMUL or product not in attention.axes:
+        return None
+    scaled = set(way[way.index(scores) :])
+    masks = [n for n in attention.nodes if n not in scaled | {site.softmax, site.contraction}]
+    found = Kernel(operand(product, 0), operand(product, 1), scale, scores, tuple(masks))
+    if not _fits(found, site.values, site.contraction):
+        return None
+    return replace(found, causal=bool(masks) and is_causal(found, attention))
+
+
+def _masked(node: fx.Node, attention: Attention) -> fx.Node | None:
+    """The scores that a call masks, or adds a bias to; ``None`` where it does neither."""
+    if node.target in FILLS:
+        place, filled = FILLS[node.target]  # type: ignore[index]
+        given = arguments(node)[filled]
+        hides = isinstance(given, int | float) and given <= HIDDEN
+        return operand(node, place) if hides else None
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return None
+    made = [n for n in node.all_input_nodes if _of_product(n, attention)]
+    return made[0] if len(made) == 1 and len(node.all_input_nodes) == 2 else None
+
+
+def _of_product(node: fx.Node, attention: Attention) -> bool:
+    """Whether a node descends from a product inside the site."""
+    products = {n for n in attention.nodes if kind(n) is Kind.MATMUL}
+    return node in depending(attention.nodes, products)
+
+
+def _factor(node: fx.Node) -> float | None:
+    """The number by which a call multiplies; ``None`` if it does not."""
+    if kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT) or len(node.args) != 2:
+        return None
+    number = node.args[1]
+    if not isinstance(number, int | float):
+        return None
+    return float(number) if kind(node) is Kind.PRODUCT else 1 / float(number)
+
+
+def _fits(kernel: Kernel, values: fx.Node, result: fx.Node) -> bool:
+    """Whether all operands have the same axes before their last two."""
+    shapes = [shape_of(n)[:-2] for n in (kernel.queries, kernel.keys, values, result)]
+    return all(shape == shapes[0] for shape in shapes)
+
+
+def fused(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """softmax(scale·QKᵀ + mask)·V for a batch, (batch, ..., queries, features). ``keys`` have their
+    positions as columns; ``mask`` broadcasts; ``causal``: no query reads later keys."""
+
+    def four(t: Tensor) -> Tensor:
+        wide = t if t.dim() > 3 else t.unsqueeze(1)
+        return wide.flatten(0, -4)
+
+    if mask is not None:
+        mask = four(mask.expand(*queries.shape[:-3], *mask.shape[-3:]))
+    made = F.scaled_dot_product_attention(
+        four(queries), four(keys.mT), four(values), mask, is_causal=causal, scale=scale
+    )
+    return made.reshape(*queries.shape[:-1], values.shape[-1])
+
+
+def added(
+    kernel: Kernel, attention: Attention, known: Values, count: int, dtype: torch.dtype | None
+) -> Tensor:
+    """What the masks add to the scores of ``count`` queries, for one sample."""
+    scores = val(kernel.scores)
+    like = known[kernel.queries] if kernel.queries in known else torch.zeros(())
+    size = (*(1,) * (scores.dim() - 2), count, scores.shape[-1])
+    values = {**known, kernel.scores: like.new_zeros(size)}
+    for node in kernel.masks:
+        values[node] = call_node(node, values, dtype, attention.sizes(node, count))
+    made: Tensor = values[operand(attention.site.softmax)]
+    return made
+
+
+def is_causal(kernel: Kernel, attention: Attention) -> bool:
+    """Whether the masks hide from each query the keys after it and nothing else, whatever the
+    inputs and parameters are."""
+    read = {i for n in kernel.masks for i in n.all_input_nodes} - {*kernel.masks, kernel.scores}
+    above = _above(read)
+    keys = shape_of(kernel.scores)[-1]
+    if keys != attention.queries or any(n.op != "call_function" for n in above):
+        return False
+    known: Values = {}
+    for node in above:
+        known[node] = call_node(node, known, None)
+    return all(_rows_are_causal(kernel, attention, known, i) for i in range(0, keys, ROWS))
+
+
+def _rows_are_causal(kernel: Kernel, attention: Attention, known: Values, first: int) -> bool:
+    """The same of some rows of the mask."""
+    count = min(ROWS, attention.queries - first)
+    cut = {
+        n: v.narrow(attention.from_last(n), first, count) if n in attention.axes else v
+        for n, v in known.items()
+    }
+    mask = added(kernel, attention, cut, count, None)
+    later = torch.arange(mask.shape[-1]) > torch.arange(first, first + count).unsqueeze(1)
+    return bool(((mask <= HIDDEN) == later).all()) and bool(
+        (mask[~later.expand_as(mask)] == 0).all()
+    )
+
+
+def _above(nodes: set[fx.Node]) -> list[fx.Node]:
+    """These nodes and all that they depend on, in order."""
+    found, left = set(nodes), list(nodes)
+    while left:
+        for source in left.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                left.append(source)
+    graph = next(iter(nodes)).graph if nodes else None
+    return [] if graph is None else [n for n in graph.nodes if n in found]
