@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from relprop.tracer import chunked
+
 settings.register_profile(
     "fast",
     max_examples=25,
@@ -50,6 +52,14 @@ def pytest_sessionstart(session):
     assert not missing, (
         f"these extras should be installed for the tests: {missing} (make test installs them)"
     )
+
+
+@pytest.fixture(autouse=True)
+def _in_chunks(monkeypatch):
+    """With CHUNKS=7 in the environment every attention map is made 7 queries at a time."""
+    if rows := os.environ.get("CHUNKS"):
+        monkeypatch.setattr(chunked, "CHUNK_BYTES", 0)
+        monkeypatch.setattr(chunked, "chunk_rows", lambda attention, batch: int(rows))
 
 
 @pytest.fixture(autouse=True)
