@@ -19,8 +19,7 @@ from relprop.runner.values import (
     with_leading_one,
 )
 from relprop.targets import Start
-from relprop.tracer.chunked import by_queries
-from relprop.tracer.run import execute
+from relprop.tracer.chunked import run_program
 
 Gradients = Mapping[fx.Node, Tensor]
 
@@ -76,15 +75,13 @@ class Study:
         if any(t.requires_grad for t in tensors):
             self.run.may_differentiate()
         given = {n: with_leading_one(t, n) for n, t in zip(leaves, tensors, strict=True)}
-        outputs = set(self.program.output_nodes)
-        found = execute(
+        found = run_program(
             self.program,
             self.session.model,
             self.run.inputs,
-            outputs,
+            set(self.program.output_nodes),
             leaves,
             lambda node, _: given[node],
-            composites=by_queries(self.program, outputs),
         )
         # 0, with a derivative (0) at every input, also where y_t does not depend on it
         untouched = [t.flatten(1)[:, :0].sum(1) for t in tensors]

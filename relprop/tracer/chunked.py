@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.autograd.function import FunctionCtx
 
+from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.kernel import Kernel, added, fused, kernel_of
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of
-from relprop.tracer.run import Values, call_node, per_sample
+from relprop.tracer.run import Values, Visit, call_node, execute, per_sample
 
 #: How large the maps of one chunk are, all samples of the batch together.
 CHUNK_BYTES = 2**22
@@ -162,6 +163,22 @@ class ByQueries:
         own = replace(by, entering=tuple(t.detach() for t in by.entering))
         made: Tensor = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
         return made
+
+
+def run_program(
+    program: Program,
+    model: nn.Module | None,
+    inputs: Inputs,
+    keep: Collection[fx.Node],
+    watch: Collection[fx.Node] = (),
+    visit: Visit | None = None,
+) -> Values:
+    """``execute``, with large attention maps some queries at a time where they are not asked
+    for."""
+    whole = {*keep, *watch}
+    return execute(
+        program, model, inputs, keep, watch, visit, composites=by_queries(program, whole)
+    )
 
 
 def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node, ByQueries]:
