@@ -18,6 +18,7 @@ from relprop.runner.method import (
     Reads,
     input_level,
     method_named,
+    row_wise,
 )
 from relprop.runner.values import Found, LayerValues, SiteValues, TokenMap
 
@@ -138,4 +139,5 @@ __all__ = [
     "method_named",
     "register",
     "remove",
+    "row_wise",
 ]
