@@ -26,14 +26,15 @@ from relprop.tracer.queries import Attention
 from relprop.tracer.run import Values, call_node, per_sample
 
 
-def may_cross(plan: Plan, attention: Attention) -> bool:
-    """Whether every rule of the plan between a site's scores and its result splits parts, but for
-    Lemma 2's sums."""
-    inside = [plan.step_at[n] for n in attention.nodes if n in plan.step_at]
-    return all(
-        (step.rule.splits_parts or step.rule.balancing is not None) and not step.inner
-        for step in inside
-    )
+def refusing_step(plan: Plan, attention: Attention) -> Step | None:
+    """A step between a site's scores and its result whose rule does not split parts, Lemma 2's sums
+    aside; ``None`` if relevance can pass the site in parts."""
+    inside = (plan.step_at[n] for n in attention.nodes if n in plan.step_at)
+    return next((s for s in inside if s.inner or not _in_parts(s)), None)
+
+
+def _in_parts(step: Step) -> bool:
+    return step.rule.splits_parts or step.rule.balancing is not None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
-from relprop.interpreter.crossing import may_cross
 from relprop.layout import placing
 from relprop.plan import Plan
-from relprop.rollup import Stream, block_input
+from relprop.rollup import block_input
+from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
 from relprop.runner.question import Question
@@ -25,7 +25,6 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
-from relprop.tracer.chunked import large_attentions
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
 
@@ -80,7 +79,7 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
-    in_chunks = _in_chunks(session, question, plan)
+    in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset())
     return Needs(
         session,
         question,
@@ -88,31 +87,9 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
-        facts=_facts(session, plan, question),
+        facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
-
-
-def _in_chunks(session: Session, question: Question, plan: Plan | None) -> dict[fx.Node, Attention]:
-    """The large sites that relevance can pass some queries at a time."""
-    large = large_attentions(session.program).items()
-    return {
-        end: a
-        for end, a in large
-        if a.inside.isdisjoint(question.hooks) and (plan is None or may_cross(plan, a))
-    }
-
-
-def _rolled_up_in_chunks(
-    session: Session, question: Question, plan: Plan | None, streams: tuple[Stream, ...]
-) -> dict[fx.Node, Attention]:
-    """The same for a method over attention: if no whole map is asked for."""
-    settings = question.settings
-    mixes_rows = settings.get("head_fusion", "mean") != "mean" or settings.get("discard_ratio")
-    whole = question.keep & {"blocks", "matrix"} or settings.get("normalize_rows") or mixes_rows
-    if whole or not question.by.is_row_wise(len(streams)):
-        return {}
-    return _in_chunks(session, question, plan)
 
 
 def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
@@ -138,8 +115,7 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         | {*outputs.values(), *features}
         | _read_by_method(session, question, chosen, outputs)
     )
-    found = _rolled_up_in_chunks(session, question, plan, streams)
-    in_chunks = {end: a for end, a in found.items() if read.isdisjoint(a.inside)}
+    in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams))
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     return Needs(
         session,
@@ -158,6 +134,7 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
+            "whole_maps": whole_maps,
             "softmaxes_without_site": session.program.softmaxes_without_site,
             "inputs_without_attention": apart,
         },

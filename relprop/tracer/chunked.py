@@ -15,7 +15,7 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.kernel import Kernel, added, fused, kernel_of
 from relprop.tracer.program import Program
-from relprop.tracer.queries import Attention, attention_of
+from relprop.tracer.queries import Attention, attention_of, map_bytes
 from relprop.tracer.run import Values, Visit, call_node, execute, per_sample
 
 #: How large the maps of one chunk are, all samples of the batch together.
@@ -109,7 +109,7 @@ def chunked(attention: Attention, values: Values, dtype: torch.dtype | None) -> 
 
 def chunk_rows(attention: Attention, batch: int) -> int:
     """How many queries make a chunk of ``CHUNK_BYTES``: at least one."""
-    return max(1, CHUNK_BYTES * attention.queries // (attention.map_bytes * batch))
+    return max(1, CHUNK_BYTES * attention.queries // (map_bytes(attention.site) * batch))
 
 
 class _Chunks(torch.autograd.Function):
@@ -193,11 +193,18 @@ def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node
 
 
 def large_attentions(program: Program) -> Mapping[fx.Node, Attention]:
-    """The sites that can be cut by queries and whose map is larger than a chunk."""
+    """The sites whose map is larger than a chunk and can be cut by queries."""
+    found = _large(program).items()
+    return {end: a for end, a in found if isinstance(a, Attention)}
 
-    def find() -> dict[fx.Node, Attention]:
-        found = {s.contraction: attention_of(program, s) for s in program.sites}
-        return {end: a for end, a in found.items() if a is not None}
 
-    known = program.memo.once("attentions", find)
-    return {end: a for end, a in known.items() if a.map_bytes > CHUNK_BYTES}
+def large_and_whole(program: Program) -> Mapping[fx.Node, str]:
+    """The sites whose map is larger than a chunk and must be whole, and why."""
+    return {end: why for end, why in _large(program).items() if isinstance(why, str)}
+
+
+def _large(program: Program) -> dict[fx.Node, Attention | str]:
+    found = program.memo.once(
+        "attentions", lambda: {s: attention_of(program, s) for s in program.sites}
+    )
+    return {s.contraction: a for s, a in found.items() if map_bytes(s) > CHUNK_BYTES}

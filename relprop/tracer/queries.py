@@ -68,12 +68,6 @@ class Attention:
         of a batch's."""
         return self.axes[node] - rank(node)
 
-    @property
-    def map_bytes(self) -> int:
-        """How much memory the map of one sample takes."""
-        value = val(self.site.attention)
-        return int(value.numel() * value.dtype.itemsize)
-
     def sizes(self, node: fx.Node, count: int) -> tuple[int, list[int]] | None:
         """Which argument of a call names the sizes of its result, and these for ``count`` queries;
         ``None`` if none does."""
@@ -85,19 +79,27 @@ class Attention:
         return place, given
 
 
-def attention_of(program: Program, site: Site) -> Attention | None:
-    """A site as an operator; ``None`` where its map is no function of each query by itself, or is
-    read elsewhere, too."""
+def map_bytes(site: Site) -> int:
+    """How much memory the map of one sample takes."""
+    value = val(site.attention)
+    return int(value.numel() * value.dtype.itemsize)
+
+
+def attention_of(program: Program, site: Site) -> Attention | str:
+    """A site as an operator; or why its map must be whole."""
     found = _upwards(program, site)
     if found is None:
-        return None
+        return "one tensor is read both along its queries and as a whole"
     inside, pairs = found
     nodes = tuple(n for n in program.graph.nodes if n in inside)
     entering = dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in inside)
     kept = {n for n in nodes if is_kept(n)} - {site.contraction}
-    returns = depending(program.graph.nodes, kept | {site.contraction}) & set(entering)
-    if returns or not all(u in inside for n in kept for u in n.users):
-        return None
+    if any(u not in inside for n in kept for u in n.users):
+        return "the model reads the map, or its scores, elsewhere, too"
+    if depending(program.graph.nodes, kept | {site.contraction}) & set(entering):
+        return "what it is made of depends on its own result"
+    if not any(kind(n) is Kind.MATMUL for n in nodes if n is not site.contraction):
+        return "its scores are no product that can be made query by query"
     axes = {n: p.queries for n, p in pairs.items() if p.queries is not None}
     return Attention(site, nodes, tuple(entering), axes)
 
@@ -142,6 +144,8 @@ def _before(node: fx.Node, pair: Pair) -> dict[fx.Node, Pair] | None:
     queries are not worked out one by one."""
     what, sources = kind(node), tensor_inputs(node)
     if what is Kind.MATMUL:
+        if len(set(sources)) < 2 or min(map(rank, sources)) < 2:
+            return None
         return {s: pair.taken(_multiplied(node, s, i)) for i, s in enumerate(sources)}
     if what in ELEMENTWISE or what is Kind.EXPAND:
         return {s: pair.taken(_broadcast(node, s)) for s in sources}
@@ -166,7 +170,7 @@ def _broadcast(node: fx.Node, source: fx.Node) -> Before:
 
     def before(axis: int) -> int | None:
         i = axis - wider
-        return i if i >= 0 and shape[i] == shape_of(node)[axis] else None
+        return i if 0 <= i < len(shape) and shape[i] == shape_of(node)[axis] else None
 
     return before
 

@@ -1,10 +1,15 @@
 """Large attention maps are never whole: the site runs some queries at a time, forward, backward, by
 the rules and through the roll-up, and every number is that of the whole map."""
 
+import dataclasses
+
 import pytest
 import timm
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.tracer import bind, chunked, trace_program
@@ -142,3 +147,76 @@ def test_chunks_change_nothing(case, method, monkeypatch):
         assert parts.ledger.balanced()
         scale = max(float(amount.abs().max()) for amount in one.values())
         assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
+
+
+def whole_maps(model, inputs, target=1, **options):
+    found = relprop.explain(model, inputs, target, **options).facts["whole_maps"]
+    return {why for _, _, why in (line.partition(": ") for line in found)}
+
+
+@relprop.methods.row_wise()
+def _squares(at):
+    return {v.site.contraction: v.attention.square() for v in at.sites}
+
+
+def test_what_must_be_whole_is_named(monkeypatch):
+    model, inputs, _ = _bert()
+    assert whole_maps(model, inputs) == set()
+    in_chunks(monkeypatch)
+    assert whole_maps(model, inputs) == set()
+    assert whole_maps(model, inputs, method="attcat") == {"method 'attcat' reads whole maps"}
+    assert whole_maps(model, inputs, head_fusion="max") == {"head_fusion='max'"}
+    assert whole_maps(model, inputs, normalize_rows=True) == {"normalize_rows"}
+    assert whole_maps(model, inputs, keep="blocks") == {"keep='blocks'"}
+    own = relprop.rules.Rule(lambda relevance, call: call.only(relevance), "mine")
+    for rule, whole in ((own, True), (dataclasses.replace(own, row_wise=True), False)):
+        rules = relprop.rules.PAPER.with_rule(torch.ops.aten._safe_softmax, rule)
+        found = whole_maps(model, inputs, rules=rules)
+        assert found == ({"rule 'mine' is not said to be row-wise"} if whole else set())
+
+
+def test_a_map_that_the_model_returns_is_whole(monkeypatch):
+    config = transformers.BertConfig(**TINY, attn_implementation="eager", output_attentions=True)
+    model, inputs = _text(transformers.BertForSequenceClassification, config)
+    before = relprop.explain(model, inputs, 1)
+    in_chunks(monkeypatch)
+    after = relprop.explain(model, inputs, 1)
+    assert len(after.facts["whole_maps"]) == 2
+    assert torch.equal(before.scores, after.scores)
+
+
+def test_a_users_row_wise_method_sees_rows(monkeypatch):
+    case = MODELS["padded BERT"]()
+    relprop.methods.register("squares", _squares, class_specific=False)
+    try:
+        whole = explained(case, "squares")
+        assert in_chunks(monkeypatch) is not None
+        parts = explained(case, "squares")
+    finally:
+        relprop.methods.remove("squares")
+    assert parts.facts["whole_maps"] == [] and gap(whole.scores, parts.scores) < EXACT
+
+
+def test_the_map_of_a_long_text_is_never_made():
+    config = transformers.LlamaConfig(**TINY, max_position_embeddings=2048)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 50, (1, 2048))
+    largest = LargestTensor()
+    with largest:
+        explained = relprop.explain(model, ids, (2047, 3), verify=False)
+    assert explained.facts["whole_maps"] == []
+    assert largest.bytes <= 2 * chunked.CHUNK_BYTES < 4 * 2048 * 2048 * 4
+
+
+class LargestTensor(TorchDispatchMode):
+    """The size of the largest tensor that any operation gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for t in tree_leaves(made):
+            held = isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor)
+            if held and t.device.type != "meta":
+                self.bytes = max(self.bytes, t.untyped_storage().nbytes())
+        return made
