@@ -35,7 +35,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from relprop.data import Sample, Span
+from relprop.data import Sample, Word
 from relprop.demo.reviews import FILE, SEEDS, SHIPPED
 from relprop.errors import OptionError
 
@@ -185,7 +185,7 @@ class Review:
         text, spans = "", []
         for word in words:
             text += " " if text and word not in ",.;" else ""
-            spans.append(Span(len(text), len(text) + len(word)))
+            spans.append(Word(len(text), len(text) + len(word)))
             text += word
         return Sample(key, text, self.label, words=tuple(spans), rationale=tuple(reasons))
 

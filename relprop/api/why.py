@@ -16,7 +16,7 @@ from relprop.tracer.run import Values
 
 
 @dataclass(frozen=True)
-class Share:
+class OperandShare:
     """What one operand of a step was given: ``operand`` (its node), its role, and Σ of its share,
     (batch,); ``None``: nothing."""
 
@@ -40,7 +40,7 @@ class Why:
     readers: tuple[tuple[str, str], ...]
     rule: str | None = None
     account: Account | None = None
-    shares: tuple[Share, ...] = ()
+    shares: tuple[OperandShare, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.node}  at {self.place}", f"  arrived      {_mean(self.arrived)}"]
@@ -73,7 +73,7 @@ def why(
         return Why(node.name, place, arrived, readers)
     sums = shares_at(plan, values, node, relevance)
     shares = tuple(
-        Share(operand.name, role, sums.get(i))
+        OperandShare(operand.name, role, sums.get(i))
         for i, (operand, role) in enumerate(zip(step.operands, step.roles, strict=True))
     )
     return Why(node.name, place, account.arrived, readers, step.rule.name, account, shares)

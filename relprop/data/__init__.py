@@ -1,7 +1,7 @@
 """Data sets in the formats they come in, as samples: an image or a text, its label, and what is
 known of the right explanation."""
 
-from relprop.data.base import Sample, Source, Span
+from relprop.data.base import Sample, Source, Word
 from relprop.data.eraser import EraserMovies, eraser_words
 from relprop.data.folders import ImageFolder
 from relprop.data.gtsegs import ImageNetSegmentation
@@ -21,9 +21,9 @@ __all__ = [
     "Normalize",
     "Sample",
     "Source",
-    "Span",
     "Squad",
     "TextTable",
+    "Word",
     "eraser_words",
     "image_transform",
     "open_data",

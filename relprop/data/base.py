@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Span:
+class Word:
     """Characters ``start`` to ``end`` (exclusive) of text number ``text`` of a sample."""
 
     start: int
@@ -36,7 +36,7 @@ class Sample:
     label: int | None = None
     others: tuple[int, ...] = ()
     mask: Tensor | None = None
-    words: tuple[Span, ...] | None = None
+    words: tuple[Word, ...] | None = None
     rationale: tuple[bool, ...] | None = None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relprop.data.base import Sample, Span
+from relprop.data.base import Sample, Word
 from relprop.data.pieces import overlapping, split_words
 from relprop.errors import InputError
 
@@ -75,7 +75,7 @@ class Row:
             raise self.refused(f"{fact}: a text, or a list of words, is needed")
         spans, at = [], 0
         for word in value:
-            spans.append(Span(at, at + len(word), number))
+            spans.append(Word(at, at + len(word), number))
             at += len(word) + 1
         return Text(" ".join(value), tuple(spans))
 
@@ -85,7 +85,7 @@ class Text:
     """A text, and its words, if the row told them."""
 
     text: str
-    words: tuple[Span, ...] | None = None
+    words: tuple[Word, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class TextColumns:
 
 def rationale_of(
     row: Row, value: Any, texts: Sequence[Text]
-) -> tuple[tuple[Span, ...], tuple[bool, ...]]:
+) -> tuple[tuple[Word, ...], tuple[bool, ...]]:
     """Words and rationale from a cell (a list, or one written as JSON).
 
     ``[0, 1, ...]``: for each word, 0 or 1, in one list for all texts; words are what the row gave
@@ -138,15 +138,15 @@ def rationale_of(
     return words, tuple(map(bool, value))
 
 
-def _between_spaces(text: str, number: int) -> tuple[Span, ...]:
-    return tuple(Span(m.start(), m.end(), number) for m in re.finditer(r"\S+", text))
+def _between_spaces(text: str, number: int) -> tuple[Word, ...]:
+    return tuple(Word(m.start(), m.end(), number) for m in re.finditer(r"\S+", text))
 
 
-def _span(row: Row, value: Any, texts: Sequence[Text]) -> Span:
+def _span(row: Row, value: Any, texts: Sequence[Text]) -> Word:
     numbers = _is_list(value) and all(isinstance(v, int) for v in value)
     if not numbers or len(value) not in (2, 3):
         raise row.refused(f"rationale holds {_brief(value)}: {SPANS}")
-    span = Span(*value)
+    span = Word(*value)
     if 0 <= span.text < len(texts) and 0 <= span.start < span.end <= len(texts[span.text].text):
         return span
     sizes = f"{', '.join(str(len(t.text)) for t in texts)} characters"

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from relprop.data.base import Sample, Span
+from relprop.data.base import Sample, Word
 from relprop.data.columns import Row
 from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
 from relprop.errors import OptionError
 
 
-def eraser_words(text: str) -> tuple[Span, ...]:
+def eraser_words(text: str) -> tuple[Word, ...]:
     """The tokens that ERASER's offsets count: lines without the white space around them, cut at
     spaces.
 
@@ -28,7 +28,7 @@ def eraser_words(text: str) -> tuple[Span, ...]:
     for line in text.split("\n"):
         start = at + len(line) - len(line.lstrip())
         found = re.finditer("[^ ]+", line.strip())
-        words += [Span(start + m.start(), start + m.end()) for m in found]
+        words += [Word(start + m.start(), start + m.end()) for m in found]
         at += len(line) + 1
     return tuple(words)
 

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from relprop.data.base import Span
+from relprop.data.base import Word
 from relprop.errors import InputError
 
 
-def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
+def split_words(text: str, number: int = 0) -> tuple[Word, ...]:
     """The words of ``text`` (number ``number`` of its sample) in order: runs between white space;
     punctuation and symbols stand alone.
 
@@ -36,10 +36,10 @@ def split_words(text: str, number: int = 0) -> tuple[Span, ...]:
         else:
             words.append([i, i + 1])
             grows = category[0] not in "PS"
-    return tuple(Span(start, end, number) for start, end in words)
+    return tuple(Word(start, end, number) for start, end in words)
 
 
-def overlapping(words: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...]:
+def overlapping(words: Sequence[Word], spans: Sequence[Word]) -> tuple[bool, ...]:
     """For each word whether it shares a character with any of ``spans``."""
     return tuple(
         any(w.text == s.text and max(w.start, s.start) < min(w.end, s.end) for s in spans)
@@ -47,7 +47,7 @@ def overlapping(words: Sequence[Span], spans: Sequence[Span]) -> tuple[bool, ...
     )
 
 
-def word_pieces(words: Sequence[Span], encoding: Any, row: int = 0) -> tuple[tuple[int, ...], ...]:
+def word_pieces(words: Sequence[Word], encoding: Any, row: int = 0) -> tuple[tuple[int, ...], ...]:
     """For each word the positions of the tokens that hold any of its characters, in order, in row
     ``row`` of a fast tokenizer's output.
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from relprop.data.base import Sample, Span
+from relprop.data.base import Sample, Word
 from relprop.data.columns import Row
 from relprop.data.files import digest, existing, position
 from relprop.data.huggingface import name_of, opened, row_of, told_apart
@@ -121,11 +121,11 @@ def _answers(row: Row) -> list[tuple[str, int]]:
     return pairs
 
 
-def _placed(row: Row, text: str, start: int) -> Span:
+def _placed(row: Row, text: str, start: int) -> Word:
     """Where an answer stands in the paragraph."""
     context: str = row.values["context"]
     if context[start : start + len(text)] != text or not text or start < 0:
         there = context[max(start, 0) : max(start, 0) + len(text)]
         fact = f"answer {text!r} is not at character {start} of the paragraph: there is {there!r}"
         raise row.refused(fact)
-    return Span(start, start + len(text), 1)
+    return Word(start, start + len(text), 1)

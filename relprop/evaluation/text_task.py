@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from relprop.data import Sample, Span, split_words, word_pieces
+from relprop.data import Sample, Word, split_words, word_pieces
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import finite
 from relprop.evaluation.confidence import KendallConfidence
@@ -102,7 +102,7 @@ class TextTask(Task):
         return -torch.arange(tokens, dtype=torch.float32).expand(len(batch.samples), -1)
 
 
-def _words(given: str | tuple[str, ...]) -> tuple[Span, ...]:
+def _words(given: str | tuple[str, ...]) -> tuple[Word, ...]:
     texts = (given,) if isinstance(given, str) else given
     return tuple(word for number, text in enumerate(texts) for word in split_words(text, number))
 

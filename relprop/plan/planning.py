@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
-from relprop.plan.regions import Region, find_regions, region_step
+from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
 from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.call import Call
 from relprop.rules.notes import Note
@@ -103,7 +103,7 @@ def make_plan(
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
-    outputs, inner = find_regions(program, model, rules, flow, findings)
+    outputs, inner = find_module_calls(program, model, rules, flow, findings)
     treated = inner | set(outputs)
     sites = tuple(
         s for s in program.sites if s.contraction in flow.members and s.contraction not in treated
@@ -149,19 +149,22 @@ class Planning:
         self.needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
 
     def steps(
-        self, starts: tuple[fx.Node, ...], regions: Mapping[fx.Node, Region], inner: set[fx.Node]
+        self,
+        starts: tuple[fx.Node, ...],
+        calls: Mapping[fx.Node, ModuleCall],
+        inner: set[fx.Node],
     ) -> list[Step]:
         """A step for every node between the starts and what is wanted, the target first; one for
-        all of a region, at its output."""
+        all of a module call with a rule of its own, at its output."""
         found = []
         for node in reversed(self.flow.nodes):
             if node in inner or node not in self.needed:
                 continue
             if not any(self.flow.reaches(node, s) for s in starts):
                 continue
-            region = regions.get(node)
-            if region is not None:
-                found.append(region_step(self.program, region, self.flow, self.needed))
+            call = calls.get(node)
+            if call is not None:
+                found.append(module_step(self.program, call, self.flow, self.needed))
             elif any(i in self.needed for i in self.flow.inputs[node]):
                 found.append(self._step(node))
         return [step for step in found if any(step.needed)]

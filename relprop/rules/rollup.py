@@ -29,14 +29,14 @@ from relprop.rules.ruleset import Key, RuleSet
 aten = torch.ops.aten
 
 
-MOVED = "field: move"
+FIELD_MOVE = "field: move"
 
 
 def _inverse(rule_of_move: Rule) -> Rule:
     def function(field: Field, call: Call) -> Fields:
         return moved(field, call, rule_of_move)
 
-    return Rule(function, MOVED, "rollup", rule_of_move.reads)
+    return Rule(function, FIELD_MOVE, "rollup", rule_of_move.reads)
 
 
 def _routed(field: Field, call: Call) -> Fields:
@@ -98,11 +98,11 @@ ROLLUP = RuleSet(
             (STOPS, stop),
             ((*CARRIED, *PRODUCTS, Kind.SUM), merge),
             ((Kind.EXPAND,), expanded),
-            ((Kind.GATHER,), Rule(_routed, MOVED, "rollup", frozenset())),
-            ((aten.pixel_shuffle,), Rule(_shuffled, MOVED, "rollup", frozenset())),
+            ((Kind.GATHER,), Rule(_routed, FIELD_MOVE, "rollup", frozenset())),
+            ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),
             *(((key,), _inverse(inverse)) for key, inverse in INVERSES),
             ((*MOVES, *FILLS), _inverse(move)),
-            (ROUTED, Rule(_routed, MOVED, "rollup", frozenset({"inputs"}))),
+            (ROUTED, Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"}))),
             ((Kind.LINEAR,), projected),
             (REDUCED, pooled),
             ((Kind.CONVOLUTION,), convolved),

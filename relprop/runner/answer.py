@@ -15,10 +15,10 @@ from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import names_of, tokens_described
 from relprop.runner.input_study import InputStudy
+from relprop.runner.matrix_rows import matrices
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
-from relprop.runner.rows import matrices
 from relprop.runner.run import Run
 from relprop.runner.study import Gradients, Study
 from relprop.runner.values import Found, SiteValues, TokenMap

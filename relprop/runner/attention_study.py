@@ -18,9 +18,9 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
 from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
+from relprop.runner.matrix_rows import Matrix, MatrixRows
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
-from relprop.runner.rows import Matrix, Rows
 from relprop.runner.run import Run
 from relprop.runner.study import Gradients, Study
 from relprop.runner.values import (
@@ -209,7 +209,7 @@ class AttentionStudy(Study):
     def rolled_up(self, matrices: Mapping[fx.Node, Matrix]) -> Pairs:
         """By input, what attention carried and what skip connections alone leave."""
         whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
-        rows = {n: m for n, m in matrices.items() if isinstance(m, Rows)}
+        rows = {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
         return self.rollup.product({**whole, **rows}, self._scales(whole))
 
     def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:

@@ -17,8 +17,8 @@ from relprop.plan import Plan, Step
 from relprop.rollup import Stream, token_axes, tokens_of
 from relprop.rules.fields import attended_once, of_queries, of_values, taken_through
 from relprop.rules.notes import SiteNote
+from relprop.runner.matrix_rows import Matrix, MatrixRows
 from relprop.runner.needs import Needs
-from relprop.runner.rows import Matrix, Rows
 from relprop.runner.run import Run
 from relprop.targets import Start
 from relprop.tracer.editing import val
@@ -48,7 +48,7 @@ class RollUp:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
         whole = {n: _beside_nothing(m) for n, m in matrices.items() if isinstance(m, Tensor)}
-        rows = {n: m for n, m in matrices.items() if isinstance(m, Rows)}
+        rows = {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
         found = self._walk(self.plan, self._field(1), {**whole, **scales}, rows)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
@@ -170,7 +170,7 @@ class RollUp:
         plan: Plan,
         starts: Matrices,
         extras: Matrices,
-        rows: Mapping[fx.Node, Rows] | None = None,
+        rows: Mapping[fx.Node, MatrixRows] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
         values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
         passages = {n: _passage(plan.step_at[n], made) for n, made in (rows or {}).items()}
@@ -209,7 +209,7 @@ def _beside_nothing(matrix: Tensor) -> Tensor:
     return torch.stack([matrix, torch.zeros_like(matrix)], 1)
 
 
-def _passage(step: Step, rows: Rows) -> Passage:
+def _passage(step: Step, rows: MatrixRows) -> Passage:
     """How the field passes a site whose matrix is made some rows at a time."""
     assert isinstance(step.note, SiteNote)
     transposed = step.note.transposed

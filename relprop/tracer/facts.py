@@ -54,7 +54,7 @@ class Facts:
     ``value``: what it gives for one sample, as tensors on the meta device. ``live``: whether it
     depends on an input that is not held still (``None``: nobody has asked). ``body``: the graph
     that a node holds for an operator which runs it, and ``casts_to``: the type of the autocast
-    region around that operator. The rest is of a finished program. ``role``: what the node is to
+    subgraph around that operator. The rest is of a finished program. ``role``: what the node is to
     relevance. ``batched``: whether its value differs from sample to sample. ``side``: whether it
     is an input that is no explained one and still reaches an output other than through attention
     maps. ``booked_as``: the name under which the ledger books what it absorbs.

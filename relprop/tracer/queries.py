@@ -24,16 +24,16 @@ SIZES = {aten.reshape.default: 1, aten.expand.default: 1}
 
 
 @dataclass(frozen=True)
-class Pair:
+class MapAxes:
     """Along which axes of a tensor the queries and the keys of a map lie; ``None``: it has none of
     these."""
 
     queries: int | None = None
     keys: int | None = None
 
-    def taken(self, before: Callable[[int], int | None]) -> Pair:
+    def taken(self, before: Callable[[int], int | None]) -> MapAxes:
         """The same of a tensor that is read, by where each axis was ``before``."""
-        return Pair(
+        return MapAxes(
             None if self.queries is None else before(self.queries),
             None if self.keys is None else before(self.keys),
         )
@@ -109,11 +109,11 @@ def is_kept(node: fx.Node) -> bool:
     return is_floating(node) and is_batched(node)
 
 
-def _upwards(program: Program, site: Site) -> tuple[set[fx.Node], dict[fx.Node, Pair]] | None:
+def _upwards(program: Program, site: Site) -> tuple[set[fx.Node], dict[fx.Node, MapAxes]] | None:
     """The calls that make a map and contract it, and where queries and keys lie in these and in all
     that they read; ``None`` where one tensor would be read in two ways."""
     below = depending(program.graph.nodes, {site.softmax})
-    pairs, inside, left = {site.contraction: Pair()}, set[fx.Node](), [site.contraction]
+    pairs, inside, left = {site.contraction: MapAxes()}, set[fx.Node](), [site.contraction]
     while left:
         node = left.pop()
         before = _at_contraction(site) if node is site.contraction else _before(node, pairs[node])
@@ -128,18 +128,18 @@ def _upwards(program: Program, site: Site) -> tuple[set[fx.Node], dict[fx.Node, 
             if followed and source.op == "call_function" and source not in inside:
                 left.append(source)
     wide = rank(site.contraction)
-    pairs[site.contraction] = Pair(wide - 1 if site.transposed else wide - 2)
+    pairs[site.contraction] = MapAxes(wide - 1 if site.transposed else wide - 2)
     return inside, pairs
 
 
-def _at_contraction(site: Site) -> dict[fx.Node, Pair]:
+def _at_contraction(site: Site) -> dict[fx.Node, MapAxes]:
     """Where queries and keys lie in the map, and that the values have none of its queries."""
     rows, columns = rank(site.attention) - 2, rank(site.attention) - 1
-    lies = Pair(columns, rows) if site.transposed else Pair(rows, columns)
-    return {site.attention: lies, site.values: Pair()}
+    lies = MapAxes(columns, rows) if site.transposed else MapAxes(rows, columns)
+    return {site.attention: lies, site.values: MapAxes()}
 
 
-def _before(node: fx.Node, pair: Pair) -> dict[fx.Node, Pair] | None:
+def _before(node: fx.Node, pair: MapAxes) -> dict[fx.Node, MapAxes] | None:
     """Where the axes of a call's result lie in the tensors that it reads; ``None`` where its
     queries are not worked out one by one."""
     what, sources = kind(node), tensor_inputs(node)
@@ -182,12 +182,12 @@ def _multiplied(node: fx.Node, source: fx.Node, place: int) -> Before:
     return lambda axis: None if axis == other else aligned(axis)
 
 
-def _looked_up(node: fx.Node, pair: Pair) -> dict[fx.Node, Pair] | None:
+def _looked_up(node: fx.Node, pair: MapAxes) -> dict[fx.Node, MapAxes] | None:
     """Rows of a table by their numbers, and sums over the last axis: all axes before it stay."""
     source = argument(node, "indices" if kind(node) is Kind.EMBEDDING else "input")
     if rank(node) - 1 in (pair.queries, pair.keys):
         return None
-    return {s: pair if s is source else Pair() for s in tensor_inputs(node)}
+    return {s: pair if s is source else MapAxes() for s in tensor_inputs(node)}
 
 
 def _reshaped(node: fx.Node, source: fx.Node) -> Before:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relprop.data import Span, split_words, word_pieces
+from relprop.data import Word, split_words, word_pieces
 from relprop.data.pieces import overlapping
 from relprop.errors import InputError
 from tests.adapters.tokenizers_in_code import KINDS, wordpiece
@@ -23,7 +23,7 @@ def test_words_are_the_text_without_white_space(text):
     words = split_words(text)
     covered = [c for w in words for c in range(w.start, w.end)]
     assert covered == [i for i, c in enumerate(text) if not c.isspace()]
-    assert split_words(text, 1) == tuple(Span(w.start, w.end, 1) for w in words)
+    assert split_words(text, 1) == tuple(Word(w.start, w.end, 1) for w in words)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_token_of_two_words_is_in_both():
 
 
 def test_overlapping():
-    words = (Span(0, 3), Span(4, 6), Span(7, 9), Span(4, 6, 1))
-    assert overlapping(words, [Span(2, 5)]) == (True, True, False, False)
-    assert overlapping(words, [Span(3, 4), Span(5, 5), Span(0, 9, 1)]) == (
+    words = (Word(0, 3), Word(4, 6), Word(7, 9), Word(4, 6, 1))
+    assert overlapping(words, [Word(2, 5)]) == (True, True, False, False)
+    assert overlapping(words, [Word(3, 4), Word(5, 5), Word(0, 9, 1)]) == (
         False,
         False,
         False,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from relprop.data import ImageTable, Span, TextTable
+from relprop.data import ImageTable, TextTable, Word
 from relprop.data.rows import rows_of
 from relprop.errors import InputError, OptionError
 from tests.data.laws import holds_the_laws
@@ -194,7 +194,7 @@ def test_given_words_are_kept_without_a_rationale(tmp_path):
     sample = TextTable(table(tmp_path / "a.jsonl", [{"text": ["New", "York", "!"]}]), label=None)[0]
     assert (
         sample.inputs == "New York !"
-        and sample.words == (Span(0, 3), Span(4, 8), Span(9, 10))
+        and sample.words == (Word(0, 3), Word(4, 8), Word(9, 10))
         and sample.rationale is None
     )
 

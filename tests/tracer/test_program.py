@@ -203,7 +203,7 @@ def test_the_second_front_end_knows_modules_and_parameters_too():
 
 
 class Outside(Model):
-    """Part of it is computed by numpy, which no graph can record."""
+    """Piece of it is computed by numpy, which no graph can record."""
 
     def forward(self, x):
         return super().forward(x + torch.from_numpy(x.detach().numpy() ** 2))

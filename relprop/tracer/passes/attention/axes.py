@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 
-def _moved(part: Part, drawn: tuple[Tensor, ...], y: Tensor, i: int, at: list[int]) -> Tensor:
+def _moved(part: Piece, drawn: tuple[Tensor, ...], y: Tensor, i: int, at: list[int]) -> Tensor:
     """Where the output changes if source ``i`` changes in one place."""
     changed = drawn[i].clone()
     changed[tuple(at)] += 0.7
@@ -24,7 +24,7 @@ def _along(changed: Tensor, axis: int) -> list[int]:
 
 
 def _axes(
-    part: Part, drawn: tuple[Tensor, ...], y: Tensor, i: int, place: int
+    part: Piece, drawn: tuple[Tensor, ...], y: Tensor, i: int, place: int
 ) -> tuple[list[int | None], set[int]]:
     """For each axis of source ``i`` the axis of the output that it is, and the axes along which one
     number of it spreads. ``place``: where it is changed, 0 (the first) or -1 (the last)."""
@@ -56,7 +56,7 @@ Letters = tuple[str, str, str, str]
 
 
 def letters_of(
-    part: Part, drawn: tuple[Tensor, ...], y: Tensor, q: int, k: int, v: int
+    part: Piece, drawn: tuple[Tensor, ...], y: Tensor, q: int, k: int, v: int
 ) -> Iterator[Letters]:
     """A letter for every axis of queries, keys, values and of the result; ``n`` the queries', ``m``
     the keys', ``d`` and ``e`` what they hold, capitals for all else."""

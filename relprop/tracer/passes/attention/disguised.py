@@ -16,52 +16,52 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import is_float, is_live, tensor_inputs, val
 from relprop.tracer.passes.attention.maps import attention
 from relprop.tracer.passes.attention.means import masked_mean
-from relprop.tracer.passes.trials.parts import MOST_NODES, Part, Recogniser, raise_parts
+from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts
 
 
 def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
     """Attention, and means of what a mask leaves."""
 
-    def tried(output: fx.Node) -> Iterator[tuple[Part, Recogniser]]:
+    def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:
         yield from _parts_of_several(output, constants)
 
     raise_parts([n for n in graph.nodes if is_live(n)], tried)
     graph.eliminate_dead_code()
 
 
-def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[Part, Recogniser]]:
+def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[Piece, Recogniser]]:
     """From queries, keys and values to the attention's result, where not one softmax stands between
     them; from tokens and their mask to a mean."""
     if val(output).dim() < 2 or kind(output) in (Kind.RESHAPE, Kind.PERMUTE):
         return
     if not any(_meets_weights(u, constants) for u in _below(output)):
         return
-    region = _region(output, constants)
-    if region is None or not (_may_attend(region) or _may_be_mean(region)):
+    subgraph = _subgraph(output, constants)
+    if subgraph is None or not (_may_attend(subgraph) or _may_be_mean(subgraph)):
         return
-    members = set(region)
-    frontier = [i for n in region for i in tensor_inputs(n) if is_live(i) and i not in members]
-    for sources in _cuts(list(dict.fromkeys(frontier)), region, output):
-        part = Part(tuple(sources), output, tuple(_from(sources, region, output)), constants)
+    members = set(subgraph)
+    frontier = [i for n in subgraph for i in tensor_inputs(n) if is_live(i) and i not in members]
+    for sources in _cuts(list(dict.fromkeys(frontier)), subgraph, output):
+        part = Piece(tuple(sources), output, tuple(_from(sources, subgraph, output)), constants)
         if not part.is_small:
             continue
         if len(sources) == 3 and all(is_float(s) and val(s).dim() >= 2 for s in sources):
             yield part, attention
-        if len(sources) == 2 and _may_be_mean(region):
+        if len(sources) == 2 and _may_be_mean(subgraph):
             yield part, masked_mean
 
 
-def _may_attend(region: Sequence[fx.Node]) -> bool:
+def _may_attend(subgraph: Sequence[fx.Node]) -> bool:
     """Whether nodes compare and weigh, and are more than one softmax between two products."""
-    kinds = [kind(n) for n in region]
+    kinds = [kind(n) for n in subgraph]
     compares = not {Kind.FUNCTION, Kind.SOFTMAX, Kind.LOG_SOFTMAX}.isdisjoint(kinds)
     weighs = Kind.MATMUL in kinds or Kind.PRODUCT in kinds
     usual = kinds.count(Kind.SOFTMAX) == 1 and kinds.count(Kind.MATMUL) <= 2
     return compares and weighs and not usual
 
 
-def _may_be_mean(region: Sequence[fx.Node]) -> bool:
-    return not any(kind(n) in (Kind.MATMUL, Kind.SOFTMAX) for n in region)
+def _may_be_mean(subgraph: Sequence[fx.Node]) -> bool:
+    return not any(kind(n) in (Kind.MATMUL, Kind.SOFTMAX) for n in subgraph)
 
 
 def _below(node: fx.Node) -> list[fx.Node]:
@@ -84,7 +84,7 @@ def _meets_weights(node: fx.Node, constants: Constants) -> bool:
     )
 
 
-def _region(output: fx.Node, constants: Constants) -> list[fx.Node] | None:
+def _subgraph(output: fx.Node, constants: Constants) -> list[fx.Node] | None:
     """What lies above ``output``, up to what reads weights."""
     found: dict[fx.Node, None] = {}
     left = [output]
@@ -102,16 +102,18 @@ def _region(output: fx.Node, constants: Constants) -> list[fx.Node] | None:
     return sorted(found)
 
 
-def _ways(sources: Sequence[fx.Node], region: Sequence[fx.Node]) -> dict[fx.Node, int]:
+def _ways(sources: Sequence[fx.Node], subgraph: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """By how many ways each node is reached from ``sources``."""
     ways = dict.fromkeys(sources, 1)
-    for node in region:
+    for node in subgraph:
         if node not in ways:
             ways[node] = sum(ways.get(i, 0) for i in tensor_inputs(node))
     return ways
 
 
-def _from(sources: Sequence[fx.Node], region: Sequence[fx.Node], output: fx.Node) -> list[fx.Node]:
+def _from(
+    sources: Sequence[fx.Node], subgraph: Sequence[fx.Node], output: fx.Node
+) -> list[fx.Node]:
     """The nodes that are needed for ``output`` if ``sources`` are known."""
     needed, left = set(sources), [output]
     while left:
@@ -119,22 +121,22 @@ def _from(sources: Sequence[fx.Node], region: Sequence[fx.Node], output: fx.Node
         if node not in needed:
             needed.add(node)
             left.extend(i for i in tensor_inputs(node) if is_live(i))
-    return [n for n in region if n in needed and n not in set(sources)]
+    return [n for n in subgraph if n in needed and n not in set(sources)]
 
 
 def _lowered(
-    source: fx.Node, region: Sequence[fx.Node], output: fx.Node, others: list[fx.Node]
+    source: fx.Node, subgraph: Sequence[fx.Node], output: fx.Node, others: list[fx.Node]
 ) -> fx.Node:
     """The last node that every way from ``source`` passes and that nothing else enters."""
-    ways, mixed = _ways([source], region), _ways(others, region)
+    ways, mixed = _ways([source], subgraph), _ways(others, subgraph)
     back: dict[fx.Node, int] = {output: 1}
-    for node in reversed(region):
+    for node in reversed(subgraph):
         for i in tensor_inputs(node):
             back[i] = back.get(i, 0) + back.get(node, 0)
     every = ways.get(output, 0)
     fit = [
         n
-        for n in region
+        for n in subgraph
         if n is not output and not mixed.get(n) and ways.get(n, 0) * back.get(n, 0) == every > 0
     ]
     longer = next((i for i, n in enumerate(fit) if _gets_more(n)), len(fit))
@@ -149,14 +151,16 @@ def _gets_more(node: fx.Node) -> bool:
 
 
 def _cuts(
-    frontier: list[fx.Node], region: Sequence[fx.Node], output: fx.Node
+    frontier: list[fx.Node], subgraph: Sequence[fx.Node], output: fx.Node
 ) -> Iterator[list[fx.Node]]:
     """Three tensors each through which everything comes."""
     seen: list[list[fx.Node]] = [frontier]
-    members = set(region)
+    members = set(subgraph)
     while seen:
         sources = seen.pop(0)
-        sources = [_lowered(s, region, output, [o for o in sources if o is not s]) for s in sources]
+        sources = [
+            _lowered(s, subgraph, output, [o for o in sources if o is not s]) for s in sources
+        ]
         if len(sources) in (2, 3):
             yield sources
         if len(sources) >= 3:

@@ -13,12 +13,12 @@ from relprop.operations.vocabulary import Held
 from relprop.tracer.editing import aten, emit, shape_of, val
 from relprop.tracer.passes.attention.axes import Letters, letters_of
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import Part, rounded, slope_of
+from relprop.tracer.passes.trials.parts import Piece, rounded, slope_of
 
 MOST_RUNS = 64  # of a part, by which its map is read off
 
 
-def attention(part: Part) -> fx.Node | None:
+def attention(part: Piece) -> fx.Node | None:
     """softmax(c·q·kᵀ + m)·v, m a constant."""
     drawn = part.draw(0)
     y = part(*drawn)
@@ -41,7 +41,7 @@ class _Named:
     """A part whose sources are queries, keys and values, with a letter for every axis of these and
     of the result; ``order``: which source is which."""
 
-    part: Part
+    part: Piece
     letters: Letters
     order: tuple[int, int, int]
 

@@ -7,10 +7,10 @@ from torch import fx
 
 from relprop.tracer.editing import aten, emit, is_float, reshaped, shape_of, val
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import Part, in_double
+from relprop.tracer.passes.trials.parts import Piece, in_double
 
 
-def masked_mean(part: Part) -> fx.Node | None:
+def masked_mean(part: Piece) -> fx.Node | None:
     """Σ x·m / Σ m over the tokens, m one of 0 and 1."""
     at = part.output
     for one in (0, 1):
@@ -32,7 +32,7 @@ def masked_mean(part: Part) -> fx.Node | None:
     return None
 
 
-def _is_mean_of(part: Part, one: int, hides: bool, seed: int) -> bool:
+def _is_mean_of(part: Piece, one: int, hides: bool, seed: int) -> bool:
     x = part.draw(seed, 100.0**seed)[one]
     kept = torch.rand(x.shape[:2], generator=torch.Generator().manual_seed(seed)) < 0.6
     kept[:, seed % x.shape[1]] = True

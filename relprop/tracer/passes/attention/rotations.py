@@ -28,7 +28,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.sums.terms import is_sum, terms_of
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 
 def join_rotations(graph: fx.Graph, constants: Constants) -> None:
@@ -107,7 +107,7 @@ def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
                 above[i] = None
                 left.append(i)
     held = tuple(n for n in above if n.op == "get_attr")
-    part = Part(held, matrix, tuple(n for n in sorted(above) if n not in held), constants)
+    part = Piece(held, matrix, tuple(n for n in sorted(above) if n not in held), constants)
     if is_live(matrix) or matrix in held or not part.is_small:
         return None
     try:
@@ -189,7 +189,7 @@ def _places(source: fx.Node, x: fx.Node, constants: Constants) -> Tensor:
     above = _moved_from(x)
     moves = above[: above.index(source)][::-1]
     places = torch.arange(val(source).numel()).reshape(shape_of(source))
-    return Part((source,), x, tuple(moves), constants)(places) if moves else places
+    return Piece((source,), x, tuple(moves), constants)(places) if moves else places
 
 
 def _factor_like(at: fx.Node, factor: fx.Node, x: fx.Node, part: fx.Node) -> fx.Node:

@@ -31,8 +31,8 @@ from relprop.tracer.editing import (
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.known import known_function
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import MOST_NODES, Part, Recogniser, raise_parts, slope_of
-from relprop.tracer.passes.trials.regions import INSIDE, flow_of
+from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts, slope_of
+from relprop.tracer.passes.trials.subgraphs import INSIDE, flow_of
 
 LEVELS = 12  # how many bottlenecks above a node are tried
 
@@ -49,7 +49,7 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     """Functions of one tensor: norms, softmax, activations, pools."""
     flow = flow_of(graph)
 
-    def tried(output: fx.Node) -> Iterator[tuple[Part, Recogniser]]:
+    def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:
         parts = list(_parts_of_one(flow, output, constants))
         yield from ((p, _norm) for p in reversed(parts) if _may_be_norm(p))
         yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
@@ -58,7 +58,7 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     graph.eliminate_dead_code()
 
 
-def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Part]:
+def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Piece]:
     """From a bottleneck above to ``output``, the nearest first."""
     if output not in flow.index:
         return
@@ -74,12 +74,12 @@ def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator
             continue
         if shape_of(source) != shape_of(output) and not _pooled(source, output):
             continue
-        part = Part((source,), output, tuple(nodes), constants)
+        part = Piece((source,), output, tuple(nodes), constants)
         if part.is_small:
             yield part
 
 
-def _may_be_norm(part: Part) -> bool:
+def _may_be_norm(part: Piece) -> bool:
     kinds = {kind(n) for n in part.nodes}
     curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC, Kind.NORM, Kind.BATCH_NORM})
     divides = kind(part.output) in (Kind.PRODUCT, Kind.QUOTIENT) or not kinds <= INSIDE
@@ -87,7 +87,7 @@ def _may_be_norm(part: Part) -> bool:
     return curved and divides and alike and kind(part.source) is not Kind.SOFTMAX
 
 
-def _is_read_by_others(part: Part) -> bool:
+def _is_read_by_others(part: Piece) -> bool:
     """Whether the passes that read the operations one by one know all of these."""
     kinds = {kind(n) for n in part.nodes}
     if shape_of(part.source) != shape_of(part.output):
@@ -117,7 +117,7 @@ def _closed(nodes: Sequence[fx.Node], constants: Constants) -> bool:
     ) and not any(kind(n) in (Kind.RANDOM, Kind.DETACH, Kind.READ) for n in nodes)
 
 
-def _function_of_one(part: Part) -> fx.Node | None:
+def _function_of_one(part: Piece) -> fx.Node | None:
     (x,) = part.draw(0)
     y = part(x)
     if shape_of(part.source) != shape_of(part.output):
@@ -127,7 +127,7 @@ def _function_of_one(part: Part) -> fx.Node | None:
     return _softmax(part, x, y) or _activation(part, x, y)
 
 
-def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+def _softmax(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
     """softmax(c·x + m) or its logarithm along an axis, m one of 0 and −∞, c a number."""
     for axis in (i for i in range(x.dim()) if x.shape[i] > 1):
         for logarithm in (False, True):
@@ -144,7 +144,7 @@ def _softmax(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     return None
 
 
-def _softmax_op(part: Part, logarithm: bool) -> Operator:
+def _softmax_op(part: Piece, logarithm: bool) -> Operator:
     """The operator: one that gives zeros for a row of which nothing is left, if the part does."""
     if logarithm:
         return aten.log_softmax.int
@@ -168,7 +168,7 @@ class _Softmax:
         made: Tensor = self.op(scores, self.axis)
         return made
 
-    def emitted(self, part: Part) -> fx.Node:
+    def emitted(self, part: Piece) -> fx.Node:
         """It, in place of a part."""
         at, scores = part.output, part.source
         if self.scale != 1:
@@ -179,7 +179,7 @@ class _Softmax:
         return emit(at, self.op, scores, self.axis)
 
 
-def _norm(part: Part) -> fx.Node | None:
+def _norm(part: Piece) -> fx.Node | None:
     """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
     (x,) = part.draw(0)
     y = part(x)
@@ -203,7 +203,7 @@ def _usual_norm(x: Tensor, eps: float, centred: bool) -> Tensor:
     return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _emit_norm(part: Part, eps: float, centred: bool) -> fx.Node:
+def _emit_norm(part: Piece, eps: float, centred: bool) -> fx.Node:
     at, source = part.output, part.source
     shape = shape_of(source)[-1:]
     if centred:
@@ -211,7 +211,7 @@ def _emit_norm(part: Part, eps: float, centred: bool) -> fx.Node:
     return emit(at, aten.rms_norm.default, source, shape, None, eps)
 
 
-def _epsilon(part: Part, small: Tensor, centred: bool) -> float:
+def _epsilon(part: Piece, small: Tensor, centred: bool) -> float:
     """ε, of which small numbers tell most."""
     c = small - small.mean(-1, keepdim=True) if centred else small
     mean = c.square().mean(-1, keepdim=True)
@@ -219,12 +219,12 @@ def _epsilon(part: Part, small: Tensor, centred: bool) -> float:
     return float((scale**-2 - mean).median())
 
 
-def _guards(part: Part) -> bool:
+def _guards(part: Piece) -> bool:
     """Whether something inside asks what the values are."""
     return any(kind(n) in (Kind.TEST, Kind.STATISTIC) for n in part.nodes)
 
 
-def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+def _pool(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
     """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
     at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
     for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
@@ -247,7 +247,7 @@ def _pool(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
     return None
 
 
-def _activation(part: Part, x: Tensor, y: Tensor) -> fx.Node | None:
+def _activation(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
     """A function of each element that torch has, a multiple, or the tensor itself."""
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(3))
     shuffled = part(x.flatten()[order].reshape(x.shape))

@@ -14,25 +14,25 @@ from relprop.tracer.editing import arguments, emit, is_float, is_live, shape_of,
 from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
-from relprop.tracer.passes.trials.regions import Region, candidates
+from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates
 
 _CHAIN = frozenset({Kind.FUNCTION, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT})
 
 
 def raise_functions(graph: fx.Graph) -> bool:
-    """Regions without a sum in them, then chains of functions → one call each; whether one was
+    """Subgraphs without a sum in them, then chains of functions → one call each; whether one was
     written anew."""
     taken: set[fx.Node] = set()
-    for region in list(candidates(graph)):
-        if region.axes or taken & set(region.nodes):
+    for subgraph in list(candidates(graph)):
+        if subgraph.axes or taken & set(subgraph.nodes):
             continue
-        if _stops_gradient(region.nodes):
+        if _stops_gradient(subgraph.nodes):
             continue
-        if region.parameters and _is_affine(region):
+        if subgraph.parameters and _is_affine(subgraph):
             continue
-        new = _call(region.output, region.source, region.recipe, region.parameters)
-        taken |= set(region.nodes)
-        swap(region.output, new)
+        new = _call(subgraph.output, subgraph.source, subgraph.recipe, subgraph.parameters)
+        taken |= set(subgraph.nodes)
+        swap(subgraph.output, new)
     graph.eliminate_dead_code()
     return _raise_chains(graph) or bool(taken)
 
@@ -52,10 +52,10 @@ def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Sequence[fx.Node]
     return emit(at, Written(recipe), x, *parameters)
 
 
-def _is_affine(region: Region) -> bool:
-    """Whether a region with parameters is a·x + b for all of them: no activation, but sums."""
-    for t in trials(region):
-        zero, one, two = (region(k * t.x, *t.parameters) for k in (0.0, 1.0, 2.0))
+def _is_affine(subgraph: Subgraph) -> bool:
+    """Whether a subgraph with parameters is a·x + b for all of them: no activation, but sums."""
+    for t in trials(subgraph):
+        zero, one, two = (subgraph(k * t.x, *t.parameters) for k in (0.0, 1.0, 2.0))
         if not same(two - one, one - zero, 1e-9):
             return False
     return True

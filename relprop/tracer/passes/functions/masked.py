@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_live, is_number, is_tensor, rank, val
-from relprop.tracer.passes.trials.regions import Region
+from relprop.tracer.passes.trials.subgraphs import Subgraph
 
 #: What of zeros and ones makes zeros and ones.
 _OF_MASKS = frozenset({Kind.CAST, Kind.FILL, Kind.RESHAPE, Kind.EXPAND, Kind.PERMUTE})
@@ -17,29 +17,31 @@ _OF_MASKS = frozenset({Kind.CAST, Kind.FILL, Kind.RESHAPE, Kind.EXPAND, Kind.PER
 _OF_MASKS |= {Kind.SLICE, Kind.SELECT}
 
 
-def softmax_of(region: Region, axis: int, constants: Constants) -> fx.Node | None:
+def softmax_of(subgraph: Subgraph, axis: int, constants: Constants) -> fx.Node | None:
     """e/Σe of exponentials is the softmax of their exponents; where some are left out by a mask, of
     exponents that are −∞ there: a row of which nothing is left is none, or zeros."""
-    at = region.output
-    scores = _exponents(at, region.source, axis, constants)
+    at = subgraph.output
+    scores = _exponents(at, subgraph.source, axis, constants)
     if scores is None or val(scores).dtype != val(at).dtype:
         return None
-    for mask in region.parameters:
+    for mask in subgraph.parameters:
         scores = _without(at, scores, emit(at, aten.eq.Scalar, mask, 0))
     if kind(scores) is not Kind.CHOICE:
         return emit(at, aten.softmax.int, scores, axis)
-    nothing = _of_zeros(region)
+    nothing = _of_zeros(subgraph)
     if nothing.isnan().all():
         return emit(at, aten.softmax.int, scores, axis)
     return None if nothing.any() else emit(at, aten._safe_softmax.default, scores, axis)
 
 
-def _of_zeros(region: Region) -> Tensor:
-    """What a region gives where no number is left."""
-    types = [torch.bool if val(p).dtype == torch.bool else torch.float64 for p in region.parameters]
-    shapes = region.parameter_shapes()
+def _of_zeros(subgraph: Subgraph) -> Tensor:
+    """What a subgraph gives where no number is left."""
+    types = [
+        torch.bool if val(p).dtype == torch.bool else torch.float64 for p in subgraph.parameters
+    ]
+    shapes = subgraph.parameter_shapes()
     ones = [torch.ones(s, dtype=d) for s, d in zip(shapes, types, strict=True)]
-    return region(torch.zeros(region.probe_shape(), dtype=torch.float64), *ones)
+    return subgraph(torch.zeros(subgraph.probe_shape(), dtype=torch.float64), *ones)
 
 
 def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:

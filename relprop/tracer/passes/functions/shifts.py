@@ -19,7 +19,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.recipes import recipe_of
-from relprop.tracer.passes.trials.regions import flow_of
+from relprop.tracer.passes.trials.subgraphs import flow_of
 
 
 def drop_shifts(graph: fx.Graph) -> None:

@@ -13,33 +13,33 @@ from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, expanded, rank, shape_of, val
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, trials
-from relprop.tracer.passes.trials.regions import Region
+from relprop.tracer.passes.trials.subgraphs import Subgraph
 
 
-def softmax_in(region: Region) -> Kind | float | None:
-    """Whether a region gives what a softmax gives, or its logarithm, or shares of the total that
+def softmax_in(subgraph: Subgraph) -> Kind | float | None:
+    """Whether a subgraph gives what a softmax gives, or its logarithm, or shares of the total that
     its masks leave; a number: that of a softmax of the row and one more score, which is left out
     afterwards."""
-    if len(region.axes) != 1:
+    if len(subgraph.axes) != 1:
         return None
-    axis, given = region.axes[0], trials(region)
+    axis, given = subgraph.axes[0], trials(subgraph)
     probes = [t.x for t in given]
-    if not region.parameters:
-        if equal_functions(region, lambda t: F.softmax(t, axis), probes):
+    if not subgraph.parameters:
+        if equal_functions(subgraph, lambda t: F.softmax(t, axis), probes):
             return Kind.SOFTMAX
-        if equal_functions(region, lambda t: F.log_softmax(t, axis), probes):
+        if equal_functions(subgraph, lambda t: F.log_softmax(t, axis), probes):
             return Kind.LOG_SOFTMAX
-        if (beside := _beside(region, axis, probes)) is not None:
+        if (beside := _beside(subgraph, axis, probes)) is not None:
             return beside
-    return Kind.TOTAL if all(_is_share(region, t, axis) for t in given) else None
+    return Kind.TOTAL if all(_is_share(subgraph, t, axis) for t in given) else None
 
 
-def _beside(region: Region, axis: int, probes: list[Tensor]) -> float | None:
-    """The score that a softmax sees beside each row, if a region, with the exponential above it,
+def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None:
+    """The score that a softmax sees beside each row, if a subgraph, with the exponential above it,
     is one that leaves it out."""
 
     def found(t: Tensor) -> Tensor:
-        return region(t.exp() if is_call(region.source, aten.exp) else t)
+        return subgraph(t.exp() if is_call(subgraph.source, aten.exp) else t)
 
     total = found(probes[0]).sum(axis)
     score = float((1 / total - 1).log().flatten()[0] + probes[0].logsumexp(axis).flatten()[0])
@@ -53,9 +53,9 @@ def _beside(region: Region, axis: int, probes: list[Tensor]) -> float | None:
     return score if equal_functions(found, wanted, probes) else None
 
 
-def emit_beside(region: Region, axis: int, score: float, constants: Constants) -> fx.Node:
+def emit_beside(subgraph: Subgraph, axis: int, score: float, constants: Constants) -> fx.Node:
     """The softmax of each row and a score beside it, without that one's weight."""
-    at, x = region.output, region.source
+    at, x = subgraph.output, subgraph.source
     x = operand(x) if is_call(x, aten.exp) else x
     shape = shape_of(x)
     one = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
@@ -65,8 +65,8 @@ def emit_beside(region: Region, axis: int, score: float, constants: Constants) -
     return emit(at, aten.slice.Tensor, made, axis, 0, size, 1)
 
 
-def _is_share(region: Region, trial: Trial, axis: int) -> bool:
-    """Whether a region gives each number's share of the sum of those that masks leave."""
+def _is_share(subgraph: Subgraph, trial: Trial, axis: int) -> bool:
+    """Whether a subgraph gives each number's share of the sum of those that masks leave."""
     masks = [p if p.dtype == torch.bool else (p > 0).double() for p in trial.parameters]
 
     def share(t: Tensor) -> Tensor:
@@ -75,4 +75,4 @@ def _is_share(region: Region, trial: Trial, axis: int) -> bool:
         return t / t.sum(axis, keepdim=True)
 
     positive = trial.x.abs() + 0.1
-    return equal_functions(lambda t: region(t, *masks), share, [positive])
+    return equal_functions(lambda t: subgraph(t, *masks), share, [positive])

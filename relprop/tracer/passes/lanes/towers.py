@@ -39,7 +39,7 @@ PER_SAMPLE = frozenset(
 
 
 def part_towers(graph: fx.Graph) -> None:
-    """Part what is computed of every ``cat`` whose parts attend each to itself, are mixed nowhere,
+    """Piece what is computed of every ``cat`` whose parts attend each to itself, are mixed nowhere,
     and are taken apart again."""
     for node in list(graph.nodes):
         if is_call(node, aten.cat) and is_live(node) and (tower := _Tower(node)).stands_apart():

@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.lookups.choice import LOOKUPS, ON_NUMBERS, Choice, are_whole
 from relprop.tracer.passes.sums.terms import Terms, folded, is_top, terms_of
-from relprop.tracer.passes.trials.regions import only_ones
+from relprop.tracer.passes.trials.subgraphs import only_ones
 
 
 def join_choices(graph: fx.Graph, constants: Constants) -> None:

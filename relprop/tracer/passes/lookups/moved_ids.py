@@ -38,7 +38,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.leaves import same_ids
 from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.simplify.rules import simplify
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 Key = tuple[Hashable, ...]
 
@@ -120,7 +120,7 @@ class _Lookup:
         """Whether the functions change no number of the table's rows."""
         numbers = torch.arange(shape_of(operand(self.node))[0])
         numbers = numbers.reshape(-1, *[1] * (rank(self.moved) - 1)).to(val(self.moved).dtype)
-        part = Part((self.moved,), arguments(self.node)[1], tuple(self.functions), self.constants)
+        part = Piece((self.moved,), arguments(self.node)[1], tuple(self.functions), self.constants)
         try:
             return torch.equal(part(numbers), numbers)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -235,7 +235,7 @@ class _Lookup:
         size = val(x).numel()
         given = torch.arange(FIRST, FIRST + size).reshape(shape)
         try:
-            moved = Part((x,), self.moved, tuple(nodes), self.constants)(given)
+            moved = Piece((x,), self.moved, tuple(nodes), self.constants)(given)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return None
         if moved.is_floating_point() or list(moved.shape) != shape_of(self.moved):

@@ -31,7 +31,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.lookups.tables import FAILURES
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 MOST = 40  # nodes that make a mask
 
@@ -125,7 +125,7 @@ class _Trial:
     """A mask as a function of what the model is given."""
 
     mask: Mask
-    part: Part
+    part: Piece
 
     @classmethod
     def of(cls, mask: Mask, constants: Constants) -> _Trial | None:
@@ -142,7 +142,7 @@ class _Trial:
             seen.update(above)
             left += above
         sources = {n for n in seen if n.op == "placeholder"}
-        part = Part(tuple(sorted(sources)), mask.codes, tuple(sorted(seen - sources)), constants)
+        part = Piece(tuple(sorted(sources)), mask.codes, tuple(sorted(seen - sources)), constants)
         return cls(mask, part)
 
     def leaves_none(self) -> bool | None:

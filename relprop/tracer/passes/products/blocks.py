@@ -10,7 +10,7 @@ from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap, val
 from relprop.tracer.passes.simplify.layouts import cuts, reordered
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 #: What may put numbers of several places beside each other.
 _PICKS = frozenset({Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.JOIN})
@@ -32,7 +32,7 @@ def _of_blocks(node: fx.Node, constants: Constants) -> fx.Node | None:
     if product is None or sum(map(is_live, sources)) > 1 or not set(product.users) <= set(inner):
         return None
     x, w = arguments(product)
-    part = Part((product,), node, tuple(inner), constants)
+    part = Piece((product,), node, tuple(inner), constants)
     alike = shape_of(x)[:-2] == shape_of(w)[:-2] and val(node).dtype == val(product).dtype
     if val(node).numel() >= val(product).numel() or not alike or not part.is_small:
         return None

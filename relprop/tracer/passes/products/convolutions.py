@@ -26,7 +26,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.products.letters import letters_of
-from relprop.tracer.passes.trials.parts import MOST_NUMBERS, Part
+from relprop.tracer.passes.trials.parts import MOST_NUMBERS, Piece
 
 _LAID_OUT = frozenset({Kind.RESHAPE, Kind.PERMUTE, Kind.PAD})
 
@@ -58,7 +58,7 @@ def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
             continue
         rows = torch.arange(count * width, dtype=torch.float64).reshape(count, width)
         given = (1 + rows).reshape(shape_of(source))
-        given = Part((source,), operand(node), way, constants)(given)
+        given = Piece((source,), operand(node), way, constants)(given)
         found = _windows(node, given, seen) - 1
         order = found[0].argsort()
         if torch.equal(found[:, order], rows):

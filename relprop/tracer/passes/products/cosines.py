@@ -30,7 +30,7 @@ from relprop.tracer.passes.products.factors import (
     is_product,
     multiplied,
 )
-from relprop.tracer.passes.trials.regions import flow_of
+from relprop.tracer.passes.trials.subgraphs import flow_of
 
 #: A tensor of which an operand is another layout, that layout's order of axes, and a factor in the
 #: shape that it has there.

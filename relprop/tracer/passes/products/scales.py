@@ -9,7 +9,7 @@ from relprop.operations import argument, is_call, operand
 from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.products.factors import factors_of, is_outermost, is_product, multiplied
-from relprop.tracer.passes.trials.regions import fits, flow_of
+from relprop.tracer.passes.trials.subgraphs import fits, flow_of
 
 
 def scale_inputs(graph: fx.Graph) -> None:

@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.sums.terms import is_top, terms_of
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 #: What may stand between a tensor and the same numbers laid out in another way.
 LAYING = frozenset({Kind.JOIN, Kind.WINDOWS, Kind.FOLD, Kind.INDEXED_SUM, Kind.RESAMPLE})
@@ -44,7 +44,7 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     repeats = val(node).numel() // max(val(source).numel(), 1)
     if repeats != 1 and not _repeats(node):
         return None
-    part = Part((source,), node, tuple(inner), constants)
+    part = Piece((source,), node, tuple(inner), constants)
     places = _places(part) if part.is_small else None
     if places is None or _orders_one_axis(places.reshape(shape_of(node)), shape_of(source)):
         return None
@@ -70,7 +70,7 @@ def _lays_out(node: fx.Node) -> bool:
     return what in LAYING or (what is Kind.RESHAPE and kind(operand(node)) is Kind.JOIN)
 
 
-def _places(part: Part) -> Tensor | None:
+def _places(part: Piece) -> Tensor | None:
     """Where in the source each number of a part's output stood, counted along its rows: whole
     numbers that all differ tell it, others that it is no sum of several."""
     count, generator = val(part.source).numel(), torch.Generator().manual_seed(0)

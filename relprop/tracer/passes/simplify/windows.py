@@ -20,7 +20,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.simplify.layouts import cuts
-from relprop.tracer.passes.trials.parts import Part
+from relprop.tracer.passes.trials.parts import Piece
 
 CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN})
 
@@ -36,7 +36,7 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
         return None
     shape = shape_of(source)
     given = torch.arange(val(source).numel()).reshape(shape)
-    found = Part((source,), node, tuple(inner), constants)(given)
+    found = Piece((source,), node, tuple(inner), constants)(given)
     for axis in range(rank(source)):
         places = _along(found, shape, axis, new)
         if places is None or len(places) < 2:

@@ -29,7 +29,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.sums.terms import Terms, added
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import MOST_NODES, Part, rounded
+from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, rounded
 
 MOST_TERMS = 64
 
@@ -92,7 +92,7 @@ def _is_laid_out(node: fx.Node, linear: set[fx.Node]) -> bool:
 
 def _part(
     output: fx.Node, linear: set[fx.Node], order: dict[fx.Node, int], constants: Constants
-) -> Part | None:
+) -> Piece | None:
     """The linear calls that are there for ``output`` alone, and the whole tensors that they are of;
     ``None`` where they are a sum as it should be written."""
     inner: list[fx.Node] = []
@@ -112,11 +112,11 @@ def _part(
             heapq.heappush(waiting, (-order[i], i))
         if len(inner) > MOST_NODES:
             return None
-    part = Part(tuple(reversed(sources)), output, tuple(reversed(inner)), constants)
+    part = Piece(tuple(reversed(sources)), output, tuple(reversed(inner)), constants)
     return part if _is_disguised(part) and part.is_small else None
 
 
-def _is_disguised(part: Part) -> bool:
+def _is_disguised(part: Piece) -> bool:
     """Whether more is done than to add tensors, each once, and to lay out what is added."""
     kinds = {kind(n) for n in part.nodes}
     if not kinds & _ADDS:
@@ -128,7 +128,7 @@ def _is_disguised(part: Part) -> bool:
     return laid_back or not kinds <= _SCALES | {Kind.SUM, Kind.RESHAPE}
 
 
-def _plain(part: Part) -> fx.Node | None:
+def _plain(part: Piece) -> fx.Node | None:
     """The sum of the tensors, multiplied with numbers, that the output is place by place."""
     drawn = part.draw(0)
     try:

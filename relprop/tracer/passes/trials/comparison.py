@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.tracer.editing import val
-from relprop.tracer.passes.trials.regions import Region
+from relprop.tracer.passes.trials.subgraphs import Subgraph
 
 Function = Callable[..., Tensor]
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
@@ -18,13 +18,13 @@ Pull = Callable[[Tensor], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of numbers to try a region with."""
+    """One set of numbers to try a subgraph with."""
 
     x: Tensor
     parameters: tuple[Tensor, ...]
 
 
-def trials(region: Region) -> list[Trial]:
+def trials(subgraph: Subgraph) -> list[Trial]:
     """Ordinary, tiny and large numbers of both signs, seeded."""
     generator = torch.Generator().manual_seed(0)
 
@@ -33,9 +33,9 @@ def trials(region: Region) -> list[Trial]:
 
     found = []
     for scale, shift in ((1.0, 0.3), (1e-3, 0.0), (30.0, -5.0)):
-        x = scale * draw(region.probe_shape()) + shift * scale
-        drawn = (draw(s) + 0.1 for s in region.parameter_shapes())
-        masks = (val(p).dtype == torch.bool for p in region.parameters)
+        x = scale * draw(subgraph.probe_shape()) + shift * scale
+        drawn = (draw(s) + 0.1 for s in subgraph.parameter_shapes())
+        masks = (val(p).dtype == torch.bool for p in subgraph.parameters)
         given = tuple(t > 0 if m else t for t, m in zip(drawn, masks, strict=True))
         found.append(Trial(x, given))
     return found

@@ -25,7 +25,7 @@ MORE_DRAWS = 12  # a choice between two that is the same in all draws is one in 
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """The part of a graph from ``sources`` to ``output``, to be run on other numbers."""
 
     sources: tuple[fx.Node, ...]
@@ -107,11 +107,11 @@ def _in_double(part: Value) -> Value:
     return in_double(part)
 
 
-Recogniser = Callable[[Part], "fx.Node | None"]
+Recogniser = Callable[[Piece], "fx.Node | None"]
 
 
 def raise_parts(
-    nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[tuple[Part, Recogniser]]]
+    nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[tuple[Piece, Recogniser]]]
 ) -> None:
     """For every output, from the last: what the first recogniser that succeeds puts there."""
     done: set[fx.Node] = set()

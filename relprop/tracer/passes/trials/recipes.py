@@ -33,7 +33,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a region computes, without its graph: values 0 to ``inputs`` − 1 are given, each step
+    """What a subgraph computes, without its graph: values 0 to ``inputs`` − 1 are given, each step
     adds one. Shapes that are written out follow those of the operands, and so do floating types."""
 
     inputs: int

@@ -1,4 +1,4 @@
-"""Regions: the nodes between one tensor and another that depends on it alone."""
+"""Subgraphs: the nodes between one tensor and another that depends on it alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from relprop.tracer.editing import (
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.trials.recipes import REDUCTIONS, Recipe, recipe_of
 
-MOST = 40  # nodes in a region
+MOST = 40  # nodes in a subgraph
 
 
 INSIDE = ELEMENTWISE | REDUCTIONS | {Kind.RESHAPE, Kind.EXPAND}
 
 
 @dataclass(frozen=True)
-class Region:
+class Subgraph:
     """``output`` is a function of ``source`` and of ``parameters``, which depend on no input,
     through ``nodes`` (in order, ``output`` last); ``axes`` are those of ``source`` that something
     inside is summed over, or compared along."""
@@ -41,7 +41,7 @@ class Region:
     recipe: Recipe
 
     def __call__(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """The region's value for other tensors."""
+        """The subgraph's value for other tensors."""
         return self.recipe(x, *parameters)
 
     @property
@@ -50,7 +50,7 @@ class Region:
         return repr((self.recipe, self.probe_shape(), self.parameter_shapes(), self.axes))
 
     def probe_shape(self) -> list[int]:
-        """A shape to try the region with: two places along every axis that nothing is summed
+        """A shape to try the subgraph with: two places along every axis that nothing is summed
         over."""
         sizes = shape_of(self.source)
         return [s if i in self.axes else min(s, 2) for i, s in enumerate(sizes)]
@@ -78,18 +78,18 @@ def flow_of(graph: fx.Graph) -> Flow:
     return Flow(live, {n for n in live if n.op == "placeholder"})
 
 
-def candidates(graph: fx.Graph) -> Iterator[Region]:
-    """The largest regions first, from the last node to the first: where ways from one tensor meet
+def candidates(graph: fx.Graph) -> Iterator[Subgraph]:
+    """The largest subgraphs first, from the last node to the first: where ways from one tensor meet
     again."""
     flow = flow_of(graph)
     for node in reversed(flow.nodes):
-        region = region_of(flow, node)
-        if region is not None:
-            yield region
+        subgraph = subgraph_of(flow, node)
+        if subgraph is not None:
+            yield subgraph
 
 
-def region_of(flow: Flow, output: fx.Node, source: fx.Node | None = None) -> Region | None:
-    """The region that ends in ``output``, an elementwise call of several tensors; it begins where
+def subgraph_of(flow: Flow, output: fx.Node, source: fx.Node | None = None) -> Subgraph | None:
+    """The subgraph that ends in ``output``, an elementwise call of several tensors; it begins where
     these meet, or in ``source``."""
     inputs = flow.inputs[output]
     if kind(output) not in ELEMENTWISE or len(inputs) < 2 or not is_float(output):
@@ -103,7 +103,7 @@ def region_of(flow: Flow, output: fx.Node, source: fx.Node | None = None) -> Reg
     members = set(nodes)
     if any(u not in members for n in nodes if n is not output for u in n.users):
         return None
-    return _region(source, output, nodes)
+    return _subgraph(source, output, nodes)
 
 
 def _between(flow: Flow, source: fx.Node, output: fx.Node) -> list[fx.Node] | None:
@@ -120,7 +120,7 @@ def _between(flow: Flow, source: fx.Node, output: fx.Node) -> list[fx.Node] | No
     return sorted(found, key=flow.index.__getitem__)
 
 
-def _region(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Region | None:
+def _subgraph(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Subgraph | None:
     members = {source, *nodes}
     entering = dict.fromkeys(i for n in nodes for i in tensor_inputs(n) if i not in members)
     if any(is_live(p) or not isinstance(val(p), Tensor) for p in entering):
@@ -130,11 +130,11 @@ def _region(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Region | 
         if kind(node) in REDUCTIONS:
             axes |= set(dims_of(node))
     recipe = recipe_of(nodes, [source, *entering])
-    return Region(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)
+    return Subgraph(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)
 
 
 def fits(node: fx.Node, source: fx.Node) -> bool:
-    """Whether a node may be inside a region of ``source``."""
+    """Whether a node may be inside a subgraph of ``source``."""
     what = kind(node)
     if what not in INSIDE or not isinstance(val(node), Tensor) or not node.args:
         return False

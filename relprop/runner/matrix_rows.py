@@ -26,7 +26,7 @@ Wanted = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True)
-class Some:
+class Chunk:
     """Rows of a matrix, (batch, *batch axes of the attention, rows, keys), from ``first`` on."""
 
     first: int
@@ -35,14 +35,14 @@ class Some:
 
 
 @dataclass(frozen=True)
-class Rows:
+class MatrixRows:
     """A matrix per query and key that is never whole: ``of(wanted)`` makes its rows, some after
     others."""
 
-    of: Callable[[Wanted], Iterator[Some]]
+    of: Callable[[Wanted], Iterator[Chunk]]
 
 
-Matrix = Tensor | Rows
+Matrix = Tensor | MatrixRows
 Function = Callable[..., Mapping[Any, Any]]  # a method's own
 
 
@@ -58,7 +58,7 @@ def matrices(
         found[values.site.contraction] = where_attended(values, found[values.site.contraction])
     for site in study.needs.chosen:
         if site.contraction in study.needs.in_chunks:
-            found[site.contraction] = Rows(partial(_made, study, function, options, site))
+            found[site.contraction] = MatrixRows(partial(_made, study, function, options, site))
     return found
 
 
@@ -68,7 +68,7 @@ def _made(
     options: Mapping[str, object],
     site: Site,
     wanted: Wanted,
-) -> Iterator[Some]:
+) -> Iterator[Chunk]:
     """Rows of a site's matrix, by a method that sees nothing but these."""
     arrived, plan = study.found_at(site.contraction), study.needs.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
@@ -77,7 +77,7 @@ def _made(
         view = copy(study)
         view.sites = (found,)
         made = function(view, **options)[site.contraction]
-        yield Some(first, count, where_attended(found, made))
+        yield Chunk(first, count, where_attended(found, made))
 
 
 def where_attended(values: SiteValues, matrix: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Regions: several nodes that are one operation to the walk: a module call with a rule of its
-own."""
+"""Several nodes that are one operation to the walk: a module call with a rule of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from relprop.tracer.run import Values, call_node, template
 
 
 @dataclass(frozen=True)
-class Region:
+class ModuleCall:
     """Nodes that are one operation to the walk."""
 
     output: fx.Node
@@ -30,12 +29,12 @@ class Region:
     op: Operator
 
 
-def find_regions(
+def find_module_calls(
     program: Program, model: nn.Module | None, rules: RuleSet, flow: Flow, findings: list[Finding]
-) -> tuple[dict[fx.Node, Region], set[fx.Node]]:
+) -> tuple[dict[fx.Node, ModuleCall], set[fx.Node]]:
     """Module calls with a rule of their own, outermost first: by their outputs, and the nodes
     inside them."""
-    outputs: dict[fx.Node, Region] = {}
+    outputs: dict[fx.Node, ModuleCall] = {}
     inner: set[fx.Node] = set()
     entries = rules.module_entries() if model is not None else ()
     calls = _module_calls(program, flow) if entries else {}
@@ -45,10 +44,10 @@ def find_regions(
             taken = any(n in inner or n in outputs for n in nodes)
             if taken or not entry.matches_module(module, _names_of(program, path)):
                 continue
-            region = _module_region(path, nodes, entry.rule, type(module), flow)
-            findings += _hidden_sites(program, region, path)
-            outputs[region.output] = region
-            inner |= region.inner - {region.output}
+            call = _as_one(path, nodes, entry.rule, type(module), flow)
+            findings += _hidden_sites(program, call, path)
+            outputs[call.output] = call
+            inner |= call.inner - {call.output}
     return outputs, inner
 
 
@@ -60,10 +59,10 @@ def _names_of(program: Program, path: str) -> set[str]:
     return {name + number for name in paths for number in ("", path[len(plain) :])}
 
 
-def _hidden_sites(program: Program, region: Region, path: str) -> list[Finding]:
-    """The attention sites that are inside a region, where no method sees them."""
+def _hidden_sites(program: Program, call: ModuleCall, path: str) -> list[Finding]:
+    """The attention sites that are inside such a call, where no method sees them."""
     text = f"the rule on {path!r} hides the attention site in it"
-    hidden = [s.contraction for s in program.sites if s.contraction in region.inner]
+    hidden = [s.contraction for s in program.sites if s.contraction in call.inner]
     return [Finding("hidden site", node, text) for node in hidden]
 
 
@@ -84,8 +83,8 @@ def _module_calls(program: Program, flow: Flow) -> dict[str, list[fx.Node]]:
     return dict(sorted(calls.items(), key=lambda item: item[0].count(".")))
 
 
-def _module_region(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow) -> Region:
-    """One module call as a region. Raises ``RuleError`` where several of its tensors are used
+def _as_one(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow) -> ModuleCall:
+    """One module call as one operation. Raises ``RuleError`` where several of its tensors are used
     outside it, or relevance leaves it and comes back."""
     members, refused = set(nodes), f"the call of {path!r} cannot be one operation"
     users = {n: [u for u in n.users if u in flow.members] for n in nodes}
@@ -105,33 +104,33 @@ def _module_region(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow
         if outside and any(flow.reaches(m, n) for m in members):
             raise RuleError(f"{refused}: relevance leaves it and comes back", at=describe(n))
     op = output.target if len(nodes) == 1 else kind
-    return Region(output, frozenset(members), rule, op)
+    return ModuleCall(output, frozenset(members), rule, op)
 
 
-def region_step(program: Program, region: Region, flow: Flow, needed: set[fx.Node]) -> Step:
-    """A region as a step. Of a single node: that node's own call. Else: activations that enter it,
-    in order of first use, and a function that replays it."""
-    if len(region.inner) == 1:
-        operands, rebuild = template(region.output, program.dtype)
-        names, function = argument_names(region.output, operands), function_of(region.output)
+def module_step(program: Program, call: ModuleCall, flow: Flow, needed: set[fx.Node]) -> Step:
+    """Such a call as a step. Of a single node: that node's own call. Else: activations that enter
+    it, in order of first use, and a function that replays it."""
+    if len(call.inner) == 1:
+        operands, rebuild = template(call.output, program.dtype)
+        names, function = argument_names(call.output, operands), function_of(call.output)
     else:
-        inside = _closure(region, flow)
+        inside = _closure(call, flow)
         ordered = [n for n in program.graph.nodes if n in inside]
         entering = dict.fromkeys(i for n in ordered for i in tensor_inputs(n) if i not in inside)
         operands, rebuild = tuple(sorted(entering, key=lambda n: n not in flow.members)), _as_given
-        names, function = ("",) * len(operands), _replay(ordered, operands, region, program.dtype)
+        names, function = ("",) * len(operands), _replay(ordered, operands, call, program.dtype)
     roles = tuple("activation" if o in flow.members else other_role(o) for o in operands)
     return Step(
-        region.output,
-        region.rule,
+        call.output,
+        call.rule,
         operands,
         roles,
         tuple(o in needed and r == "activation" for o, r in zip(operands, roles, strict=True)),
         rebuild,
         function,
-        region.op,
+        call.op,
         names,
-        region.inner,
+        call.inner,
     )
 
 
@@ -140,9 +139,9 @@ def _as_given(*tensors: Value) -> tuple[Args, Kwargs]:
     return tensors, {}
 
 
-def _closure(region: Region, flow: Flow) -> set[fx.Node]:
-    """The region's flowing nodes and what only they use (comparisons, casts of masks)."""
-    closure, todo = set(region.inner), list(region.inner)
+def _closure(call: ModuleCall, flow: Flow) -> set[fx.Node]:
+    """The call's flowing nodes and what only they use (comparisons, casts of masks)."""
+    closure, todo = set(call.inner), list(call.inner)
     while todo:
         for node in tensor_inputs(todo.pop()):
             aside = (
@@ -158,12 +157,15 @@ def _closure(region: Region, flow: Flow) -> set[fx.Node]:
 
 
 def _replay(
-    ordered: list[fx.Node], operands: tuple[fx.Node, ...], region: Region, dtype: torch.dtype | None
+    ordered: list[fx.Node],
+    operands: tuple[fx.Node, ...],
+    call: ModuleCall,
+    dtype: torch.dtype | None,
 ) -> Callable[..., Value]:
     def function(*tensors: Value) -> Value:
         env: Values = dict(zip(operands, tensors, strict=True))
         for node in ordered:
             env[node] = call_node(node, env, dtype)
-        return env[region.output]
+        return env[call.output]
 
     return function
