@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
 from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
-from relprop.plan.steps import Finding, Step, argument_names, other_role
-from relprop.rules.call import Call
+from relprop.plan.steps import PICK, Finding, Step, argument_names, other_role
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -190,7 +189,7 @@ class Planning:
     def _rule(self, node: fx.Node, *, lone: bool) -> Rule:
         """The rule of one operation; ``lone``: only one of its operands is an activation."""
         if kind(node) is Kind.OUTPUT:
-            return _getitem
+            return PICK
         rule = self.rules.for_op(node.target)
         if rule is not None and rule.lone is not None and lone:
             rule = rule.lone
@@ -244,13 +243,6 @@ def _kept(steps: list[Step]) -> frozenset[fx.Node]:
             keep.add(step.node)
         keep |= {o for o in step.operands if "inputs" in step.rule.reads or not is_floating(o)}
     return frozenset(keep)
-
-
-def _pick(relevance: Tensor, call: Call) -> tuple[Tensor]:
-    return (relevance,)
-
-
-_getitem = Rule(_pick, "one of several outputs", "move", frozenset())
 
 
 def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Finding]) -> Rule:

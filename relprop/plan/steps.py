@@ -19,6 +19,14 @@ from relprop.tracer.facts import booked_as, place, role
 Edge = tuple[fx.Node, int]
 
 
+def _picked(relevance: Tensor, call: Call) -> tuple[Tensor]:
+    return (relevance,)
+
+
+#: How relevance passes the choice of one of several outputs.
+PICK = Rule(_picked, "one of several outputs", "move", frozenset())
+
+
 @dataclass(frozen=True)
 class Step:
     """One operation as the walk sees it: a node, or a region (a whole module call, or a norm
