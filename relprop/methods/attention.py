@@ -8,31 +8,31 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.matrix_rows import Matrix
 from relprop.runner.method import row_wise
+from relprop.runner.values import SiteValues
 
 
 @row_wise()
 def transformer_attribution(
     at: AttentionStudy, *, use_gradient: bool = True
-) -> Mapping[fx.Node, Tensor]:
+) -> Mapping[fx.Node, Matrix]:
     """(∇A ⊙ R)⁺ per head, clamped before the mean over heads, rolled up (Chefer, Gur & Wolf, CVPR
     2021, Eq. 13–14).
 
     ``use_gradient=False``: A in place of ∇A (their Table 3, i).
     """
-    found = {}
-    for values in at.sites:
-        assert values.relevance is not None
+
+    def excess(values: SiteValues) -> Tensor:
         factor = values.gradient if use_gradient else values.attention
-        assert factor is not None
-        found[values.site.contraction] = (
-            factor.to(values.relevance.dtype) * values.relevance
-        ).clamp(min=0)
-    return found
+        assert values.relevance is not None and factor is not None
+        return (factor.to(values.relevance.dtype) * values.relevance).clamp(min=0)
+
+    return at.matrices(excess)
 
 
 @row_wise()
-def rollout(at: AttentionStudy) -> Mapping[fx.Node, Tensor]:
+def rollout(at: AttentionStudy) -> Mapping[fx.Node, Matrix]:
     """A itself, rolled up (Abnar & Zuidema 2020, as in Chefer et al. 2021, Eq. 15–16). Not
     class-specific."""
-    return {values.site.contraction: values.attention for values in at.sites}
+    return at.matrices(lambda values: values.attention)

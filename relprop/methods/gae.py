@@ -13,6 +13,7 @@ from relprop.errors import OptionError
 from relprop.methods.whose import Tokens, whose_tokens
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.matrix_rows import Matrix
 from relprop.runner.method import row_wise
 from relprop.runner.values import SiteValues, TokenMap
 
@@ -22,7 +23,7 @@ Pairs = dict[tuple[str, str], Tensor]
 @row_wise(inputs=1)
 def gae(
     at: AttentionStudy, *, normalize_rows: bool = False
-) -> Mapping[fx.Node, Tensor] | Mapping[str, TokenMap]:
+) -> Mapping[fx.Node, Matrix] | Mapping[str, TokenMap]:
     """Ā = E_h (∂y_t/∂A ⊙ A)⁺, R ← R + Ā·R, several inputs by their bi-modal rules (Chefer, Gur &
     Wolf, ICCV 2021, Eq. 5–11).
 
@@ -37,7 +38,7 @@ def gae(
         OptionError: with several inputs that attend to each other, a site whose queries or keys are
             not exactly the tokens of one of them.
     """
-    matrices = {v.site.contraction: updates(v) for v in at.sites}
+    matrices = at.matrices(updates)
     if len(at.streams) == 1:
         return matrices
     reads = whose_tokens(at)
@@ -48,7 +49,7 @@ def gae(
             "normalize_rows: where inputs attend to each other gae normalises by its own "
             "Eq. 8–9; leave it out"
         )
-    return _bimodal(at, matrices, reads)
+    return _bimodal(at, {n: m for n, m in matrices.items() if isinstance(m, Tensor)}, reads)
 
 
 def updates(values: SiteValues) -> Tensor:

@@ -11,9 +11,11 @@ from torch import Tensor
 from relprop.errors import OptionError, message
 from relprop.methods.received import attention_received
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.method import row_wise
 from relprop.runner.values import LayerValues, TokenMap
 
 
+@row_wise()
 def cat(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over layers of Σ_d ∂y_t/∂h^l ⊙ h^l, h^l the layer's output (CAT: Qiang et al. 2022, Eq. 10;
     Σ_d as in their notebook). Signed."""
@@ -36,6 +38,7 @@ def attcat(at: AttentionStudy) -> Mapping[str, TokenMap]:
     return _over_layers(at, weighted)
 
 
+@row_wise()
 def gradcam_features(
     at: AttentionStudy, *, target_layers: str | Sequence[str] | None = None
 ) -> Mapping[str, TokenMap]:

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from relprop.errors import OptionError
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.method import row_wise
 from relprop.runner.values import LayerValues, TokenMap
 
 
+@row_wise()
 def vit_cx(
     at: AttentionStudy,
     *,

@@ -15,43 +15,44 @@ from torch import Tensor, fx
 from relprop.errors import OptionError
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.method import Layers
+from relprop.runner.matrix_rows import Matrix
+from relprop.runner.method import Layers, row_wise
 from relprop.runner.values import TokenMap
 
 
+@row_wise()
 def raw_attention(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h A of the block nearest the output, the row the head reads (Chefer et al. 2021, §4). Not
     class-specific.
 
     ``layers``: another site, or several, whose rows are meaned.
     """
-    return last_or_mean(at, {v.site.contraction: v.attention for v in at.sites}, layers)
+    return last_or_mean(at, at.matrices(lambda v: v.attention), layers)
 
 
+@row_wise()
 def attention_grad(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h ∂y_t/∂A of the block nearest the output, the row the head reads (Grads; Qiang et al.
     2022, AttCAT, §4). Signed.
 
     The gradient at masked keys is not 0; where padding is masked everywhere, its scores are.
     """
-    return last_or_mean(at, {v.site.contraction: _there(v.gradient) for v in at.sites}, layers)
+    return last_or_mean(at, at.matrices(lambda v: _there(v.gradient)), layers)
 
 
+@row_wise()
 def attention_times_grad(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over blocks of E_h (A ⊙ ∂y_t/∂A)⁺, the row the head reads (AttGrads; after Barkan et al.
     2021)."""
-    matrices = {
-        v.site.contraction: (v.attention * _there(v.gradient)).clamp(min=0) for v in at.sites
-    }
+    matrices = at.matrices(lambda v: (v.attention * _there(v.gradient)).clamp(min=0))
     return {name: TokenMap(rows.sum(1), rows) for name, rows in at.rows(matrices).items()}
 
 
+@row_wise()
 def partial_lrp(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h (R^(n_1))⁺ of the block nearest the output, the row the head reads (Voita et al. 2019, as
     in Chefer et al. 2021)."""
-    return last_or_mean(
-        at, {v.site.contraction: _there(v.relevance).clamp(min=0) for v in at.sites}, layers
-    )
+    return last_or_mean(at, at.matrices(lambda v: _there(v.relevance).clamp(min=0)), layers)
 
 
 def gradcam(
@@ -91,7 +92,7 @@ def _unit(scores: Tensor, content: Tensor) -> Tensor:
 
 
 def last_or_mean(
-    at: AttentionStudy, matrices: Mapping[fx.Node, Tensor], layers: Layers
+    at: AttentionStudy, matrices: Mapping[fx.Node, Matrix], layers: Layers
 ) -> Mapping[str, TokenMap]:
     """The row of each input's last site, or, with ``layers``, the mean of the chosen ones'."""
     found = at.rows(matrices)

@@ -199,24 +199,22 @@ def attended_once(first: int) -> Rule:
 
     def function(field: Field, call: Call) -> Fields:
         def through(numbers: Tensor, matrices: Tensor) -> Tensor:
-            identity = numbers[-1:]
-            made = (
-                identity @ matrices.mT
-                if call.noted(SiteNote).transposed
-                else matrices.mT @ identity
-            )
-            none = torch.zeros_like(made[:1])
-            return torch.cat(
-                [
-                    none.expand(first, *made.shape[1:]),
-                    made,
-                    none.expand(len(numbers) - first - len(made), *made.shape[1:]),
-                ]
-            )
+            transposed = call.noted(SiteNote).transposed
+            return taken_once(numbers, matrices, first, transposed=transposed)
 
         return _to_values(field, call, through)
 
     return Rule(function, "field: one attention site", "rollup", frozenset())
+
+
+def taken_once(numbers: Tensor, matrices: Tensor, first: int, *, transposed: bool) -> Tensor:
+    """What keys receive of the identity's numbers, the last, through a matrix per channel, in the
+    channels from ``first`` on."""
+    identity = numbers[-1:]
+    made = identity @ matrices.mT if transposed else matrices.mT @ identity
+    none, behind = torch.zeros_like(made[:1]), len(numbers) - first - len(made)
+    before = none.expand(first, *made.shape[1:])
+    return torch.cat([before, made, none.expand(behind, *made.shape[1:])])
 
 
 def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:

@@ -15,7 +15,6 @@ from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import names_of, tokens_described
 from relprop.runner.input_study import InputStudy
-from relprop.runner.matrix_rows import matrices
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
@@ -62,9 +61,9 @@ def _explanation(study: Study, streams: Mapping[str, TokenScores], **more: Any) 
 def _over_attention(study: AttentionStudy) -> Explanation:
     method, keep = study.needs.question.by, study.needs.question.keep
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
-    found = matrices(study, method.function, own)
+    found = method.function(study, **own)
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)
-    if not study.needs.in_chunks:
+    if not is_matrices(found) or study.mixes_unattended or not study.needs.in_chunks:
         scores = {
             name: (torch.where(study.connected[name], part, 0), identity)
             for name, (part, identity) in scores.items()

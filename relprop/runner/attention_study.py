@@ -4,7 +4,7 @@ the tokens are, what the head reads, parts of the graph run again, and the roll-
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
 from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
-from relprop.runner.matrix_rows import Matrix, MatrixRows
+from relprop.runner.matrix_rows import Matrix, MatrixRows, goes_beyond, matrix_rows
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
@@ -50,6 +50,7 @@ class AttentionStudy(Study):
         self, needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
+        self.mixes_unattended = False  # whether some matrix is not 0 where A is
         self.sites = tuple(
             self._at_site(s) for s in needs.chosen if s.contraction not in needs.in_chunks
         )
@@ -69,6 +70,21 @@ class AttentionStudy(Study):
         value, axes = wide(self.value(node)), token_axes(self.program, node)
         return LayerValues(node, value, self.gradient(node), axes, site)
 
+    def matrices(self, function: Callable[[SiteValues], Tensor]) -> dict[fx.Node, Matrix]:
+        """A matrix per site, by a ``function`` of what was found there, whose rows are made of the
+        same rows of A, ∇A and R: of a site whose map is never whole it is asked for some rows at a
+        time, as they are needed."""
+        found: dict[fx.Node, Matrix] = {}
+        for values in self.sites:
+            matrix = function(values)
+            if self.needs.in_chunks:
+                self.mixes_unattended |= goes_beyond(matrix, values)
+            found[values.site.contraction] = matrix
+        for site in self.needs.chosen:
+            if site.contraction in self.needs.in_chunks:
+                found[site.contraction] = matrix_rows(self, site, function)
+        return found
+
     # -- what the tokens are
 
     @cached_property
@@ -81,7 +97,12 @@ class AttentionStudy(Study):
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
         held = self.run.forward.values | self.run.forward.watched
         return self.rollup.connected(
-            {s.contraction: wide(detached(held[s.attention]).abs()) for s in self.needs.sites}
+            {
+                s.contraction: matrix_rows(self, s, lambda found: found.attention.abs())
+                if s.contraction in self.needs.in_chunks
+                else wide(detached(held[s.attention]).abs())
+                for s in self.needs.sites
+            }
         )
 
     @cached_property
@@ -117,14 +138,16 @@ class AttentionStudy(Study):
 
     # -- what the head reads
 
-    def rows(self, matrices: Mapping[fx.Node, Tensor]) -> dict[str, Tensor]:
+    def rows(self, matrices: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
         """What the head reads through each site alone, all others passed by their skip connections:
         by input (batch, sites, tokens), for a matrix per contraction, meaned over heads."""
-        matrices, sites = self.fused(matrices), self.needs.chosen
-        parts = {
-            s.contraction: (matrices[s.contraction].unsqueeze(1), i) for i, s in enumerate(sites)
+        whole, rows = self._fused_and_rows(matrices)
+        channels = {s.contraction: i for i, s in enumerate(self.needs.chosen)}
+        parts: dict[fx.Node, tuple[Matrix, int]] = {
+            n: (m.unsqueeze(1), channels[n]) for n, m in whole.items()
         }
-        found = self.rollup.through(parts, len(sites))
+        parts |= {n: (m, channels[n]) for n, m in rows.items()}
+        found = self.rollup.through(parts, len(channels))
         return {name: row[:, :-1] for name, row in found.items()}
 
     def heads(self, values: SiteValues, maps: Tensor) -> dict[str, Tensor]:
@@ -208,9 +231,15 @@ class AttentionStudy(Study):
 
     def rolled_up(self, matrices: Mapping[fx.Node, Matrix]) -> Pairs:
         """By input, what attention carried and what skip connections alone leave."""
-        whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
-        rows = {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
+        whole, rows = self._fused_and_rows(matrices)
         return self.rollup.product({**whole, **rows}, self._scales(whole))
+
+    def _fused_and_rows(
+        self, matrices: Mapping[fx.Node, Matrix]
+    ) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, MatrixRows]]:
+        """The whole matrices, their heads fused, and those that are made in rows."""
+        whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
+        return whole, {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
 
     def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
         """C of Eq. 14, (batch, s, s)."""

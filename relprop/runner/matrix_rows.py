@@ -3,17 +3,14 @@ for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from relprop.interpreter.crossing import map_rows
 from relprop.interpreter.forward import detached
-from relprop.plan import Plan
 from relprop.runner.values import SiteValues, wide
 from relprop.tracer.chunked import chunked
 from relprop.tracer.program import Site
@@ -43,59 +40,37 @@ class MatrixRows:
 
 
 Matrix = Tensor | MatrixRows
-Function = Callable[..., Mapping[Any, Any]]  # a method's own
 
 
-def matrices(
-    study: AttentionStudy, function: Function, options: Mapping[str, object]
-) -> Mapping[Any, Any]:
-    """What a method says of a study; of sites in chunks, of each some rows at a time. A matrix is
-    then 0 wherever A is, so that tokens that no way joins to the target have scores of 0."""
-    found = dict(function(study, **options))
-    if not study.needs.in_chunks:
-        return found
-    for values in study.sites:
-        found[values.site.contraction] = where_attended(values, found[values.site.contraction])
-    for site in study.needs.chosen:
-        if site.contraction in study.needs.in_chunks:
-            found[site.contraction] = MatrixRows(partial(_made, study, function, options, site))
-    return found
+def matrix_rows(
+    study: AttentionStudy, site: Site, function: Callable[[SiteValues], Tensor]
+) -> MatrixRows:
+    """A site's matrix, by a ``function`` of what was found at some rows of its map."""
+
+    def rows(wanted: Wanted) -> Iterator[Chunk]:
+        for first, count, found in _found(study, site, wanted):
+            matrix = function(found)
+            study.mixes_unattended |= goes_beyond(matrix, found)
+            yield Chunk(first, count, matrix)
+
+    return MatrixRows(rows)
 
 
-def _made(
-    study: AttentionStudy,
-    function: Function,
-    options: Mapping[str, object],
-    site: Site,
-    wanted: Wanted,
-) -> Iterator[Chunk]:
-    """Rows of a site's matrix, by a method that sees nothing but these."""
-    arrived, plan = study.found_at(site.contraction), study.needs.plan
-    relevance = None if plan is None or arrived is None else (plan, arrived)
-    gradient = study.gradient(site.contraction)
-    for first, count, found in _found(study, site, wanted, gradient, relevance):
-        view = copy(study)
-        view.sites = (found,)
-        made = function(view, **options)[site.contraction]
-        yield Chunk(first, count, where_attended(found, made))
-
-
-def where_attended(values: SiteValues, matrix: Tensor) -> Tensor:
-    """A matrix where A is not 0, and 0 elsewhere."""
-    return matrix.masked_fill(values.attention == 0, 0)
+def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
+    """Whether a matrix is not 0 somewhere where A is: scores may then be given to tokens that no
+    way joins to the target."""
+    return bool(matrix.masked_fill(found.attention != 0, 0).any())
 
 
 def _found(
-    study: AttentionStudy,
-    site: Site,
-    wanted: Wanted,
-    gradient: Tensor | None = None,
-    relevance: tuple[Plan, Tensor] | None = None,
+    study: AttentionStudy, site: Site, wanted: Wanted
 ) -> Iterator[tuple[int, int, SiteValues]]:
     held = study.run.forward.values | study.run.forward.watched
-    attention = study.needs.in_chunks[site.contraction]
+    attention, end = study.needs.in_chunks[site.contraction], site.contraction
     values = {n: detached(held[n]) for n in attention.entering}
     by = chunked(attention, values, study.program.dtype)
-    for rows in map_rows(by, gradient, relevance, wanted):
+    arrived, plan = study.found_at(end), study.needs.plan
+    relevance = None if plan is None or arrived is None else (plan, arrived)
+    for rows in map_rows(by, study.gradient(end), relevance, wanted):
         slope = None if rows.gradient is None else wide(rows.gradient)
         yield rows.first, rows.count, SiteValues(site, wide(rows.attention), slope, rows.relevance)

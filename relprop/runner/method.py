@@ -119,9 +119,9 @@ class Method:
 def row_wise(
     *, inputs: int | None = None
 ) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
-    """Decorate a method's function each row of whose matrices is made of that row of A, ∇A and R
-    alone: it is then called for some rows at a time, where maps are large. ``inputs``: if there are
-    no more explained inputs than that."""
+    """Decorate a method's function that reads maps by ``at.matrices`` alone: each row of its
+    matrices is made of that row of A, ∇A and R, and where maps are large, some rows are made at a
+    time. ``inputs``: if there are no more explained inputs than that."""
 
     def mark(function: Callable[..., Found]) -> Callable[..., Found]:
         function.row_wise = inputs or sys.maxsize  # type: ignore[attr-defined]

@@ -4,8 +4,9 @@ connections, and positions of any tensor handed down to the inputs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -15,7 +16,7 @@ from relprop.interpreter.batch import Passage, propagate
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
 from relprop.rollup import Stream, token_axes, tokens_of
-from relprop.rules.fields import attended_once, of_queries, of_values, taken_through
+from relprop.rules.fields import attended_once, of_queries, of_values, taken_once, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.matrix_rows import Matrix, MatrixRows
 from relprop.runner.needs import Needs
@@ -48,15 +49,19 @@ class RollUp:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
         whole = {n: _beside_nothing(m) for n, m in matrices.items() if isinstance(m, Tensor)}
-        rows = {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
-        found = self._walk(self.plan, self._field(1), {**whole, **scales}, rows)
+        parts = {
+            n: self._in_parts(n, m, _beside_nothing, taken_through)
+            for n, m in matrices.items()
+            if isinstance(m, MatrixRows)
+        }
+        found = self._walk(self.plan, self._field(1), {**whole, **scales}, parts)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
-    def connected(self, maps: Matrices) -> dict[str, Tensor]:
+    def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
         """Which tokens some way through attention and skip connections joins to the target, by
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
-        if all(bool(m.all()) for m in maps.values()):
+        if all(isinstance(m, Tensor) and bool(m.all()) for m in maps.values()):
             batch, device = self.run.inputs.batch, self.run.inputs.tensors[0].device
             return {
                 s.name: torch.ones(batch, math.prod(s.sizes), dtype=torch.bool, device=device)
@@ -137,11 +142,11 @@ class RollUp:
     # -- one site at a time
 
     def through(
-        self, extras: Mapping[fx.Node, tuple[Tensor, int]], count: int
+        self, extras: Mapping[fx.Node, tuple[Matrix, int]], count: int
     ) -> dict[str, Tensor]:
         """What the head reads through single sites, all others passed by their skip connections,
         and last what these alone leave: by stream (batch, ``count`` + 1, tokens). Each site's
-        matrix fills the channels from the given one on."""
+        matrix fills the channels from the given one on, a matrix of rows that one alone."""
         steps = tuple(
             replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s
             for s in self.plan.steps
@@ -149,7 +154,12 @@ class RollUp:
         found = self._walk(
             replace(self.plan, steps=steps),
             self._field(count),
-            {n: m for n, (m, _) in extras.items()},
+            {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
+            {
+                n: self._in_parts(n, m, _as_channel, partial(taken_once, first=first))
+                for n, (m, first) in extras.items()
+                if isinstance(m, MatrixRows)
+            },
         )
         return {s.name: self._read(s, found.get(s.node), count + 1) for s in self.streams}
 
@@ -170,13 +180,17 @@ class RollUp:
         plan: Plan,
         starts: Matrices,
         extras: Matrices,
-        rows: Mapping[fx.Node, MatrixRows] | None = None,
+        passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
         values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
-        passages = {n: _passage(plan.step_at[n], made) for n, made in (rows or {}).items()}
         return propagate(
             plan, values, starts, extras=extras, account=False, passages=passages
         ).found
+
+    def _in_parts(
+        self, node: fx.Node, rows: MatrixRows, channels: Channels, taken: Taken
+    ) -> Passage:
+        return _passage(self.plan.step_at[node], rows, channels, taken)
 
     def _field(self, channels: int) -> dict[fx.Node, Tensor]:
         """The start's field behind ``channels`` empty ones."""
@@ -204,20 +218,27 @@ class RollUp:
         )
 
 
+Channels = Callable[[Tensor], Tensor]
+Taken = Callable[..., Tensor]
+
+
 def _beside_nothing(matrix: Tensor) -> Tensor:
     """A matrix for the scores' channel, and none for the identity's."""
     return torch.stack([matrix, torch.zeros_like(matrix)], 1)
 
 
-def _passage(step: Step, rows: MatrixRows) -> Passage:
-    """How the field passes a site whose matrix is made some rows at a time."""
+def _as_channel(matrix: Tensor) -> Tensor:
+    """A matrix for one channel."""
+    return matrix.unsqueeze(1)
+
+
+def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> Passage:
+    """How the field passes a site whose matrix is made some rows at a time. ``taken``: what keys
+    receive through the rows, put into ``channels``."""
     assert isinstance(step.note, SiteNote)
     transposed = step.note.transposed
-    at = 0 if transposed else 1
-    values, queries = tuple(val(step.operands[at]).shape), -1 if transposed else -2
-
-    def taken(numbers: Tensor, matrix: Tensor) -> Tensor:
-        return taken_through(numbers, matrix, transposed=transposed)
+    at, queries = (0, -1) if transposed else (1, -2)
+    values = tuple(val(step.operands[at]).shape)
 
     def passage(field: Tensor) -> tuple[Walk, Pending]:
         numbers, there = per_sample(lambda f: of_queries(f, values, transposed=transposed), field)
@@ -228,7 +249,8 @@ def _passage(step: Step, rows: MatrixRows) -> Passage:
         received = numbers.new_zeros(*numbers.shape[:2], *there.shape[2:])
         for some in rows.of(present):
             here = numbers.narrow(queries, some.first, some.count)
-            received += per_sample(taken, here, _beside_nothing(some.matrix))
+            through = partial(taken, transposed=transposed)
+            received += per_sample(through, here, channels(some.matrix))
         made = per_sample(
             lambda r, t: of_values(r, t, values, len(r), transposed=transposed), received, there
         )
