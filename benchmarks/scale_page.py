@@ -226,8 +226,8 @@ def _whole() -> str:
     return f"""## What stays whole
 
 An attention map of more than {CHUNK_BYTES // 2**20} MiB per input is never whole by the methods
-above: it is made for some queries at a time. At {TOKENS[0]} tokens the maps of these models are
-{HEADS * TOKENS[0] ** 2 * 4 // 2**20} MiB or less, and whole. Maps of any size are still whole
+above: it is made for some queries at a time. The text models' maps at {TOKENS[0]} tokens are
+{HEADS * TOKENS[0] ** 2 * 4 / 2**20:g} MiB, and whole. Larger maps are whole, too,
 
 - for the other methods over attention, and for `gae` with more than one input;
 - with `keep="blocks"` or `keep="matrix"`;
@@ -235,8 +235,8 @@ above: it is made for some queries at a time. At {TOKENS[0]} tokens the maps of 
 - at sites whose map is read elsewhere, too: by the model itself, by a hook or by the method;
 - under a rule that is not said to be row-wise.
 
-`explanation.facts["whole_maps"]` names the large maps that were whole, each with the reason. All other methods at
-the input (`lrp`, `epsilon_lrp`, `attnlrp`, `cp_lrp`, gradients) need no map whole."""
+`explanation.facts["whole_maps"]` names the large maps that were whole, each with the reason.
+Methods at the input (`lrp`, `epsilon_lrp`, `attnlrp`, `cp_lrp`, gradients) need no map whole."""
 
 
 def _draw(records: Records, what: str, label: str, file: Path) -> None:

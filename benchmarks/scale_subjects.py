@@ -108,7 +108,8 @@ def _bert(tokens: int, layers: int) -> Subject:
     """The logit of one of two classes; ids and a mask of ones, as a tokenizer gives them."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    module = BertForSequenceClassification(BertConfig(**_sizes(tokens, layers), num_labels=2))
+    sizes = {**_sizes(tokens, layers), "num_labels": 2}
+    module = BertForSequenceClassification(BertConfig(**sizes))
     ids = torch.randint(3, WORDS, (1, tokens))
     mask = torch.ones_like(ids)
     leaf = module.bert.embeddings.word_embeddings(ids).detach()
@@ -140,15 +141,11 @@ def _vit(tokens: int, layers: int) -> Subject:
 
 
 def imported() -> None:
-    """Import all that the calls need."""
-    import timm
-    import transformers
-
-    import relprop
-
-    made = (timm.models.VisionTransformer, transformers.LlamaForCausalLM)
-    assert made and transformers.BertForSequenceClassification and relprop.explain
-    importlib.import_module("torch.export._trace")
+    """Import all that the calls need: classes of transformers are looked up when they are named."""
+    for name in ("relprop.methods", "torch.export._trace", "timm.models.vision_transformer"):
+        importlib.import_module(name)
+    for name in ("bert", "llama"):
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     if importlib.util.find_spec("captum"):
         importlib.import_module("captum.attr")
 
