@@ -73,9 +73,9 @@ class Figures:
         partial.replace(self.file)
 
     def wanted(self, what: str, case: Case, limit: int) -> bool:
-        """Whether it is missing, or was left out by a lower limit."""
-        record = self.known.get((what, case))
-        return record is None or record.get("limit", limit) < limit
+        """Whether it is missing, failed or was left out by a lower limit."""
+        record = self.known.get((what, case), {"missing": "not run so far"})
+        return "missing" in record and record.get("limit", 0) < limit
 
     def left_out(self, what: str, case: Case, limit: int) -> dict[str, Any] | None:
         """Why a figure is not tried. By half as many tokens it takes four times as long."""

@@ -64,6 +64,7 @@ def cpu_seconds(call: Callable[[], object], least: int, most: int) -> float:
 
 def measured(what: str, case: Case) -> dict[str, Any]:
     """The growth in bytes, or the seconds of a call and of a forward pass."""
+    torch.set_num_threads(1)  # here: a pool of threads does not survive a fork
     subject = build(case.model, case.tokens, case.layers)
     call = call_of(case.method, subject)
     call()
@@ -106,7 +107,6 @@ def answered(what: str, case: Case) -> dict[str, Any]:
 def main() -> None:
     what, limit = sys.argv[1], int(sys.argv[2])
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     imported()
     for line in sys.stdin:
         print(forked(what, Case(**json.loads(line)), limit), flush=True)

@@ -188,26 +188,28 @@ def _deeper(records: Records) -> str:
 
 def _missing(records: Records) -> str:
     """What the tables leave out, by the reason."""
-    lines = list(_reasons(records))
-    said = "\n".join(lines) or "Every figure of the tables was measured."
+    said = "\n".join(_reasons(records)) or "Every figure of the tables was measured."
     return f"## What is missing above\n\n{said}"
 
 
 def _reasons(records: Records) -> Iterator[str]:
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for case in all_cases():
-        where = f"{case.tokens:,} tokens" if case.growing else f"{case.layers} layers"
-        for what in PICTURES:
+    """A line for each reason at each size."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for what in PICTURES:
+        for case in all_cases():
             if value(records, what, case) is None:
-                reason = records.get((what, case), {}).get("missing", "was not run")
-                key = (where, TITLES[case.model], f"{what} {reason}")
-                found.setdefault(key, []).append(f"`{case.method}`")
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for (where, model, reason), methods in found.items():
+                reason = records.get((what, case), {}).get("missing", "not run so far")
+                size = f"{case.tokens:,} tokens" if case.growing else f"{case.layers} layers"
+                key = (size, reason, what, TITLES[case.model])
+                rows.setdefault(key, []).append(f"`{case.method}`")
+    said: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for (size, reason, what, model), methods in rows.items():
         some = "all rows" if len(methods) == len(ROWS) else ", ".join(methods)
-        grouped.setdefault((where, reason), []).append(f"{model} ({some})")
-    for (where, reason), models in grouped.items():
-        yield f"- {where}, {reason}: {'; '.join(models)}."
+        said.setdefault((size, reason), {}).setdefault(f"{model}: {some}", []).append(what)
+    for (size, reason), found in said.items():
+        yield f"- {size}, {reason}: " + "; ".join(
+            f"{some} ({' and '.join(kinds)})" for some, kinds in found.items()
+        )
 
 
 def _not_measured() -> str:
@@ -236,7 +238,8 @@ above: it is made for some queries at a time. The text models' maps at {TOKENS[0
 - under a rule that is not said to be row-wise.
 
 `explanation.facts["whole_maps"]` names the large maps that were whole, each with the reason.
-Methods at the input (`lrp`, `epsilon_lrp`, `attnlrp`, `cp_lrp`, gradients) need no map whole."""
+Only the last two hold for methods at the input (`lrp`, `epsilon_lrp`, `attnlrp`, `cp_lrp`,
+`gradient_x_input`, `integrated_gradients` and others), whatever they are asked to keep."""
 
 
 def _draw(records: Records, what: str, label: str, file: Path) -> None:
@@ -271,11 +274,15 @@ def _line(panel: Axes, records: Records, what: str, model: str, method: str) -> 
 
 
 def _axes(panel: Axes, title: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xticks(TOKENS, [f"{n:,}" for n in TOKENS], rotation=45)
     panel.set_xlim(TOKENS[0] / 1.2, TOKENS[-1] * 1.2)
     panel.minorticks_off()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
     panel.tick_params(labelsize=10)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_title(title, fontsize=12)
