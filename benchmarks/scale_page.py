@@ -138,7 +138,8 @@ def _table(records: Records, what: str) -> str:
     }[what]
     last = (
         "The last column is the power of the tokens with which a figure grows, fitted over all "
-        f"that was measured from {FROM:,} tokens on, be it two figures. A dash is a figure that was not measured."
+        f"that was measured from {FROM:,} tokens on, be it two figures. "
+        "A dash is a figure that was not measured."
     )
     rows = [_row(records, what, model, method) for model in TITLES for method in ROWS]
     columns = [f"{n:,}" for n in TOKENS]
