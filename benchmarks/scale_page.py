@@ -254,6 +254,8 @@ def _draw(records: Records, what: str, label: str, file: Path) -> None:
             _line(panel, records, what, model, method)
         _axes(panel, title)
     panels[0].set_ylabel(label, fontsize=11)
+    if not any(value(records, what, case) for case in all_cases()):
+        panels[0].set_ylim(1, 10)  # nothing to draw so far
     drawn = panels[0].get_lines()
     fig.legend(drawn, ROWS, loc="outside lower center", ncols=4, fontsize=10, frameon=False)
     fig.savefig(file, dpi=100, metadata={"Software": None})
