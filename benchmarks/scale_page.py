@@ -111,8 +111,7 @@ for each shape. Memory is the growth of the
 resident set, looked at every 2 ms, over what the loaded and captured model takes, with
 `MALLOC_MMAP_THRESHOLD_=65536`, so that what is freed is given back. Time is CPU time, measured in
 another process without that setting; the forward pass that it is divided by is the median of at
-least three in the same process. Small models make the multiples large: where a forward pass takes
-milliseconds, the time is Python's."""
+least three in the same process."""
 
 
 LIBRARIES = {
@@ -139,7 +138,8 @@ def _table(records: Records, what: str) -> str:
     }[what]
     last = (
         "The last column is the power of the tokens with which a figure grows, fitted over all "
-        f"that was measured from {FROM:,} tokens on. A dash is a figure that was not measured."
+        f"that was measured from {FROM:,} tokens on, be it two figures. "
+        "A dash is a figure that was not measured."
     )
     rows = [_row(records, what, model, method) for model in TITLES for method in ROWS]
     columns = [f"{n:,}" for n in TOKENS]
@@ -216,8 +216,8 @@ def _not_measured() -> str:
     return f"""## What was not measured
 
 - A GPU: everything above is a CPU's, and one thread's.
-- Models with published weights, and models of their size. Time and memory do not depend on what the
-  weights are, but the share of attention in both is smaller where there are more features.
+- Models with published weights, and models of their size: where there are more features, attention
+  is a smaller part of a forward pass.
 - Batches of more than one input, half precision, and inputs that are padded.
 - LXT, the published package of `attnlrp`: it needs an older transformers than is installed here. Of
   peers only Captum's `InputXGradient` is measured, as `{CAPTUM}`, and only if it is installed.
@@ -247,12 +247,15 @@ def _draw(records: Records, what: str, label: str, file: Path) -> None:
     from relprop.views.figure import figure
 
     fig, panels = figure(len(TITLES), 3.6, 4.6)
+    for panel in panels[1:]:
+        panel.sharey(panels[0])
     for panel, (model, title) in zip(panels, TITLES.items(), strict=True):
         for method in ROWS:
             _line(panel, records, what, model, method)
         _axes(panel, title)
-        panel.sharey(panels[0])
     panels[0].set_ylabel(label, fontsize=11)
+    if not any(value(records, what, case) for case in all_cases()):
+        panels[0].set_ylim(1, 10)  # nothing to draw so far
     drawn = panels[0].get_lines()
     fig.legend(drawn, ROWS, loc="outside lower center", ncols=4, fontsize=10, frameon=False)
     fig.savefig(file, dpi=100, metadata={"Software": None})

@@ -27,11 +27,11 @@ def test_the_page_is_what_the_raw_numbers_say(page):
 def test_a_tiny_case_is_measured(tmp_path):
     """Memory and time of one row, each in a process of its own; a second run adds nothing."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--tokens", "16"]
-    command += ["--only", "llama", "gradient_x_input"]
+    command += ["--jobs", "2", "--only", "llama", "gradient_x_input"]
     for _ in range(2):
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     result = json.loads((tmp_path / "scale.json").read_text())
-    memory, time = result["figures"]
+    memory, time = sorted(result["figures"], key=lambda record: record["what"])
     for record, what in ((memory, "memory"), (time, "time")):
         expected = {"what": what, "model": "llama", "method": "gradient_x_input", "length": 16}
         assert expected.items() <= record.items() and "missing" not in record
