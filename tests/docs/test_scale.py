@@ -24,6 +24,7 @@ def test_the_page_is_what_the_raw_numbers_say(page):
     assert (ROOT / "docs" / "scale.md").read_text() == page.markdown(result)
 
 
+@pytest.mark.slow
 def test_a_tiny_case_is_measured(tmp_path):
     """Memory and time of one row, each in a process of its own; a second run adds nothing."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--tokens", "16"]
