@@ -23,8 +23,8 @@ from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged, other_gradients, slopes_of
 from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.chunked import run_program
 from relprop.tracer.program import describe, is_floating, place
+from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
 
@@ -55,7 +55,7 @@ def check(
             session = open_session(model, bound, rules, how)
             starts = _starts(session)
             one = bound.select(0, 1) if session.program.input_specialised else bound
-            values = run_program(session.program, model, one, set(starts))
+            values = execute(session.program, model, one, set(starts))
             judge.compare(session, Heard(one, 0, starts), values)
             starts = tuple(s for s in starts if s in session.flow.members)
             found = slopes_of(session, one, starts)

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from relprop.interpreter.batch import shares_at
 from relprop.interpreter.ledger import Account, Ledger
 from relprop.plan import Plan
+from relprop.tracer.calls import Values
 from relprop.tracer.program import describe
-from relprop.tracer.run import Values
 
 
 @dataclass(frozen=True)

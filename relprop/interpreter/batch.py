@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from relprop.interpreter.ledger import sum_of
 from relprop.interpreter.walk import Pending, Walk, apply, join, walk
 from relprop.plan import Plan
+from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.facts import is_batched
-from relprop.tracer.run import Values, per_sample
 
 Hook = Callable[[Tensor], Tensor | None]
 #: What becomes of all that has arrived at a node, batch first: a walk, and what it leaves for

@@ -20,10 +20,10 @@ from relprop.numerics import total
 from relprop.operations import Args, Kwargs, Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
-from relprop.tracer.chunked import Chunked, chunked
+from relprop.tracer.calls import Values, call_node
+from relprop.tracer.chunked import Chunk, Chunked, chunked
 from relprop.tracer.follow import depending
 from relprop.tracer.queries import Attention
-from relprop.tracer.run import Values, call_node, per_sample
 
 
 def refusing_step(plan: Plan, attention: Attention) -> Step | None:
@@ -84,27 +84,19 @@ class Crossing:
         return cls(own, attention, tuple(n for n in attention.nodes[::-1] if n in below | {end}))
 
     def parts(
-        self, by: Chunked, arrived: Tensor, known: Balances, account: bool
+        self, by: Chunked, arrived: Tensor, known: Balances
     ) -> Iterator[tuple[Walk, Pending]]:
         """For each chunk the walk through it, and what that leaves for what is outside.
         ``arrived``: the relevance of the contraction, batch first."""
-        for first, count in by.chunks():
-            fixed, given = by.part(first, count)
 
-            def one_sample(
-                relevance: Tensor,
-                given: tuple[Tensor, ...],
-                known: Balances,
-                fixed: Values = fixed,
-                first: int = first,
-                count: int = count,
-            ) -> tuple[Walk, Pending]:
-                left: Pending = {(self.attention.site.contraction, 0): [relevance]}
-                plan = self._sized(count, known, books=first == 0)
-                inside = by.values(fixed, given, count)
-                return walk(plan, self.nodes, inside, left, {}, account), left
+        def through(
+            inside: Values, relevance: Tensor, known: Balances, chunk: Chunk
+        ) -> tuple[Walk, Pending]:
+            left: Pending = {(self.attention.site.contraction, 0): [relevance]}
+            plan = self._sized(chunk.size, known, books=chunk.first == 0)
+            return walk(plan, self.nodes, inside, left, {}, True), left
 
-            yield per_sample(one_sample, arrived.narrow(by.axis, first, count), given, known)
+        return (made for _, made in by.each(through, arrived, known))
 
     def balances(self, by: Chunked, arrived: Tensor) -> Balances:
         """The sums that Lemma 2 takes over all rows, of one step after the other: what arrives at
@@ -121,27 +113,16 @@ class Crossing:
         nodes = self.nodes[: self.nodes.index(step.node) + 1]
         steps = tuple(s for s in self.plan.steps if s.node in nodes and s.node is not step.node)
         above = replace(self.plan, steps=steps, wanted=frozenset({step.node}))
-        crossing, found = replace(self, plan=above, nodes=nodes), list[Lemma2]()
-        for first, count in by.chunks():
-            fixed, given = by.part(first, count)
+        crossing, function = replace(self, plan=above, nodes=nodes), step.rule.balancing
+        assert function is not None
 
-            def one_sample(
-                relevance: Tensor,
-                given: tuple[Tensor, ...],
-                known: Balances,
-                fixed: Values = fixed,
-                count: int = count,
-            ) -> Lemma2:
-                inside = by.values(fixed, given, count)
-                here = crossing.at(step.node, inside, relevance, count, known)
-                call = call_of(self._step(step, count), here, inside, None)
-                function = step.rule.balancing
-                assert function is not None
-                shares = function.shares(here, call)
-                return Lemma2(total(here), tuple(total(share) for share in shares))
+        def sums(inside: Values, relevance: Tensor, known: Balances, chunk: Chunk) -> Lemma2:
+            here = crossing.at(step.node, inside, relevance, chunk.size, known)
+            call = call_of(self._step(step, chunk.size), here, inside, None)
+            shares = function.shares(here, call)
+            return Lemma2(total(here), tuple(total(share) for share in shares))
 
-            relevance = arrived.narrow(by.axis, first, count)
-            found.append(per_sample(one_sample, relevance, given, known))
+        found: list[Lemma2] = [made for _, made in by.each(sums, arrived, known)]
         return reduce(Lemma2.__add__, found)
 
     def at(
@@ -154,23 +135,24 @@ class Crossing:
         found = done.found.get(node)
         return torch.zeros_like(inside[node]) if found is None else found
 
-    def whole(self, values: Values, arrived: Tensor, account: bool) -> tuple[Walk, Pending]:
+    def whole(self, values: Values, arrived: Tensor) -> tuple[Walk, Pending]:
         """All chunks: the walk as if it had been one, and what it leaves for what is outside."""
         by = chunked(self.attention, values, self.plan.program.dtype)
         walks = Walk()
-        rows: dict[Edge, list[Tensor]] = {}
-        sums: dict[Edge, Tensor] = {}
-        for done, left in self.parts(by, arrived, self.balances(by, arrived), account):
+        rows: dict[tuple[Edge, int], list[Tensor]] = {}
+        sums: dict[tuple[Edge, int], Tensor] = {}
+        for done, left in self.parts(by, arrived, self.balances(by, arrived)):
             walks += done
-            for edge, parts in left.items():
-                part = sum(parts[1:], parts[0])
+            for edge, i, part in ((e, i, p) for e, ps in left.items() for i, p in enumerate(ps)):
                 if edge[0] in self.attention.axes:
-                    rows.setdefault(edge, []).append(part)
+                    rows.setdefault((edge, i), []).append(part)
                 else:
-                    sums[edge] = sums[edge] + part if edge in sums else part
-        axis = self.attention.from_last
-        joined = {edge: torch.cat(parts, axis(edge[0])) for edge, parts in rows.items()}
-        return walks, {edge: [part] for edge, part in (joined | sums).items()}
+                    sums[edge, i] = sums[edge, i] + part if (edge, i) in sums else part
+        axis, leaving = self.attention.from_last, Pending()
+        joined = {key: torch.cat(parts, axis(key[0][0])) for key, parts in rows.items()}
+        for (edge, _), part in (joined | sums).items():
+            leaving.setdefault(edge, []).append(part)
+        return walks, leaving
 
     def _sized(self, count: int, known: Balances, *, books: bool = True) -> Plan:
         """The plan for ``count`` queries of one sample, balanced by what is ``known`` of all.
@@ -212,8 +194,7 @@ def _balanced(step: Step, known: Lemma2, books: bool) -> Step:
 class MapRows:
     """What is found at some rows of one attention map, batch first; ``None`` if not asked for."""
 
-    first: int
-    count: int
+    chunk: Chunk
     attention: Tensor
     gradient: Tensor | None
     relevance: Tensor | None
@@ -221,39 +202,29 @@ class MapRows:
 
 def map_rows(
     by: Chunked,
+    wanted: Callable[[Chunk], bool],
     gradient: Tensor | None = None,
     relevance: tuple[Plan, Tensor] | None = None,
-    wanted: Callable[[int, int], bool] = lambda first, count: True,
 ) -> Iterator[MapRows]:
     """A site's map, chunk by chunk; of those chunks alone that are ``wanted``. ``gradient``: ∂y_t/∂
     of the site's result, batch first; ``relevance``: what arrived there, and by which plan."""
     crossing = None if relevance is None else Crossing.to_map(relevance[0], by.attention)
     arrived = {"gradient": gradient, "relevance": None if relevance is None else relevance[1]}
-    for first, count in by.chunks():
-        if not wanted(first, count):
-            continue
-        fixed, given = by.part(first, count)
-        here = {k: t.narrow(by.axis, first, count) for k, t in arrived.items() if t is not None}
+    along = {k: t for k, t in arrived.items() if t is not None}
+    end = by.attention.site.attention
 
-        def one_sample(
-            given: tuple[Tensor, ...],
-            here: Mapping[str, Tensor],
-            fixed: Values = fixed,
-            count: int = count,
-        ) -> dict[str, Tensor]:
-            inside = by.values(fixed, given, count)
-            found = {"attention": inside[by.attention.site.attention]}
-            if "gradient" in here:
-                found["gradient"] = _gradient_at_map(by, inside, here["gradient"], count)
-            if crossing is not None:
-                found["relevance"] = crossing.at(
-                    by.attention.site.attention, inside, here["relevance"], count, {}
-                )
-            return found
+    def rows(
+        inside: Values, here: Mapping[str, Tensor], _: Value, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        found = {"attention": inside[end]}
+        if "gradient" in here:
+            found["gradient"] = _gradient_at_map(by, inside, here["gradient"], chunk.size)
+        if crossing is not None:
+            found["relevance"] = crossing.at(end, inside, here["relevance"], chunk.size, {})
+        return found
 
-        found = per_sample(one_sample, given, here)
-        both = (found.get(name) for name in ("gradient", "relevance"))
-        yield MapRows(first, count, found["attention"], *both)
+    for chunk, found in by.each(rows, along, wanted=wanted):
+        yield MapRows(chunk, found["attention"], found.get("gradient"), found.get("relevance"))
 
 
 def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, fx, nn
 from relprop.errors import RelpropError, first_line, message
 from relprop.operations import Value
 from relprop.tracer.binding import Inputs
-from relprop.tracer.chunked import run_program
+from relprop.tracer.calls import Values
 from relprop.tracer.program import Program
-from relprop.tracer.run import Values
+from relprop.tracer.run import execute
 
 
 @dataclass
@@ -76,7 +76,7 @@ def forward(
         return watched[node]
 
     with torch.enable_grad():
-        values = run_program(program, model, inputs, keep, watch, visit)
+        values = execute(program, model, inputs, keep, watch, visit)
     return Forward(
         {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
     )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from relprop.tracer.calls import Values, call_node, per_sample
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
-from relprop.tracer.run import Values, call_node, per_sample
 
 AT_ONCE = 16  # variants in one vmap
 

@@ -17,9 +17,9 @@ from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance
+from relprop.tracer.calls import Values
 from relprop.tracer.editing import val
 from relprop.tracer.program import describe
-from relprop.tracer.run import Values
 
 #: Relevance on its way: what has arrived at each output of a node, part by part.
 Pending = dict[Edge, list[Tensor]]

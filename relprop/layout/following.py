@@ -18,11 +18,11 @@ from relprop.layout.reach import (
 )
 from relprop.layout.windows import columns, convolution, padded, pool, resized
 from relprop.operations import MOVES, Kind, argument, function_of, kind, listed, operand
+from relprop.tracer.calls import template
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_floating
 from relprop.tracer.follow import follow
 from relprop.tracer.order import Flow
-from relprop.tracer.run import template
 
 
 def reaches_between(

@@ -23,11 +23,12 @@ from relprop.operations import FILLS, MOVES, Kind, Value, argument, kind, name_o
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.runner.input_study import InputStudy
 from relprop.runner.values import wide, with_leading_one, without_leading_one
+from relprop.tracer.calls import Values, per_sample, template
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import Program, describe, is_floating
-from relprop.tracer.run import Values, execute, per_sample, template
+from relprop.tracer.run import execute
 
 ROUNDING = 0.01
 

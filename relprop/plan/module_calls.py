@@ -13,10 +13,10 @@ from relprop.operations import Args, Kwargs, Operator, Value, function_of
 from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
+from relprop.tracer.calls import Values, call_node, template
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, describe, place
-from relprop.tracer.run import Values, call_node, template
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from relprop.plan.steps import PICK, Finding, Step, argument_names, other_role
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
+from relprop.tracer.calls import template
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, is_floating
-from relprop.tracer.run import template
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ class RuleFunction(Protocol):
 @runtime_checkable
 class Balancing(Protocol):
     """A rule function that ends with Lemma 2: ``shares`` of some rows are made without the rest,
-    and ``balanced`` by sums over all of them."""
+    and ``balanced`` by sums over all of them. ``normalise``: whether the lemma is applied."""
+
+    @property
+    def normalise(self) -> bool:
+        """Whether the lemma is applied."""
 
     def shares(self, relevance: Tensor, call: Call, /) -> tuple[Tensor, ...]:
         """A share per operand, before the lemma."""
@@ -63,7 +67,10 @@ class Rule:
     @property
     def balancing(self) -> Balancing | None:
         """Its function, if nothing but Lemma 2's sums are over more than single rows."""
-        return self.function if isinstance(self.function, Balancing) else None
+        function = self.function
+        if isinstance(function, Balancing) and function.normalise and self.lone is None:
+            return function
+        return None
 
     @property
     def divides_by_output(self) -> bool:

@@ -76,7 +76,7 @@ def _over_attention(study: AttentionStudy) -> Explanation:
         for s in study.streams
         if s.name in scores
     }
-    blocks = tuple(map(_block, study.sites)) if "blocks" in keep else None
+    blocks = tuple(map(_block, study.whole)) if "blocks" in keep else None
     return _explanation(study, streams, rules=study.session.rules.name, blocks=blocks)
 
 
@@ -151,7 +151,7 @@ def _warn_of_nothing(scores: Pairs, study: AttentionStudy) -> None:
     empty = torch.stack([~s.any(1) for s, _ in scores.values()]).all(0)
     if not bool(empty.any()):
         return
-    seen = [v.gradient for v in study.sites] + list(map(study.gradient, study.needs.in_chunks))
+    seen = [v.gradient for v in study.whole] + list(map(study.gradient, study.needs.in_chunks))
     gradients = [g[empty] for g in seen if g is not None]
     still = bool(gradients) and not any(bool(g.any()) for g in gradients)
     cause, then = (

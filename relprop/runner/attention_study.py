@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError
+from relprop.errors import OptionError, message
 from relprop.interpreter.forward import detached
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
@@ -38,12 +38,11 @@ from relprop.tracer.program import Site
 class AttentionStudy(Study):
     """What a method over attention may ask.
 
-    ``sites``: the attention sites that ``layers=`` chose, in forward order, without those whose map
-    is never whole (``rows.py``). ``layers``: the outputs
-    of their layers, for a method that needs ``"hidden"``; ``features``: the tensors that
-    ``target_layers=`` names, or what the last site's queries, keys and values come from, for one
-    that needs ``"features"``. ``inputs``: what is explained, (batch, *one sample's shape), by name,
-    for one that needs ``"inputs"``.
+    ``whole``: what was found at those of the chosen attention sites whose map is whole, in forward
+    order. ``layers``: the outputs of the chosen sites' layers, for a method that needs
+    ``"hidden"``; ``features``: the tensors that ``target_layers=`` names, or what the last site's
+    queries, keys and values come from, for one that needs ``"features"``. ``inputs``: what is
+    explained, (batch, *one sample's shape), by name, for one that needs ``"inputs"``.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class AttentionStudy(Study):
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
         self.mixes_unattended = False  # whether some matrix is not 0 where A is
-        self.sites = tuple(
+        self.whole = tuple(
             self._at_site(s) for s in needs.chosen if s.contraction not in needs.in_chunks
         )
         self.rollup = RollUp(needs, run, start)
@@ -60,6 +59,24 @@ class AttentionStudy(Study):
         self.features = [self._layer(node) for node in needs.features]
         wanted = self.streams if "inputs" in needs.question.needs else ()
         self.inputs = {s.name: without_leading_one(self.value(s.leaf), s.leaf) for s in wanted}
+
+    @property
+    def sites(self) -> tuple[SiteValues, ...]:
+        """What was found at the attention sites that ``layers=`` chose, in forward order.
+
+        Raises:
+            OptionError: if some map is never whole, which a method that is ``row_wise`` allows.
+        """
+        if not self.needs.in_chunks:
+            return self.whole
+        raise OptionError(
+            message(
+                f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
+                f"is said to be row-wise, and {len(self.needs.in_chunks)} of "
+                f"{len(self.needs.chosen)} maps are made some rows at a time",
+                then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
+            )
+        )
 
     def _at_site(self, site: Site) -> SiteValues:
         node = site.attention
@@ -75,7 +92,7 @@ class AttentionStudy(Study):
         same rows of A, ∇A and R: of a site whose map is never whole it is asked for some rows at a
         time, as they are needed."""
         found: dict[fx.Node, Matrix] = {}
-        for values in self.sites:
+        for values in self.whole:
             matrix = function(values)
             if self.needs.in_chunks:
                 self.mixes_unattended |= goes_beyond(matrix, values)
@@ -254,7 +271,7 @@ class AttentionStudy(Study):
         how = self.settings.get("head_fusion", "mean")
         ratio = self.settings.get("discard_ratio", 0.0)
         found = dict(matrices)
-        for values in self.sites if how != "mean" or ratio else ():
+        for values in self.whole if how != "mean" or ratio else ():
             node, axes = values.site.contraction, self.head_axes(values)
             fusion = fused(found[node], axes, how, values.gradient)
             found[node] = without_smallest(fusion, axes, ratio)

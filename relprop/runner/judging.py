@@ -14,7 +14,7 @@ from relprop.errors import CaptureError, InputError, RelpropError, RoundingError
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
-from relprop.tracer.chunked import run_program
+from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
     UNSTEADY,
@@ -26,7 +26,7 @@ from relprop.tracer.judge import (
     unsteady,
 )
 from relprop.tracer.program import Program
-from relprop.tracer.run import Values
+from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Judge:
         found = self._gaps(program, heard, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
-            values = run_program(program, self.model, heard.part, heard.nodes)
+            values = execute(program, self.model, heard.part, heard.nodes)
             found = self._gaps(program, heard, values)
         if not found:
             return "equal to the model's own output for the batch" + _about_shared(heard.part)

@@ -12,31 +12,21 @@ from torch import Tensor
 from relprop.interpreter.crossing import map_rows
 from relprop.interpreter.forward import detached
 from relprop.runner.values import SiteValues, wide
-from relprop.tracer.chunked import chunked
+from relprop.tracer.chunked import Chunk, chunked
 from relprop.tracer.program import Site
 
 if TYPE_CHECKING:
     from relprop.runner.attention_study import AttentionStudy
 
-#: Whether some rows are wanted, by the first of them and their number.
-Wanted = Callable[[int, int], bool]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows of a matrix, (batch, *batch axes of the attention, rows, keys), from ``first`` on."""
-
-    first: int
-    count: int
-    matrix: Tensor
+Wanted = Callable[[Chunk], bool]
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """A matrix per query and key that is never whole: ``of(wanted)`` makes its rows, some after
-    others."""
+    """A matrix per query and key that is never whole: ``of(wanted)`` makes the rows of those chunks
+    that are wanted, (batch, *batch axes of the attention, rows, keys), one chunk after another."""
 
-    of: Callable[[Wanted], Iterator[Chunk]]
+    of: Callable[[Wanted], Iterator[tuple[Chunk, Tensor]]]
 
 
 Matrix = Tensor | MatrixRows
@@ -47,11 +37,11 @@ def matrix_rows(
 ) -> MatrixRows:
     """A site's matrix, by a ``function`` of what was found at some rows of its map."""
 
-    def rows(wanted: Wanted) -> Iterator[Chunk]:
-        for first, count, found in _found(study, site, wanted):
+    def rows(wanted: Wanted) -> Iterator[tuple[Chunk, Tensor]]:
+        for chunk, found in _found(study, site, wanted):
             matrix = function(found)
             study.mixes_unattended |= goes_beyond(matrix, found)
-            yield Chunk(first, count, matrix)
+            yield chunk, matrix
 
     return MatrixRows(rows)
 
@@ -62,15 +52,13 @@ def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
     return bool(matrix.masked_fill(found.attention != 0, 0).any())
 
 
-def _found(
-    study: AttentionStudy, site: Site, wanted: Wanted
-) -> Iterator[tuple[int, int, SiteValues]]:
+def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:
     held = study.run.forward.values | study.run.forward.watched
     attention, end = study.needs.in_chunks[site.contraction], site.contraction
     values = {n: detached(held[n]) for n in attention.entering}
     by = chunked(attention, values, study.program.dtype)
     arrived, plan = study.found_at(end), study.needs.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
-    for rows in map_rows(by, study.gradient(end), relevance, wanted):
+    for rows in map_rows(by, wanted, study.gradient(end), relevance):
         slope = None if rows.gradient is None else wide(rows.gradient)
-        yield rows.first, rows.count, SiteValues(site, wide(rows.attention), slope, rows.relevance)
+        yield rows.chunk, SiteValues(site, wide(rows.attention), slope, rows.relevance)

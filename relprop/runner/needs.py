@@ -122,8 +122,8 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         question,
         keep=read | whole | _read_by(plan, in_chunks),
         watch=(
-            *(s.attention if s.attention in whole else s.contraction for s in chosen),
-            *(_differentiated(question, outputs, features)),
+            *(s.attention for s in chosen if s.attention in whole),
+            *_differentiated(question, chosen, in_chunks, outputs, features),
         ),
         plan=plan,
         sites=sites,
@@ -185,11 +185,19 @@ def _features(session: Session, question: Question, chosen: tuple[Site, ...]) ->
     return named or tuple(n for n in [above] if n is not None)
 
 
-def _differentiated(question: Question, layers: Mapping[Site, fx.Node], features: Nodes) -> Nodes:
-    """At which hidden states the method takes gradients."""
+def _differentiated(
+    question: Question,
+    chosen: tuple[Site, ...],
+    in_chunks: Mapping[fx.Node, Attention],
+    layers: Mapping[Site, fx.Node],
+    features: Nodes,
+) -> Nodes:
+    """Where else the method takes gradients: at the results of sites in chunks, and at hidden
+    states."""
     if "gradient" not in question.needs:
         return ()
-    return (*(layers.values() if "hidden" in question.needs else ()), *features)
+    results = (s.contraction for s in chosen if s.contraction in in_chunks)
+    return (*results, *(layers.values() if "hidden" in question.needs else ()), *features)
 
 
 def _read_by_method(

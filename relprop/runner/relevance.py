@@ -15,9 +15,9 @@ from relprop.plan import Plan
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets import Start, Term
+from relprop.tracer.calls import Values
 from relprop.tracer.program import Program, place
 from relprop.tracer.queries import Attention
-from relprop.tracer.run import Values
 
 Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
 
@@ -60,7 +60,7 @@ def _passage(plan: Plan, attention: Attention, values: Values) -> Passage:
     crossing = Crossing.through(plan, attention)
 
     def passage(arrived: Tensor) -> tuple[Walk, Pending]:
-        done, left = crossing.whole(values, arrived, True)
+        done, left = crossing.whole(values, arrived)
         return Walk({attention.site.contraction: arrived}) + done, left
 
     return passage

@@ -22,9 +22,10 @@ from relprop.runner.matrix_rows import Matrix, MatrixRows
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets import Start
+from relprop.tracer.calls import per_sample
+from relprop.tracer.chunked import Chunk
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
-from relprop.tracer.run import per_sample
 
 MATRIX_ROWS = 64
 Pairs = dict[str, tuple[Tensor, Tensor]]
@@ -243,14 +244,14 @@ def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> 
     def passage(field: Tensor) -> tuple[Walk, Pending]:
         numbers, there = per_sample(lambda f: of_queries(f, values, transposed=transposed), field)
 
-        def present(first: int, count: int) -> bool:
-            return bool(numbers.narrow(queries, first, count).any())
+        def present(chunk: Chunk) -> bool:
+            return bool(numbers.narrow(queries, *chunk).any())
 
         received = numbers.new_zeros(*numbers.shape[:2], *there.shape[2:])
-        for some in rows.of(present):
-            here = numbers.narrow(queries, some.first, some.count)
+        for chunk, matrix in rows.of(present):
             through = partial(taken, transposed=transposed)
-            received += per_sample(through, here, channels(some.matrix))
+            here = numbers.narrow(queries, *chunk)
+            received += per_sample(through, here, channels(matrix))
         made = per_sample(
             lambda r, t: of_values(r, t, values, len(r), transposed=transposed), received, there
         )

@@ -15,7 +15,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
-from relprop.tracer.run import Values
+from relprop.tracer.calls import Values
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from relprop.runner.values import (
     with_leading_one,
 )
 from relprop.targets import Start
-from relprop.tracer.chunked import run_program
+from relprop.tracer.run import execute
 
 Gradients = Mapping[fx.Node, Tensor]
 
@@ -75,7 +75,7 @@ class Study:
         if any(t.requires_grad for t in tensors):
             self.run.may_differentiate()
         given = {n: with_leading_one(t, n) for n, t in zip(leaves, tensors, strict=True)}
-        found = run_program(
+        found = execute(
             self.program,
             self.session.model,
             self.run.inputs,

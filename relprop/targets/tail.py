@@ -20,9 +20,10 @@ from relprop.targets.linear import is_linear, linear_start
 from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
 from relprop.targets.traced import traced
 from relprop.tracer.binding import Inputs
+from relprop.tracer.calls import Values
 from relprop.tracer.facts import role
 from relprop.tracer.program import Program
-from relprop.tracer.run import Values, execute
+from relprop.tracer.run import execute
 
 NOTHING_ARRIVES = (
     "the target callable is of no use as a start: none of its relevance arrives at the model's "

@@ -3,23 +3,32 @@ map is that of one chunk, and the backward pass makes it again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
-from torch.autograd.function import FunctionCtx
+from torch import Tensor, fx
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils._pytree import tree_map
 
-from relprop.tracer.binding import Inputs
+from relprop.operations import Value
+from relprop.tracer.calls import Values, call_node, per_sample
 from relprop.tracer.facts import is_batched
-from relprop.tracer.kernel import Kernel, added, fused, kernel_of
+from relprop.tracer.kernel import Kernel, KernelCall, added, kernel_of
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of, map_bytes
-from relprop.tracer.run import Values, Visit, call_node, execute, per_sample
 
 #: How large the maps of one chunk are, all samples of the batch together.
 CHUNK_BYTES = 2**22
+
+
+class Chunk(NamedTuple):
+    """Some queries: the first, and how many."""
+
+    first: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -41,22 +50,41 @@ class Chunked:
         """Along which axis of the result the queries lie, counted from the last."""
         return self.attention.from_last(self.attention.site.contraction)
 
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """The first query of each chunk, and how many it has."""
+    def chunks(self) -> Iterator[Chunk]:
+        """All chunks, in order."""
         whole = self.attention.queries
-        return ((first, min(self.size, whole - first)) for first in range(0, whole, self.size))
+        return (Chunk(first, min(self.size, whole - first)) for first in range(0, whole, self.size))
 
-    def cut(self, node: fx.Node, value: Tensor, first: int, count: int) -> Tensor:
-        """A chunk of what enters; all of what has no queries."""
-        if node not in self.attention.axes:
-            return value
-        return value.narrow(self.attention.from_last(node), first, count)
-
-    def part(self, first: int, count: int) -> tuple[Values, tuple[Tensor, ...]]:
+    def part(self, chunk: Chunk) -> tuple[Values, tuple[Tensor, ...]]:
         """A chunk of everything that enters: what is the same for all samples, and what is not."""
-        fixed = {n: self.cut(n, v, first, count) for n, v in self.fixed.items()}
+        fixed = {n: self.attention.cut(n, v, *chunk) for n, v in self.fixed.items()}
         both = zip(self.batched, self.entering, strict=True)
-        return fixed, tuple(self.cut(node, value, first, count) for node, value in both)
+        return fixed, tuple(self.attention.cut(node, value, *chunk) for node, value in both)
+
+    def each(
+        self,
+        function: Callable[[Values, Value, Value, Chunk], Value],
+        along: Value,
+        beside: Value = (),
+        wanted: Callable[[Chunk], bool] = lambda chunk: True,
+    ) -> Iterator[tuple[Chunk, Value]]:
+        """What a ``function`` of one sample makes of each chunk that is ``wanted``, batch first. It
+        is given all values in the site, the chunk of ``along`` (tensors like the site's result),
+        all of ``beside``, and which chunk it is."""
+        for chunk in filter(wanted, self.chunks()):
+            fixed, given = self.part(chunk)
+            here = tree_map(lambda t, chunk=chunk: t.narrow(self.axis, *chunk), along)
+
+            def one_sample(
+                given: tuple[Tensor, ...],
+                here: Value,
+                beside: Value,
+                fixed: Values = fixed,
+                chunk: Chunk = chunk,
+            ) -> Value:
+                return function(self.values(fixed, given, chunk.size), here, beside, chunk)
+
+            yield chunk, per_sample(one_sample, given, here, beside)
 
     def values(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Values:
         """All values in the site for one sample and ``count`` queries."""
@@ -65,37 +93,44 @@ class Chunked:
             known[node] = call_node(node, known, self.dtype, self.attention.sizes(node, count))
         return known
 
-    def result(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Tensor:
+    def result(self, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk) -> Tensor:
         """The contraction's value for one chunk, batch first."""
         if self.kernel is not None:
-            return self._fused(self.kernel, fixed, given, count)
+            return self._call(self.kernel, fixed, given, chunk).made()
         end = self.attention.site.contraction
 
         def one_sample(*given: Tensor) -> Tensor:
-            made: Tensor = self.values(fixed, given, count)[end]
+            made: Tensor = self.values(fixed, given, chunk.size)[end]
             return made
 
         made: Tensor = per_sample(one_sample, *given)
         return made
 
-    def _fused(
-        self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], count: int
-    ) -> Tensor:
-        """The same by the fused kernel."""
+    def at_once(self) -> Tensor | None:
+        """The result of all queries by one call of PyTorch's kernel; ``None`` where that would make
+        a map, or needs a mask of its size."""
+        if self.kernel is None or (self.kernel.masks and not self.kernel.causal):
+            return None
+        call = self._call(self.kernel, self.fixed, self.entering, Chunk(0, self.attention.queries))
+        return call.made() if call.is_fused else None
+
+    def _call(
+        self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk
+    ) -> KernelCall:
         batch = len(given[0])
         whole = {n: v.unsqueeze(0).expand(batch, *v.shape) for n, v in fixed.items()}
         known = whole | dict(zip(self.batched, given, strict=True))
-        queries, keys, values = (
-            known[n] for n in (kernel.queries, kernel.keys, self.attention.site.values)
-        )
+        causal = kernel.causal and chunk.size == self.attention.queries
         mask = None
-        if kernel.masks and not kernel.causal:
-            mask = per_sample(partial(self._added, kernel, fixed, count), *given)
-        return fused(queries, keys, values, mask, kernel.scale, causal=kernel.causal)
+        if kernel.masks and not causal:
+            mask = per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
+        queries, keys = known[kernel.queries], known[kernel.keys]
+        values = known[self.attention.site.values]
+        return KernelCall.of(queries, keys, values, mask, kernel.scale, causal)
 
     def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
         known = fixed | dict(zip(self.batched, given, strict=True))
-        return added(kernel, self.attention, known, count, self.dtype)
+        return added(kernel, self.attention, known, known[kernel.queries], count, self.dtype)
 
 
 def chunked(attention: Attention, values: Values, dtype: torch.dtype | None) -> Chunked:
@@ -119,33 +154,34 @@ class _Chunks(torch.autograd.Function):
     def forward(ctx: FunctionCtx, by: Chunked, *entering: Tensor) -> Tensor:
         """The contraction's value."""
         ctx.by = by  # type: ignore[attr-defined]
-        made = [by.result(*by.part(*chunk), chunk[1]) for chunk in by.chunks()]
+        made = [by.result(*by.part(chunk), chunk) for chunk in by.chunks()]
         return torch.cat(made, by.axis)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient at everything that enters and may have one."""
         by: Chunked = ctx.by  # type: ignore[attr-defined]
         wanted = [i for i, w in enumerate(ctx.needs_input_grad[1:]) if w]  # type: ignore[attr-defined]
         sums = {i: torch.zeros_like(by.entering[i]) for i in wanted}
         for chunk in by.chunks():
-            fixed, given = by.part(*chunk)
+            fixed, given = by.part(chunk)
             leaves = tuple(given[i].detach().requires_grad_() for i in wanted)
             own = dict(enumerate(given)) | dict(zip(wanted, leaves, strict=True))
             with torch.enable_grad():
-                made = by.result(fixed, tuple(own.values()), chunk[1])
+                made = by.result(fixed, tuple(own.values()), chunk)
             arrived = gradients[0].narrow(by.axis, *chunk)
             found = torch.autograd.grad(made, leaves, arrived, allow_unused=True)
             for i, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
-                    by.cut(by.batched[i], sums[i], *chunk).add_(gradient)
+                    by.attention.cut(by.batched[i], sums[i], *chunk).add_(gradient)
         return (None, *(sums.get(i) for i in range(len(by.entering))))
 
 
 @dataclass(frozen=True)
 class ByQueries:
-    """A site whose map is never whole, as a composite of the forward pass: by the fused kernel
-    where there is one (which needs no chunks if no mask is handed to it), else by products."""
+    """A site whose map is never whole, in the forward pass: by PyTorch's fused kernel where there
+    is one, else by products."""
 
     attention: Attention
     kernel: Kernel | None
@@ -158,27 +194,11 @@ class ByQueries:
     def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
         """The value of the site's contraction, batch first."""
         by = replace(chunked(self.attention, values, dtype), kernel=self.kernel)
-        if self.kernel is not None and (self.kernel.causal or not self.kernel.masks):
-            return by.result(by.fixed, by.entering, self.attention.queries)
-        own = replace(by, entering=tuple(t.detach() for t in by.entering))
-        made: Tensor = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
+        made = by.at_once()
+        if made is None:
+            own = replace(by, entering=tuple(t.detach() for t in by.entering))
+            made = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
         return made
-
-
-def run_program(
-    program: Program,
-    model: nn.Module | None,
-    inputs: Inputs,
-    keep: Collection[fx.Node],
-    watch: Collection[fx.Node] = (),
-    visit: Visit | None = None,
-) -> Values:
-    """``execute``, with large attention maps some queries at a time where they are not asked
-    for."""
-    whole = {*keep, *watch}
-    return execute(
-        program, model, inputs, keep, watch, visit, composites=by_queries(program, whole)
-    )
 
 
 def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node, ByQueries]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, Value, kind
+from relprop.tracer.calls import Values, template
 from relprop.tracer.editing import emit, operands_first, tensor_inputs, val
-from relprop.tracer.run import Values, template
 
 MOST = 1 << 22  # elements of a constant that is looked at
 

@@ -13,12 +13,12 @@ from torch import Tensor, fx, nn
 from relprop.errors import InputError
 from relprop.operations import Value
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.chunked import run_program
 from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
@@ -192,7 +192,7 @@ def rounding_decides(
     off by their last digits: rounding then decides which of nearly equal values the model picks."""
     wide = replace(program, dtype=torch.float64)
     for other, inputs in ((wide, one), (program, _nudged(one))):
-        found = run_program(other, model, inputs, values)
+        found = execute(other, model, inputs, values)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
         if gaps(program, values, outputs, values, 0, 1, 1):
             return True

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from relprop.operations import Kind, kind, operand
+from relprop.tracer.calls import Values, call_node
 from relprop.tracer.editing import arguments, aten, shape_of, val
 from relprop.tracer.follow import depending
 from relprop.tracer.queries import Attention
-from relprop.tracer.run import Values, call_node
 
 #: A score that a mask sets to this or less is nothing to the softmax, whatever it was.
 HIDDEN = -1e30
@@ -96,36 +97,69 @@ def _fits(kernel: Kernel, values: fx.Node, result: fx.Node) -> bool:
     return all(shape == shapes[0] for shape in shapes)
 
 
-def fused(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    *,
-    causal: bool = False,
-) -> Tensor:
-    """softmax(scale·QKᵀ + mask)·V for a batch, (batch, ..., queries, features). ``keys`` have their
-    positions as columns; ``mask`` broadcasts; ``causal``: no query reads later keys."""
+@dataclass(frozen=True)
+class KernelCall:
+    """A call of ``scaled_dot_product_attention``: operands (batch, heads, positions, features), a
+    mask that broadcasts, or ``causal``; ``shape`` is the result's."""
 
-    def four(t: Tensor) -> Tensor:
-        wide = t if t.dim() > 3 else t.unsqueeze(1)
-        return wide.flatten(0, -4)
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+    scale: float
+    causal: bool
+    shape: tuple[int, ...]
 
-    if mask is not None:
-        mask = four(mask.expand(*queries.shape[:-3], *mask.shape[-3:]))
-    made = F.scaled_dot_product_attention(
-        four(queries), four(keys.mT), four(values), mask, is_causal=causal, scale=scale
-    )
-    return made.reshape(*queries.shape[:-1], values.shape[-1])
+    @classmethod
+    def of(
+        cls,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        causal: bool,
+    ) -> KernelCall:
+        """For (batch, ..., positions, features), and ``keys`` with positions as columns."""
+
+        def four(t: Tensor) -> Tensor:
+            wide = t if t.dim() > 3 else t.unsqueeze(1)
+            return wide.flatten(0, -4)
+
+        def rows(t: Tensor) -> Tensor:  # what kernels insist on
+            return t if t.stride(-1) == 1 else t.contiguous()
+
+        if mask is not None:
+            mask = four(mask.expand(*queries.shape[:-3], *mask.shape[-3:]))
+        shape = (*queries.shape[:-1], values.shape[-1])
+        queries, keys, values = (rows(four(t)) for t in (queries, keys.mT, values))
+        return cls(queries, keys, values, mask, scale, causal, shape)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether PyTorch has a kernel for it that makes no map."""
+        given = (self.queries, self.keys, self.values, self.mask)
+        choice: int = torch._fused_sdp_choice(*given, 0.0, self.causal, scale=self.scale)
+        return choice != SDPBackend.MATH.value
+
+    def made(self) -> Tensor:
+        """softmax(scale·QKᵀ + mask)·V, (batch, ..., positions, features)."""
+        given = (self.queries, self.keys, self.values, self.mask)
+        made = F.scaled_dot_product_attention(*given, is_causal=self.causal, scale=self.scale)
+        return made.reshape(self.shape)
 
 
 def added(
-    kernel: Kernel, attention: Attention, known: Values, count: int, dtype: torch.dtype | None
+    kernel: Kernel,
+    attention: Attention,
+    known: Values,
+    like: Tensor,
+    count: int,
+    dtype: torch.dtype | None,
 ) -> Tensor:
-    """What the masks add to the scores of ``count`` queries, for one sample."""
+    """What the masks add to the scores of ``count`` queries, for one sample; ``like`` has the type
+    and the device of the scores."""
     scores = val(kernel.scores)
-    like = known[kernel.queries] if kernel.queries in known else torch.zeros(())
     size = (*(1,) * (scores.dim() - 2), count, scores.shape[-1])
     values = {**known, kernel.scores: like.new_zeros(size)}
     for node in kernel.masks:
@@ -151,15 +185,14 @@ def is_causal(kernel: Kernel, attention: Attention) -> bool:
 def _rows_are_causal(kernel: Kernel, attention: Attention, known: Values, first: int) -> bool:
     """The same of some rows of the mask."""
     count = min(ROWS, attention.queries - first)
-    cut = {
-        n: v.narrow(attention.from_last(n), first, count) if n in attention.axes else v
-        for n, v in known.items()
-    }
-    mask = added(kernel, attention, cut, count, None)
-    later = torch.arange(mask.shape[-1]) > torch.arange(first, first + count).unsqueeze(1)
-    return bool(((mask <= HIDDEN) == later).all()) and bool(
-        (mask[~later.expand_as(mask)] == 0).all()
-    )
+    cut = {n: attention.cut(n, v, first, count) for n, v in known.items()}
+    held = [v.device for v in cut.values() if isinstance(v, Tensor)]
+    like = torch.empty((), device=held[0] if held else None)
+    mask = added(kernel, attention, cut, like, count, None)
+    here = torch.arange(first, first + count, device=mask.device)
+    later = torch.arange(mask.shape[-1], device=mask.device) > here.unsqueeze(1)
+    hidden, open_to = mask <= HIDDEN, mask[~later.expand_as(mask)]
+    return bool((hidden == later).all()) and bool((open_to == 0).all())
 
 
 def _above(nodes: set[fx.Node]) -> list[fx.Node]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, function_of, kind
+from relprop.tracer.calls import template
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import val
-from relprop.tracer.run import template
 
 LARGEST = 1 << 24
 PUSHED = MOVES | {Kind.PAD, Kind.FILL, Kind.WINDOWS}

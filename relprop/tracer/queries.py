@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind
 from relprop.tracer.attention import after_reshape
@@ -67,6 +67,10 @@ class Attention:
         """Along which axis a node's queries lie, counted from the last: of one sample's value and
         of a batch's."""
         return self.axes[node] - rank(node)
+
+    def cut(self, node: fx.Node, value: Tensor, first: int, count: int) -> Tensor:
+        """Some queries of a node's value; all of it if it has none."""
+        return value.narrow(self.from_last(node), first, count) if node in self.axes else value
 
     def sizes(self, node: fx.Node, count: int) -> tuple[int, list[int]] | None:
         """Which argument of a call names the sizes of its result, and these for ``count`` queries;

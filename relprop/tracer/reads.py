@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.overrides import TorchFunctionMode
 
 from relprop.operations import Args, Kind, Kwargs, Operator, kind
+from relprop.tracer.calls import template
 from relprop.tracer.editing import is_float, tensor_inputs, val
 from relprop.tracer.facts import place
-from relprop.tracer.run import template
 
 #: How Python takes values out of a tensor without an operator.
 TAKES = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)

@@ -9,35 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
-from typing import Protocol
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from relprop.errors import InputError, first_line, message
-from relprop.operations import Args, Kwargs, Value
+from relprop.operations import Args, Value
 from relprop.tracer.binding import Inputs
+from relprop.tracer.calls import Values, call_node, cast, per_sample
+from relprop.tracer.chunked import ByQueries, by_queries
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
-from relprop.tracer.kernels import KERNELS
-from relprop.tracer.program import Program, describe
+from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
 
-Values = dict[fx.Node, Value]
 Visit = Callable[[fx.Node, Value], Value]
-
-
-class Composite(Protocol):
-    """Several calls that run as one: ``entering`` is what they read from outside, and ``run`` gives
-    the value of the last of them, batch first."""
-
-    @property
-    def entering(self) -> tuple[fx.Node, ...]:
-        """What it reads."""
-
-    def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
-        """Its value."""
 
 
 def execute(
@@ -49,34 +34,34 @@ def execute(
     visit: Visit | None = None,
     *,
     attached: bool = False,
-    composites: Mapping[fx.Node, Composite] | None = None,
 ) -> Values:
     """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the
     value of a node in ``watch`` as it is made.
 
     Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
     graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
-    section reads is freed unless kept. What ends in one of ``composites`` runs as that, a section
-    of its own.
+    section reads is freed unless kept. A large attention site of whose map nothing is kept or
+    watched runs some queries at a time, a section of its own.
     """
-    kept, values, whole = set(keep), {}, composites or {}
+    kept, values = set(keep), dict[fx.Node, Value]()
+    sites = by_queries(program, {*keep, *watch})
     stacked = iter(inputs.stacked())
-    sections = _sections(_wanted(program.graph, kept | set(watch), whole), set(watch), whole)
-    later = _read_later(sections, whole)
+    sections = _sections(_wanted(program.graph, kept | set(watch), sites), set(watch), sites)
+    later = _read_later(sections, sites)
     for nodes, still in zip(sections, later, strict=True):
         for node in nodes:
             if node.op == "placeholder":
                 given = next(stacked)
-                values[node] = _cast(given if attached else normal(given), program.dtype)
+                values[node] = cast(given if attached else normal(given), program.dtype)
             elif node.op == "get_attr":
-                values[node] = _cast(
+                values[node] = cast(
                     normal(_parameter(program, model, str(node.target))), program.dtype
                 )
             elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
         wanted = [n for n in nodes if n in kept or n in still]
-        if nodes[0] in whole:
-            values[nodes[0]] = whole[nodes[0]].run(values, program.dtype)
+        if nodes[0] in sites:
+            values[nodes[0]] = sites[nodes[0]].run(values, program.dtype)
         else:
             _run_section(
                 [n for n in nodes if n.op == "call_function" and is_batched(n)],
@@ -91,38 +76,34 @@ def execute(
     return values
 
 
-def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
-
-
-def _reads(node: fx.Node, composites: Mapping[fx.Node, Composite]) -> tuple[fx.Node, ...]:
-    """What a call reads; of a composite, what enters it."""
-    return composites[node].entering if node in composites else tensor_inputs(node)
+def _reads(node: fx.Node, sites: Mapping[fx.Node, ByQueries]) -> tuple[fx.Node, ...]:
+    """What a call reads; of a site that runs by queries, what enters it."""
+    return sites[node].entering if node in sites else tensor_inputs(node)
 
 
 def _wanted(
-    graph: fx.Graph, asked: set[fx.Node], composites: Mapping[fx.Node, Composite]
+    graph: fx.Graph, asked: set[fx.Node], sites: Mapping[fx.Node, ByQueries]
 ) -> list[fx.Node]:
-    """The graph's nodes in order, without those that composites alone read."""
+    """The graph's nodes in order, without those inside ``sites``."""
     nodes = list(graph.nodes)
-    if not composites:
+    if not sites:
         return nodes
     read = asked | {n for n in nodes if n.op in ("placeholder", "output")}
     for node in reversed(nodes):
         if node in read:
-            read.update(_reads(node, composites) if node.op != "output" else node.all_input_nodes)
+            read.update(_reads(node, sites) if node.op != "output" else node.all_input_nodes)
     return [n for n in nodes if n in read]
 
 
 def _sections(
-    nodes: list[fx.Node], watch: set[fx.Node], composites: Mapping[fx.Node, Composite]
+    nodes: list[fx.Node], watch: set[fx.Node], sites: Mapping[fx.Node, ByQueries]
 ) -> list[list[fx.Node]]:
-    """The nodes in order, cut after each watched one, and before and after each composite."""
+    """The nodes in order, cut after each watched one, and before and after each of ``sites``."""
     sections: list[list[fx.Node]] = [[]]
     for node in nodes:
         if node.op == "output":
             continue
-        if node in composites:
+        if node in sites:
             sections += [[node], []]
             continue
         sections[-1].append(node)
@@ -132,12 +113,12 @@ def _sections(
 
 
 def _read_later(
-    sections: list[list[fx.Node]], composites: Mapping[fx.Node, Composite]
+    sections: list[list[fx.Node]], sites: Mapping[fx.Node, ByQueries]
 ) -> list[set[fx.Node]]:
     """For each section, the nodes that sections after it read."""
     after: list[set[fx.Node]] = [set()]
     for nodes in reversed(sections[1:]):
-        after.append(after[-1] | {i for n in nodes for i in _reads(n, composites)})
+        after.append(after[-1] | {i for n in nodes for i in _reads(n, sites)})
     return after[::-1]
 
 
@@ -180,16 +161,6 @@ def _run_section(
     values.update(zip(leaving, results, strict=True))
 
 
-def per_sample(function: Callable[..., Value], *batches: Value) -> Value:
-    """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then
-    do what ``vmap`` cannot: outputs whose shape depends on values)."""
-    leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
-    if any(len(t) != 1 for t in leaves):
-        return torch.func.vmap(function, randomness="same")(*batches)
-    out = function(*tree_map_only(Tensor, lambda t: t.squeeze(0), batches))
-    return tree_map_only(Tensor, lambda t: t.unsqueeze(0), out)
-
-
 class _Layered:
     """A section's own values before those from outside it."""
 
@@ -205,54 +176,3 @@ def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor
         return program.constants[target]
     found: Tensor = attrgetter(target.removeprefix("model."))(model)
     return found
-
-
-def template(
-    node: fx.Node, dtype: torch.dtype | None = None
-) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[Args, Kwargs]]]:
-    """The nodes that enter a call, in order of appearance, and a function that puts tensors in
-    their places.
-
-    ``dtype``: every floating dtype the model wrote down becomes this one.
-    """
-    operands = tensor_inputs(node)
-
-    def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
-        it = iter(tensors)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
-        return _plain(args, dtype), _plain(kwargs, dtype)
-
-    return operands, rebuild
-
-
-def _plain(x: Value, dtype: torch.dtype | None) -> Value:
-    """fx's immutable containers as ordinary ones, which operators insist on."""
-    if isinstance(x, dict):
-        return {k: _plain(v, dtype) for k, v in x.items()}
-    if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-        return (list if isinstance(x, list) else tuple)(_plain(v, dtype) for v in x)
-    return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
-
-
-def call_node(
-    node: fx.Node,
-    values: Values | _Layered,
-    dtype: torch.dtype | None,
-    replaced: tuple[int, object] | None = None,
-) -> Value:
-    """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
-    ``template``; ``replaced``: an argument by position, and what stands there instead."""
-    operands, rebuild = template(node, dtype)
-    args, kwargs = rebuild(*(values[n] for n in operands))
-    if replaced is not None:
-        args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
-    try:
-        made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
-        # what is created here, or made of whole numbers, has the default type
-        return _cast(made, dtype) if isinstance(made, Tensor) else made
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        raise InputError(
-            message(f"{node.target} failed: {first_line(error)}", at=describe(node))
-        ) from error

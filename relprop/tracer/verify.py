@@ -9,11 +9,11 @@ from torch import Tensor, fx, nn
 from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture
-from relprop.tracer.chunked import run_program
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
 from relprop.tracer.judge import UNSTEADY, difference, rounding_decides, tolerance, unsteady
 from relprop.tracer.program import Program
+from relprop.tracer.run import execute
 
 
 def verify(
@@ -25,7 +25,7 @@ def verify(
 ) -> None:
     """The canonical graph's outputs against the model's own, on the captured sample.
     ``random_calls``: where the model draws numbers that the graph does not hold."""
-    values = run_program(program, model, inputs, keep=set(program.output_nodes))
+    values = execute(program, model, inputs, keep=set(program.output_nodes))
     outputs = zip(program.outputs.names, program.output_nodes, raw.eager, strict=True)
     for name, node, eager in outputs:
         mine = values[node][0] if is_batched(node) else values[node]

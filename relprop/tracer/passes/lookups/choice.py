@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, kind, operand
 from relprop.operations.vocabulary import Held
+from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -29,7 +30,6 @@ from relprop.tracer.editing import (
 from relprop.tracer.passes.lookups.tables import FAILURES, Extent, largest, run
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.parts import MOST_NUMBERS
-from relprop.tracer.run import Values
 
 LOOKUPS = frozenset({Kind.EMBEDDING, Kind.INDEX, Kind.GATHER})
 

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from relprop.operations import Kind, Value, argument, function_of, is_call, kind, operand
+from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -32,7 +33,6 @@ from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.lookups.columns import joined_columns
 from relprop.tracer.passes.products.operators import repeats
 from relprop.tracer.passes.simplify.rules import simplify
-from relprop.tracer.run import Values
 
 BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
 

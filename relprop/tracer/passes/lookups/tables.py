@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Args, Kind, Kwargs, Operator, Value, kind, operand
+from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, is_float, rank, shape_of, val
 from relprop.tracer.passes.trials.recipes import as_before, plain
 from relprop.tracer.passes.trials.subgraphs import only_ones
-from relprop.tracer.run import Values
 
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Value, function_of
+from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
 from relprop.tracer.passes.trials.comparison import equal_functions, same
-from relprop.tracer.run import Values
 
 MOST_NODES = 400  # in one trial
 

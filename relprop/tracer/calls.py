@@ -1,0 +1,91 @@
+"""One call of a graph: the tensors it reads put in their places, and its value for one sample or,
+under ``vmap``, for every sample of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from relprop.errors import InputError, first_line, message
+from relprop.operations import Args, Kwargs, Value
+from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.kernels import KERNELS
+from relprop.tracer.program import describe
+
+Values = dict[fx.Node, Value]
+
+
+class Reads(Protocol):
+    """Values by node."""
+
+    def __getitem__(self, node: fx.Node, /) -> Value: ...
+
+
+def per_sample(function: Callable[..., Value], *batches: Value) -> Value:
+    """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then
+    do what ``vmap`` cannot: outputs whose shape depends on values)."""
+    leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
+    if any(len(t) != 1 for t in leaves):
+        return torch.func.vmap(function, randomness="same")(*batches)
+    out = function(*tree_map_only(Tensor, lambda t: t.squeeze(0), batches))
+    return tree_map_only(Tensor, lambda t: t.unsqueeze(0), out)
+
+
+def template(
+    node: fx.Node, dtype: torch.dtype | None = None
+) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[Args, Kwargs]]]:
+    """The nodes that enter a call, in order of appearance, and a function that puts tensors in
+    their places.
+
+    ``dtype``: every floating dtype the model wrote down becomes this one.
+    """
+    operands = tensor_inputs(node)
+
+    def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
+        it = iter(tensors)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
+        return _plain(args, dtype), _plain(kwargs, dtype)
+
+    return operands, rebuild
+
+
+def _plain(x: Value, dtype: torch.dtype | None) -> Value:
+    """fx's immutable containers as ordinary ones, which operators insist on."""
+    if isinstance(x, dict):
+        return {k: _plain(v, dtype) for k, v in x.items()}
+    if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+        return (list if isinstance(x, list) else tuple)(_plain(v, dtype) for v in x)
+    return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
+
+
+def call_node(
+    node: fx.Node,
+    values: Reads,
+    dtype: torch.dtype | None,
+    replaced: tuple[int, object] | None = None,
+) -> Value:
+    """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
+    ``template``; ``replaced``: an argument by position, and what stands there instead."""
+    operands, rebuild = template(node, dtype)
+    args, kwargs = rebuild(*(values[n] for n in operands))
+    if replaced is not None:
+        args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
+    try:
+        made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
+        # what is created here, or made of whole numbers, has the default type
+        return cast(made, dtype) if isinstance(made, Tensor) else made
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        raise InputError(
+            message(f"{node.target} failed: {first_line(error)}", at=describe(node))
+        ) from error
+
+
+def cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A value of floating type as ``dtype``, if there is one."""
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
