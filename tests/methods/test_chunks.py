@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import relprop
+from relprop.rules.sums import Add
 from relprop.tracer import bind, chunked, trace_program
 
 EXACT = 1e-11
@@ -160,6 +161,87 @@ def test_chunks_change_nothing(case, method, monkeypatch):
         assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
 
 
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("rules", ["stable", "reference", "reference_lrp"])
+def test_chunks_change_nothing_by_other_rules(case, rules, monkeypatch):
+    whole = explained(case, "transformer_attribution", rules=rules)
+    cut = in_chunks(monkeypatch)
+    parts = explained(case, "transformer_attribution", rules=rules)
+    assert len(cut) == len(sites_of(case))
+    # the authors' denominators are not guarded: rounding grows in them
+    assert all(gap(whole[n].scores, parts[n].scores) < 100 * EXACT for n in whole.streams)
+
+
+SOFTMAX_ALONE = set(MODELS) - {"relative positions from the input", "sinks"}
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """The calls of PyTorch's kernel from now on."""
+    calls, made = [], chunked.KernelCall.made
+
+    def counted(call):
+        calls.append(call)
+        return made(call)
+
+    monkeypatch.setattr(chunked.KernelCall, "made", counted)
+    return calls
+
+
+def test_pytorchs_kernel_runs_what_is_softmax_attention_and_nothing_else(
+    case, request, monkeypatch, kernel_calls
+):
+    in_chunks(monkeypatch)
+    explained(case, "gradient_x_input")
+    name = next(n for n in MODELS if n in request.node.name)
+    assert bool(kernel_calls) == (name in SOFTMAX_ALONE)
+    assert all(call.is_fused for call in kernel_calls)
+
+
+def test_a_causal_mask_is_never_made(monkeypatch, kernel_calls):
+    model, inputs, target = _llama()
+    in_chunks(monkeypatch)
+    relprop.explain(model, {"input_ids": inputs["input_ids"]}, target, method="gradient_x_input")
+    assert kernel_calls
+    assert all(call.causal and call.mask is None for call in kernel_calls)
+    assert all(call.queries.shape[-2] == IDS.shape[1] for call in kernel_calls)
+
+
+class WideValues(torch.nn.Module):
+    """Causal attention whose values have more features than its keys, which PyTorch's fused kernels
+    on a CPU do not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.head = torch.nn.Linear(4, 4 + 4 + 6), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        q, k, v = self.project(x).split((4, 4, 6), -1)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(y[:, -1])
+
+
+def test_where_no_kernel_is_fused_the_map_is_made_in_chunks(monkeypatch, kernel_calls):
+    case = lively(WideValues()), torch.randn(2, 11, 4), 1
+    whole = explained(case, "gradient_x_input")
+    in_chunks(monkeypatch)
+    parts = explained(case, "gradient_x_input")
+    assert gap(whole.scores, parts.scores) < EXACT
+    assert kernel_calls and max(call.queries.shape[-2] for call in kernel_calls) == 3
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
+def test_half_precision_is_no_worse_in_chunks(method, monkeypatch):
+    case = MODELS["ViT"]()
+    model, inputs, target = lively(case[0]), *case[1:]
+    exact = relprop.explain(model, inputs, target, method=method, precision="float64").scores
+    half = model.bfloat16(), inputs.bfloat16(), target
+    whole = relprop.explain(*half, method=method).scores
+    in_chunks(monkeypatch)
+    parts = relprop.explain(*half, method=method).scores
+    assert gap(exact, parts) < 1.5 * gap(exact, whole)
+
+
 def whole_maps(model, inputs, target=1, **options):
     found = relprop.explain(model, inputs, target, **options).facts["whole_maps"]
     return {why for _, _, why in (line.partition(": ") for line in found)}
@@ -186,6 +268,15 @@ def test_what_must_be_whole_is_named(monkeypatch):
         assert found == ({"rule 'mine' is not said to be row-wise"} if whole else set())
 
 
+def test_a_sum_that_is_not_balanced_is_not_taken_for_lemma_2():
+    def of(function, **more):
+        return relprop.rules.Rule(function, "add", "balance", **more)
+
+    assert of(Add()).balancing == Add()
+    assert of(Add(normalise=False)).balancing is None
+    assert of(Add(), lone=relprop.rules.carry).balancing is None
+
+
 def test_a_map_that_the_model_returns_is_whole(monkeypatch):
     config = transformers.BertConfig(**TINY, attn_implementation="eager", output_attentions=True)
     model, inputs = _text(transformers.BertForSequenceClassification, config)
@@ -206,6 +297,20 @@ def test_a_users_row_wise_method_sees_rows(monkeypatch):
     finally:
         relprop.methods.remove("squares")
     assert parts.facts["whole_maps"] == [] and gap(whole.scores, parts.scores) < EXACT
+
+
+def test_a_row_wise_method_that_reads_whole_maps_is_refused(monkeypatch):
+    @relprop.methods.row_wise()
+    def first(at):
+        return {v.site.contraction: v.attention for v in at.sites}
+
+    relprop.methods.register("first", first, class_specific=False)
+    in_chunks(monkeypatch)
+    try:
+        with pytest.raises(relprop.errors.OptionError, match=r"2 of 2 maps.*\n.*at\.matrices"):
+            explained(MODELS["padded BERT"](), "first")
+    finally:
+        relprop.methods.remove("first")
 
 
 def test_the_map_of_a_long_text_is_never_made():
