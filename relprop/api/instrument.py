@@ -32,7 +32,7 @@ from relprop.runner.ask import ask_once
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.question import Question
-from relprop.runner.relevance import walk_terms
+from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
 from relprop.targets import Start, possible_starts
@@ -212,8 +212,9 @@ class Instrument:
             self.session.tell(self.session.notices(plan))
             hooks = self._hooks_by_node()
             with undisturbed(self.session.model), torch.no_grad():
-                walk, books = walk_terms(plan, done.detached(), start.terms, hooks)
-            self._plan, self._books = plan, books
+                passes = Relevance.at_terms(plan, start.terms, hooks)
+                walk = passes.through(plan.order, done.detached())
+            self._plan, self._books = plan, passes.ledger(walk)
             self._relevance = walk.found
         return self._relevance
 

@@ -3,7 +3,8 @@ operation is called once, and no sample can leak into another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
@@ -14,11 +15,53 @@ from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.facts import is_batched
 
 Hook = Callable[[Tensor], Tensor | None]
-#: What becomes of all that has arrived at a node, batch first: a walk, and what it leaves for
-#: nodes further on.
-Passage = Callable[[Tensor], tuple[Walk, Pending]]
+#: What becomes of all that has arrived at a node, batch first, where these are the values: a walk,
+#: and what it leaves for nodes further on.
+Passage = Callable[[Tensor, Values], tuple[Walk, Pending]]
 
-__all__ = ["Hook", "Passage", "Walk", "propagate", "shares_at"]
+__all__ = ["Hook", "Passage", "Passing", "Walk", "pending_at", "propagate", "shares_at"]
+
+
+@dataclass
+class Passing:
+    """Relevance on its way through a plan: what is ``pending``.
+
+    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees
+    the joined relevance of a node, batch first, and may return another. ``passages[node]`` is how
+    relevance passes a node in place of its rule.
+    """
+
+    plan: Plan
+    pending: Pending
+    extras: Mapping[fx.Node, Tensor] = field(default_factory=dict)
+    account: bool = True
+    hooks: Mapping[fx.Node, Hook] = field(default_factory=dict)
+    passages: Mapping[fx.Node, Passage] = field(default_factory=dict)
+
+    def through(self, nodes: Iterable[fx.Node], values: Values) -> Walk:
+        """Take it on through some nodes, the plan's next ones; gives what is handed out there."""
+        whole = Walk()
+        for first, *others in _sections(nodes, self.hooks, self.passages):
+            whole += self._section(first, others, values)
+        return whole
+
+    def _section(self, first: fx.Node, others: list[fx.Node], values: Values) -> Walk:
+        """The same through nodes between two hooks or passages."""
+        plan, pending = self.plan, self.pending
+        arrived = join(plan, first, values, pending.get((first, 0), []))
+        if first in self.hooks and arrived is not None:
+            replaced = self.hooks[first](arrived)
+            arrived = arrived if replaced is None else replaced
+            pending[first, 0] = [arrived]
+        if first in self.passages and arrived is not None:
+            done, left = self.passages[first](arrived, values)
+            del pending[first, 0]
+            for edge, parts in left.items():
+                pending.setdefault(edge, []).extend(parts)
+            return done
+        nodes = [first, *others]
+        done, self.pending = _walk_section(plan, nodes, values, pending, self.extras, self.account)
+        return done
 
 
 def propagate(
@@ -26,43 +69,25 @@ def propagate(
     values: Values,
     starts: Mapping[fx.Node, Tensor],
     *,
-    extras: Mapping[fx.Node, Tensor] | None = None,
     account: bool = True,
     hooks: Mapping[fx.Node, Hook] | None = None,
-    passages: Mapping[fx.Node, Passage] | None = None,
 ) -> Walk:
-    """Relevance ``starts`` (at each start node: batch, *its shape) down through every step.
+    """Relevance ``starts`` (at each start node: batch, *its shape) down through every step."""
+    passing = Passing(plan, pending_at(starts), {}, account, hooks or {})
+    return passing.through(plan.order, values)
 
-    ``extras`` are tensors a method attaches to nodes, batch first. ``hooks[node](relevance)`` sees
-    the joined relevance of a node, batch first, and may return another. ``passages[node]`` is how
-    relevance passes a node in place of its rule.
-    """
-    hooks, passages = hooks or {}, passages or {}
-    whole, pending = Walk(), {(node, 0): [start] for node, start in starts.items()}
-    for first, *others in _sections(plan, hooks, passages):
-        arrived = join(plan, first, values, pending.get((first, 0), []))
-        if first in hooks and arrived is not None:
-            replaced = hooks[first](arrived)
-            arrived = arrived if replaced is None else replaced
-            pending[first, 0] = [arrived]
-        if first in passages and arrived is not None:
-            done, left = passages[first](arrived)
-            del pending[first, 0]
-            for edge, parts in left.items():
-                pending.setdefault(edge, []).extend(parts)
-        else:
-            nodes = [first, *others]
-            done, pending = _walk_section(plan, nodes, values, pending, extras or {}, account)
-        whole += done
-    return whole
+
+def pending_at(starts: Mapping[fx.Node, Tensor]) -> Pending:
+    """Relevance at its start."""
+    return {(node, 0): [start] for node, start in starts.items()}
 
 
 def _sections(
-    plan: Plan, hooks: Mapping[fx.Node, Hook], passages: Mapping[fx.Node, Passage]
+    nodes: Iterable[fx.Node], hooks: Mapping[fx.Node, Hook], passages: Mapping[fx.Node, Passage]
 ) -> list[list[fx.Node]]:
     """The nodes in order, cut before each hooked one, and before and after each passage."""
     sections: list[list[fx.Node]] = [[]]
-    for node in plan.order:
+    for node in nodes:
         if node in passages:
             sections += [[node], []]
             continue

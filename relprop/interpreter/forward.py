@@ -3,7 +3,7 @@ gradient of each sample's target at them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,28 +36,38 @@ class Forward:
         """
         wanted = [n for n in nodes if n in self.watched]
         tensors = [self.watched[n] for n in wanted]
-        if not tensors or not scalars.requires_grad:
-            return {n: torch.zeros_like(t) for n, t in zip(wanted, tensors, strict=True)}
-        try:
-            found = torch.autograd.grad(
-                scalars, tensors, torch.ones_like(scalars), retain_graph=again, allow_unused=True
+        found = pulled([scalars], tensors, [torch.ones_like(scalars)], again=again)
+        return dict(zip(wanted, found, strict=True))
+
+
+def pulled(
+    outputs: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    again: bool,
+) -> list[Tensor]:
+    """The gradients at ``tensors``, from those at ``outputs``; zeros where nothing depends on
+    one. Raises ``RelpropError`` where an operator has no derivative."""
+    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+    if not tensors or not pairs:
+        return [torch.zeros_like(t) for t in tensors]
+    ends, arrived = zip(*pairs, strict=True)
+    try:
+        found = torch.autograd.grad(ends, tensors, arrived, retain_graph=again, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RelpropError(
+            message(
+                f"the gradient cannot be taken: {first_line(error)}",
+                then=[
+                    "give the operator a derivative (torch.library.register_autograd)",
+                    "or do without: use_gradient=False, method='rollout'",
+                ],
             )
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise RelpropError(
-                message(
-                    f"the gradient cannot be taken: {first_line(error)}",
-                    then=[
-                        "give the operator a derivative (torch.library.register_autograd)",
-                        "or do without: use_gradient=False, method='rollout'",
-                    ],
-                )
-            ) from error
-        return {
-            n: torch.zeros_like(t) if g is None else g
-            for n, t, g in zip(wanted, tensors, found, strict=True)
-        }
+        ) from error
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
 
 
 def forward(
@@ -66,9 +76,10 @@ def forward(
     inputs: Inputs,
     keep: Collection[fx.Node],
     watch: Collection[fx.Node],
+    known: Values | None = None,
 ) -> Forward:
-    """Run the program for all samples, with autograd from the first watched node on. Nothing in the
-    model requires grad meanwhile."""
+    """Run the program for all samples, with autograd from the first watched node on, or from what
+    is ``known`` and requires grad. Nothing in the model requires grad meanwhile."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -76,7 +87,7 @@ def forward(
         return watched[node]
 
     with torch.enable_grad():
-        values = execute(program, model, inputs, keep, watch, visit)
+        values = execute(program, model, inputs, keep, watch, visit, known=known)
     return Forward(
         {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
     )

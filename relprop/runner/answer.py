@@ -19,7 +19,8 @@ from relprop.runner.needs import Needs
 from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Run
-from relprop.runner.study import Gradients, Study
+from relprop.runner.study import Study
+from relprop.runner.sweep import Gradients
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
 from relprop.tracer.editing import val
@@ -151,9 +152,8 @@ def _warn_of_nothing(scores: Pairs, study: AttentionStudy) -> None:
     empty = torch.stack([~s.any(1) for s, _ in scores.values()]).all(0)
     if not bool(empty.any()):
         return
-    seen = [v.gradient for v in study.whole] + list(map(study.gradient, study.needs.in_chunks))
-    gradients = [g[empty] for g in seen if g is not None]
-    still = bool(gradients) and not any(bool(g.any()) for g in gradients)
+    moves = study.sweep.moves
+    still = moves is not None and not bool(moves[empty].any())
     cause, then = (
         "nothing positive is left at any attention map",
         ("relprop.check, or e.ledger: where relevance was lost or absorbed"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged
+from relprop.runner.memory import fitted
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
@@ -126,7 +128,8 @@ class Asking:
         needs: dict[int, Needs] = {}
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
-                needs[i] = needs_of(session, question, targets)
+                make = partial(needs_of, session, question, targets)
+                needs[i] = fitted(make, part.batch, self.how.memory, part.inputs.tensors[0].device)
         for one in needs.values():
             one.session.tell(one.notices)
 
@@ -146,17 +149,31 @@ def answers(
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
-    """For each target the explanations by number, from one forward pass for all and one gradient
-    per target. ``compare`` refuses output values that are not the model's, and gives what refuses
-    its gradients."""
-    if not needs:
-        return [{} for _ in targets]
+    """For each target the explanations by number, from one forward pass for all (another one for
+    those whose graph is cut) and one gradient per target. ``compare`` refuses output values that
+    are not the model's, and gives what refuses its gradients."""
+    rows: list[dict[int, Explanation]] = [{} for _ in targets]
+    cut = {i: n for i, n in needs.items() if n.segments}
+    for group in (cut, {i: n for i, n in needs.items() if i not in cut}):
+        if group:
+            found = _answers_of(group, part, targets, compare, refused)
+            rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
+    return rows
+
+
+def _answers_of(
+    needs: Mapping[int, Needs],
+    part: Part,
+    targets: Sequence[object],
+    compare: Callable[[Run], Callable[[], None]],
+    refused: Refused | None,
+) -> list[dict[int, Explanation]]:
+    """The same for questions whose graphs are all cut, or all in one piece."""
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
-    watched = tuple(
-        dict.fromkeys(w for n in asked if "gradient" in n.question.needs for w in n.watch)
-    )
+    whole = [n for n in asked if "gradient" in n.question.needs and not n.segments]
+    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
     if watched:
         done.may_differentiate()
     rows = []

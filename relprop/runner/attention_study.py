@@ -22,7 +22,8 @@ from relprop.runner.matrix_rows import Matrix, MatrixRows, goes_beyond, matrix_r
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
-from relprop.runner.study import Gradients, Study
+from relprop.runner.study import Study
+from relprop.runner.sweep import Gradients
 from relprop.runner.values import (
     LayerValues,
     SiteValues,
@@ -53,7 +54,7 @@ class AttentionStudy(Study):
         self.whole = tuple(
             self._at_site(s) for s in needs.chosen if s.contraction not in needs.in_chunks
         )
-        self.rollup = RollUp(needs, run, start)
+        self.rollup = RollUp(self.sweep)
         self.streams = self.rollup.streams
         self.layers = [self._layer(node, site) for site, node in needs.layers.items()]
         self.features = [self._layer(node) for node in needs.features]

@@ -21,12 +21,13 @@ def sites_in_chunks(
     plan: Plan | None,
     read: Collection[fx.Node],
     streams: int = 1,
+    least: int | None = None,
 ) -> tuple[dict[fx.Node, Attention], list[str]]:
-    """The large sites whose map is never whole, by their contraction; and the others, each with the
-    reason. ``read``: what else is read of the graph; ``streams``: how many inputs have scores over
-    attention."""
-    found = large_attentions(session.program)
-    whole = dict(large_and_whole(session.program))
+    """The large sites (maps of more than ``least`` bytes, or those of a chunk) whose map is never
+    whole, by their contraction; and the others, each with the reason. ``read``: what else is read
+    of the graph; ``streams``: how many inputs have scores over attention."""
+    found = large_attentions(session.program, least)
+    whole = dict(large_and_whole(session.program, least))
     by_question = next(_whole_for(question, streams), "")
     for end, attention in found.items():
         if why := by_question or _whole_here(attention, question, plan, read):

@@ -21,3 +21,4 @@ class Conditions:
     processor: object = None
     trust_remote_code: bool = False
     verify: bool = True
+    memory: int | str | None = "auto"

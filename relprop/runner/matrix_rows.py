@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from relprop.interpreter.crossing import map_rows
-from relprop.interpreter.forward import detached
 from relprop.runner.values import SiteValues, wide
 from relprop.tracer.chunked import Chunk, chunked
 from relprop.tracer.program import Site
@@ -53,10 +52,8 @@ def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
 
 
 def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:
-    held = study.run.forward.values | study.run.forward.watched
     attention, end = study.needs.in_chunks[site.contraction], site.contraction
-    values = {n: detached(held[n]) for n in attention.entering}
-    by = chunked(attention, values, study.program.dtype)
+    by = chunked(attention, study.sweep.holding(end).values, study.program.dtype)
     arrived, plan = study.found_at(end), study.needs.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
     for rows in map_rows(by, wanted, study.gradient(end), relevance):

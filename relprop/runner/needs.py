@@ -3,7 +3,7 @@ which nodes gradients are taken, by which plan relevance will travel. A union of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -27,29 +27,35 @@ from relprop.runner.sites import (
 from relprop.targets import possible_starts
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
+from relprop.tracer.segments import Segment
 
 Nodes = tuple[fx.Node, ...]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """``keep``: nodes whose values are kept. ``watch``: nodes that stay attached to autograd.
+    """``held``: nodes whose values are kept from the forward pass to the answer. ``read``: those
+    that relevance or the roll-up reads in passing. ``watch``: nodes that stay attached to autograd.
     ``plan``: the relevance pass (``None``: no relevance is asked for). ``sites``: the attention
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
-    ``facts``: how the answer is made. ``notices``: what the user is to be warned of."""
+    ``segments``: what runs one after another, if the graph is cut. ``facts``: how the answer is
+    made. ``notices``: what the user is to be warned of."""
 
     session: Session
     question: Question
-    keep: frozenset[fx.Node]
+    held: frozenset[fx.Node]
+    read: frozenset[fx.Node]
     watch: Nodes
     plan: Plan | None
+    rollup: Plan | None = None
     sites: tuple[Site, ...] = ()
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -58,15 +64,44 @@ class Needs:
         """The captured model."""
         return self.session.program
 
+    @property
+    def keep(self) -> frozenset[fx.Node]:
+        """What the forward pass keeps: of a graph that is cut, what crosses a cut."""
+        return self.held.union(*(s.entering for s in self.segments)) | (
+            frozenset() if self.segments else self.read
+        )
 
-def needs_of(session: Session, question: Question, targets: Sequence[object]) -> Needs:
+    def read_at(self, node: fx.Node) -> set[fx.Node]:
+        """The values that are read to make a node's, or to pass it."""
+        if node in self.in_chunks:
+            made = set(self.in_chunks[node].entering)
+        else:
+            made = set(node.all_input_nodes)
+        return made | self._read_in_passing((node,))
+
+    def read_in(self, segment: Segment) -> set[fx.Node]:
+        """The values that are read in passing a segment."""
+        inside = segment.nodes & self.in_chunks.keys()
+        entering = (self.in_chunks[n].entering for n in inside)
+        return self._read_in_passing(segment.nodes).union(*entering)
+
+    def _read_in_passing(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
+        plans = (p for p in (self.plan, self.rollup) if p is not None)
+        found = {n for plan in plans for n in plan.read_at(nodes)}
+        return found & self.read
+
+
+def needs_of(
+    session: Session, question: Question, targets: Sequence[object], least: int | None = None
+) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
-    for this model."""
+    for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
+    whole, where they need not be."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, possible_starts(session.program, list(targets)))
+    return of(session, question, possible_starts(session.program, list(targets)), least)
 
 
-def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs:
+def needs_at_input(session: Session, question: Question, starts: Nodes, least: int | None) -> Needs:
     """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
         raise OptionError(
@@ -79,11 +114,12 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
-    in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset())
+    in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
     return Needs(
         session,
         question,
-        keep=frozenset(leaves) | _read_by(plan, in_chunks),
+        held=frozenset(leaves),
+        read=_read_by(plan, in_chunks),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
@@ -92,7 +128,9 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
     )
 
 
-def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
+def needs_over_attention(
+    session: Session, question: Question, starts: Nodes, least: int | None
+) -> Needs:
     """What a method over attention needs."""
     sites = sites_between(session, starts)
     layers = chosen_layers(question.settings.get("layers"), len(sites))
@@ -109,23 +147,25 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
     apart = session.past_attention(starts, streams)
     outputs = _layer_outputs(session, question, sites, chosen, starts)
     features = _features(session, question, chosen)
-    read = (
-        rollup.keep
-        | {n for s in streams for n in placing(s, session.flow)}
+    held = (
+        {n for s in streams for n in placing(s, session.flow)}
         | {*outputs.values(), *features}
         | _read_by_method(session, question, chosen, outputs)
     )
-    in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams))
+    read = rollup.keep | held
+    in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     return Needs(
         session,
         question,
-        keep=read | whole | _read_by(plan, in_chunks),
+        held=frozenset(held | whole),
+        read=rollup.keep | _read_by(plan, in_chunks),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
         ),
         plan=plan,
+        rollup=rollup,
         sites=sites,
         chosen=chosen,
         layers=outputs,

@@ -3,11 +3,12 @@ books are combined linearly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from relprop.interpreter.batch import Passage, Walk, propagate
+from relprop.interpreter.batch import Passage, Passing, Walk, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.walk import Pending
@@ -22,44 +23,60 @@ from relprop.tracer.queries import Attention
 Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
 
 
-def relevance_of(needs: Needs, run: Run, start: Start) -> tuple[Walk, Ledger | None]:
-    """The relevance pass of every term, combined linearly; nothing where none is asked for."""
-    if needs.plan is None:
-        return Walk(), None
-    values = run.detached()
-    by_value = needs.question.by.starts_with == "output"
-    terms = start.contributions(values) if by_value else start.terms
-    return walk_terms(needs.plan, values, terms, needs.question.hooks, needs.in_chunks)
+@dataclass(frozen=True)
+class Relevance:
+    """The relevance passes of a target's terms, on their way. ``started``: the relevance that they
+    began with, (batch,)."""
+
+    plan: Plan
+    passings: tuple[tuple[float, Passing], ...]
+    started: Tensor
+
+    @classmethod
+    def of(cls, needs: Needs, run: Run, start: Start) -> Relevance:
+        """Of a target, as a question asks for it."""
+        assert needs.plan is not None
+        by_value = needs.question.by.starts_with == "output"
+        terms = start.contributions(run.detached()) if by_value else start.terms
+        return cls.at_terms(needs.plan, terms, needs.question.hooks, needs.in_chunks)
+
+    @classmethod
+    def at_terms(
+        cls,
+        plan: Plan,
+        terms: Iterable[Term],
+        hooks: Hooks,
+        in_chunks: Mapping[fx.Node, Attention] | None = None,
+    ) -> Relevance:
+        """Of the ``terms`` of a target, before their first step. ``in_chunks``: the sites that
+        relevance passes some queries at a time."""
+        passages = {n: _passage(plan, a) for n, a in (in_chunks or {}).items()}
+        passings, sums = list[tuple[float, Passing]](), list[Tensor]()
+        for term in terms:
+            seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
+            one = Passing(plan, pending_at(seeds), hooks=hooks, passages=passages)
+            passings.append((term.coefficient, one))
+            sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
+        return cls(plan, tuple(passings), sum(sums[1:], sums[0]))
+
+    def through(self, nodes: Collection[fx.Node], values: Values) -> Walk:
+        """On through some nodes of the graph: Σ coefficient · walk, as one walk."""
+        here = [n for n in self.plan.order if n in nodes]
+        walks = [c * passing.through(here, values) for c, passing in self.passings]
+        return sum(walks[1:], walks[0])
+
+    def ledger(self, walk: Walk) -> Ledger:
+        """The books of the whole ``walk``."""
+        reached = {_end_name(self.plan.program, n): amount for n, amount in walk.ended.items()}
+        like = next(iter(reached.values()), self.started)
+        return Ledger(tuple(walk.accounts), self.started.to(like.dtype), reached)
 
 
-def walk_terms(
-    plan: Plan,
-    values: Values,
-    terms: Iterable[Term],
-    hooks: Hooks,
-    in_chunks: Mapping[fx.Node, Attention] | None = None,
-) -> tuple[Walk, Ledger]:
-    """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger.
-    ``in_chunks``: the sites that relevance passes some queries at a time."""
-    walks: list[Walk] = []
-    sums: list[Tensor] = []
-    passages = {n: _passage(plan, a, values) for n, a in (in_chunks or {}).items()}
-    for term in terms:
-        seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-        done = propagate(plan, values, seeds, hooks=hooks, passages=passages)
-        walks.append(term.coefficient * done)
-        sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
-    whole, started = sum(walks[1:], walks[0]), sum(sums[1:], sums[0])
-    reached = {_end_name(plan.program, n): amount for n, amount in whole.ended.items()}
-    like = next(iter(reached.values()), started)
-    return whole, Ledger(tuple(whole.accounts), started.to(like.dtype), reached)
-
-
-def _passage(plan: Plan, attention: Attention, values: Values) -> Passage:
+def _passage(plan: Plan, attention: Attention) -> Passage:
     """How relevance passes a site in chunks; what arrived at its result is handed out, too."""
     crossing = Crossing.through(plan, attention)
 
-    def passage(arrived: Tensor) -> tuple[Walk, Pending]:
+    def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
         done, left = crossing.whole(values, arrived)
         return Walk({attention.site.contraction: arrived}) + done, left
 

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
-from relprop.interpreter.batch import Passage, propagate
+from relprop.interpreter.batch import Passage, Passing, pending_at
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
 from relprop.rollup import Stream, token_axes, tokens_of
 from relprop.rules.fields import attended_once, of_queries, of_values, taken_once, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.matrix_rows import Matrix, MatrixRows
-from relprop.runner.needs import Needs
-from relprop.runner.run import Run
-from relprop.targets import Start
-from relprop.tracer.calls import per_sample
+from relprop.runner.sweep import Sweep
+from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.chunked import Chunk
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
@@ -35,10 +33,11 @@ Matrices = Mapping[fx.Node, Tensor]
 class RollUp:
     """Walks from a target's start to the token tensors of a run's streams."""
 
-    def __init__(self, needs: Needs, run: Run, start: Start) -> None:
-        self.needs, self.run, self.start = needs, run, start
-        self.session, self.program = needs.session, needs.program
-        self.plan, self.streams = self.session.rollup(tuple(start.field), needs.sites)
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.needs, self.run, self.start = sweep.needs, sweep.run, sweep.start
+        self.session, self.program = self.needs.session, self.needs.program
+        self.plan, self.streams = self.session.rollup(tuple(self.start.field), self.needs.sites)
         if not self.streams:
             raise RollUpError(
                 "the roll-up does not arrive: no explained input feeds the attention sites"
@@ -183,10 +182,13 @@ class RollUp:
         extras: Matrices,
         passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
-        values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
-        return propagate(
-            plan, values, starts, extras=extras, account=False, passages=passages
-        ).found
+        passing = Passing(plan, pending_at(starts), extras, account=False, passages=passages or {})
+        found: dict[fx.Node, Tensor] = {}
+        for part in self.sweep.backward():
+            here = [n for n in plan.order if n in part.nodes]
+            values = {n: v for n, v in part.values.items() if n in plan.keep}
+            found |= passing.through(here, values).found
+        return found
 
     def _in_parts(
         self, node: fx.Node, rows: MatrixRows, channels: Channels, taken: Taken
@@ -241,7 +243,7 @@ def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> 
     at, queries = (0, -1) if transposed else (1, -2)
     values = tuple(val(step.operands[at]).shape)
 
-    def passage(field: Tensor) -> tuple[Walk, Pending]:
+    def passage(field: Tensor, _: Values) -> tuple[Walk, Pending]:
         numbers, there = per_sample(lambda f: of_queries(f, values, transposed=transposed), field)
 
         def present(chunk: Chunk) -> bool:

@@ -84,13 +84,17 @@ class Run:
 
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
-    """One forward pass for all of them, keeping what the passes for their targets read and nothing
-    else."""
+    """One forward pass for all of them, whose graphs are all cut or all in one piece, keeping what
+    the passes for their targets read and nothing else."""
     session = needs[0].session
     keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
-    watch = dict.fromkeys(node for n in needs for node in n.watch)
+    cut = any(n.segments for n in needs)
+    watch = () if cut else dict.fromkeys(node for n in needs for node in n.watch)
     done = forward(session.program, session.model, part.inputs, keep, watch)
     refuse_nonfinite(session, done)
+    if cut:  # autograd begins at the outputs; segments are differentiated one by one
+        ends = session.program.floating_outputs
+        done.values |= {n: done.values[n].detach().requires_grad_() for n in ends}
     return Run(part, done)
 
 

@@ -12,8 +12,8 @@ from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import Ledger
 from relprop.runner.method import Options
 from relprop.runner.needs import Needs
-from relprop.runner.relevance import relevance_of
 from relprop.runner.run import Run
+from relprop.runner.sweep import Gradients, Sweep
 from relprop.runner.values import (
     wide,
     with_leading_one,
@@ -21,28 +21,25 @@ from relprop.runner.values import (
 from relprop.targets import Start
 from relprop.tracer.run import execute
 
-Gradients = Mapping[fx.Node, Tensor]
-
 
 class Study:
     """A question, the run that answers it, and where the target's relevance starts. ``gradients``:
-    ∂y_t/∂ at the run's watched nodes, if they were asked for."""
+    ∂y_t/∂ at the run's watched nodes, if they were asked for and the graph is not cut."""
 
     def __init__(
         self, needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
     ) -> None:
         self.needs, self.run, self.target, self.start = needs, run, target, start
-        self._gradients = gradients if "gradient" in needs.question.needs else {}
         self.session, self.program = needs.session, needs.program
         self.settings: Options = {
             name: run.part.cut(value) for name, value in needs.question.settings.items()
         }
-        self._walk = relevance_of(needs, run, start)
+        self.sweep = Sweep(needs, run, start, gradients)
 
     @property
     def ledger(self) -> Ledger | None:
         """The books of the relevance pass; ``None`` without one."""
-        return self._walk[1]
+        return self.sweep.ledger
 
     def relevance(self, node: fx.Node) -> Tensor | None:
         """Relevance at a node, batch first; zeros where none arrived (the target does not depend on
@@ -57,11 +54,11 @@ class Study:
 
     def found_at(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""
-        return self._walk[0].found.get(node)
+        return self.sweep.found(node)
 
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node, batch first; ``None`` if it was not asked for."""
-        found = self._gradients.get(node)
+        found = self.sweep.gradient(node)
         return None if found is None else wide(found)
 
     def value(self, node: fx.Node) -> Tensor:

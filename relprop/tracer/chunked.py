@@ -212,19 +212,22 @@ def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node
     }
 
 
-def large_attentions(program: Program) -> Mapping[fx.Node, Attention]:
-    """The sites whose map is larger than a chunk and can be cut by queries."""
-    found = _large(program).items()
+def large_attentions(program: Program, least: int | None = None) -> Mapping[fx.Node, Attention]:
+    """The sites whose map has more than ``least`` bytes, or those of a chunk, and can be cut by
+    queries."""
+    found = _large(program, least).items()
     return {end: a for end, a in found if isinstance(a, Attention)}
 
 
-def large_and_whole(program: Program) -> Mapping[fx.Node, str]:
-    """The sites whose map is larger than a chunk and must be whole, and why."""
-    return {end: why for end, why in _large(program).items() if isinstance(why, str)}
+def large_and_whole(program: Program, least: int | None = None) -> Mapping[fx.Node, str]:
+    """The sites whose map has more than ``least`` bytes, or those of a chunk, and must be whole,
+    and why."""
+    return {end: why for end, why in _large(program, least).items() if isinstance(why, str)}
 
 
-def _large(program: Program) -> dict[fx.Node, Attention | str]:
+def _large(program: Program, least: int | None) -> dict[fx.Node, Attention | str]:
     found = program.memo.once(
         "attentions", lambda: {s: attention_of(program, s) for s in program.sites}
     )
-    return {s.contraction: a for s, a in found.items() if map_bytes(s) > CHUNK_BYTES}
+    least = CHUNK_BYTES if least is None else least
+    return {s.contraction: a for s, a in found.items() if map_bytes(s) > least}

@@ -34,24 +34,27 @@ def execute(
     visit: Visit | None = None,
     *,
     attached: bool = False,
+    known: Values | None = None,
 ) -> Values:
     """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the
     value of a node in ``watch`` as it is made.
 
     Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
     graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
-    section reads is freed unless kept. A large attention site of whose map nothing is kept or
-    watched runs some queries at a time, a section of its own.
+    section reads is freed unless kept. What is ``known`` is not worked out again, nor what it alone
+    is made of. A large attention site of whose map nothing is kept or watched runs some queries at
+    a time, a section of its own.
     """
-    kept, values = set(keep), dict[fx.Node, Value]()
+    kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch})
-    stacked = iter(inputs.stacked())
-    sections = _sections(_wanted(program.graph, kept | set(watch), sites), set(watch), sites)
+    stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
+    wanted = _wanted(program.graph, kept | set(watch), sites, known)
+    sections = _sections(wanted, set(watch), sites)
     later = _read_later(sections, sites)
     for nodes, still in zip(sections, later, strict=True):
         for node in nodes:
             if node.op == "placeholder":
-                given = next(stacked)
+                given = stacked[node]
                 values[node] = cast(given if attached else normal(given), program.dtype)
             elif node.op == "get_attr":
                 values[node] = cast(
@@ -59,13 +62,13 @@ def execute(
                 )
             elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
-        wanted = [n for n in nodes if n in kept or n in still]
+        leaving = [n for n in nodes if n in kept or n in still or n in watch]
         if nodes[0] in sites:
             values[nodes[0]] = sites[nodes[0]].run(values, program.dtype)
         else:
             _run_section(
                 [n for n in nodes if n.op == "call_function" and is_batched(n)],
-                wanted,
+                leaving,
                 values,
                 program.dtype,
             )
@@ -82,17 +85,22 @@ def _reads(node: fx.Node, sites: Mapping[fx.Node, ByQueries]) -> tuple[fx.Node, 
 
 
 def _wanted(
-    graph: fx.Graph, asked: set[fx.Node], sites: Mapping[fx.Node, ByQueries]
+    graph: fx.Graph,
+    asked: set[fx.Node],
+    sites: Mapping[fx.Node, ByQueries],
+    known: Values | None,
 ) -> list[fx.Node]:
-    """The graph's nodes in order, without those inside ``sites``."""
+    """The nodes to run, in order: all but those inside ``sites``; beyond what is ``known``, those
+    alone that what is ``asked`` depends on."""
     nodes = list(graph.nodes)
-    if not sites:
+    if not sites and known is None:
         return nodes
-    read = asked | {n for n in nodes if n.op in ("placeholder", "output")}
+    read = asked | {n for n in nodes if n.op in ("placeholder", "output") and known is None}
+    found = known or {}
     for node in reversed(nodes):
-        if node in read:
+        if node in read and node not in found:
             read.update(_reads(node, sites) if node.op != "output" else node.all_input_nodes)
-    return [n for n in nodes if n in read]
+    return [n for n in nodes if n in read and n not in found]
 
 
 def _sections(
@@ -119,7 +127,7 @@ def _read_later(
     after: list[set[fx.Node]] = [set()]
     for nodes in reversed(sections[1:]):
         after.append(after[-1] | {i for n in nodes for i in _reads(n, sites)})
-    return after[::-1]
+    return after[::-1][: len(sections)]
 
 
 def _run_section(

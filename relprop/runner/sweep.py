@@ -1,0 +1,191 @@
+"""The passes of one target, backward through the graph's segments: the last one is run again, its
+gradient is taken and relevance walks through it, then it is let go and the one before it follows. A
+graph that is not cut is one segment, which the forward pass has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, fx
+
+from relprop.interpreter.forward import detached, forward, pulled
+from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.walk import Walk
+from relprop.runner.needs import Needs
+from relprop.runner.relevance import Relevance
+from relprop.runner.run import Run
+from relprop.targets import Start
+from relprop.tracer.calls import Values
+from relprop.tracer.program import is_floating
+from relprop.tracer.segments import Segment
+
+Gradients = Mapping[fx.Node, Tensor]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A segment that is loaded: the ``values`` that rules and the roll-up read, and, if they were
+    asked for, ∂y_t/∂ at the watched nodes and the relevance ``found`` at the wanted ones, all batch
+    first."""
+
+    nodes: frozenset[fx.Node]
+    values: Values
+    gradients: Gradients = field(default_factory=dict)
+    found: Gradients = field(default_factory=dict)
+
+
+@dataclass
+class _Under:
+    """What is under way between two segments: gradients at what enters the last one, relevance, and
+    what was found that outlives its segment."""
+
+    gradients: dict[fx.Node, Tensor]
+    relevance: Relevance | None
+    walk: Walk = field(default_factory=Walk)
+    kept: dict[fx.Node, Tensor] = field(default_factory=dict)
+    moves: Tensor | None = None
+
+
+class Sweep:
+    """What a target's passes find, segment by segment. ``gradients``: ∂y_t/∂ at the run's watched
+    nodes, if they were asked for and the graph is not cut."""
+
+    def __init__(self, needs: Needs, run: Run, start: Start, gradients: Gradients) -> None:
+        self.needs, self.run, self.start = needs, run, start
+        self.gradients = gradients if self._differentiates else {}
+        self._here: Stretch | None = None
+        self._ended: _Under | None = None
+
+    @property
+    def _differentiates(self) -> bool:
+        return "gradient" in self.needs.question.needs
+
+    def backward(self) -> Iterator[Stretch]:
+        """All segments, the last one first, each loaded while it is looked at."""
+        if not self.needs.segments:
+            yield self._whole
+            return
+        under = _Under(self._at_outputs(), self._relevance())
+        for segment in reversed(self.needs.segments):
+            self._here = None
+            self._here = self._loaded(segment, under)
+            yield self._here
+        self._ended = under
+
+    def holding(self, node: fx.Node) -> Stretch:
+        """The segment that holds a node, loaded."""
+        if self._here is None or node not in self._here.nodes:
+            next(s for s in self.backward() if node in s.nodes)
+        assert self._here is not None
+        return self._here
+
+    @property
+    def _outcome(self) -> _Under:
+        """What outlives its segment, once all have been passed."""
+        if self._ended is None:
+            for _ in self.backward():
+                pass
+        assert self._ended is not None
+        return self._ended
+
+    def found(self, node: fx.Node) -> Tensor | None:
+        """The relevance that arrived at a node; ``None`` where none did."""
+        if node in self.needs.in_chunks or not self.needs.segments:
+            return self.holding(node).found.get(node)
+        return self._outcome.walk.found.get(node)
+
+    def gradient(self, node: fx.Node) -> Tensor | None:
+        """∂y_t/∂ at a watched node; ``None`` if it was not asked for."""
+        if node in self.needs.in_chunks or not self.needs.segments:
+            return self.holding(node).gradients.get(node)
+        return self._outcome.kept.get(node)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The books of the relevance pass; ``None`` without one."""
+        done = self._outcome
+        return None if done.relevance is None else done.relevance.ledger(done.walk)
+
+    @property
+    def moves(self) -> Tensor | None:
+        """For which samples y_t changes with any attention map, (batch,); ``None`` without
+        gradients."""
+        if self.needs.segments:
+            return self._outcome.moves
+        nodes = {n for s in self.needs.chosen for n in (s.attention, s.contraction)}
+        return _moving(g for n, g in self.gradients.items() if n in nodes)
+
+    # -- a graph in one piece
+
+    @cached_property
+    def _whole(self) -> Stretch:
+        """All of a graph that is not cut, as the forward pass has left it."""
+        relevance, forward = self._relevance(), self.run.forward
+        values = {n: detached(v) for n, v in (forward.values | forward.watched).items()}
+        walk, nodes = Walk(), frozenset(self.needs.program.graph.nodes)
+        if relevance is not None:
+            walk = relevance.through(nodes, values)
+        self._here = Stretch(nodes, values, self.gradients, walk.found)
+        self._ended = _Under({}, relevance, walk)
+        return self._here
+
+    # -- a graph in segments
+
+    def _relevance(self) -> Relevance | None:
+        return None if self.needs.plan is None else Relevance.of(self.needs, self.run, self.start)
+
+    def _at_outputs(self) -> dict[fx.Node, Tensor]:
+        """∂y_t/∂ at the model's outputs."""
+        if not self._differentiates:
+            return {}
+        held = self.run.forward.values
+        nodes, scalars = self.needs.program.floating_outputs, self.start.scalars
+        ends = [held[n] for n in nodes]
+        found = pulled([scalars], ends, [torch.ones_like(scalars)], again=True)
+        return dict(zip(nodes, found, strict=True))
+
+    def _loaded(self, segment: Segment, under: _Under) -> Stretch:
+        """A segment run again, with what becomes of gradient and relevance in it."""
+        values, gradients = self._values_and_gradients(segment, under)
+        walk = Walk()
+        if under.relevance is not None:
+            walk = under.relevance.through(segment.nodes, values)
+        inside = self.needs.in_chunks
+        under.walk += Walk(
+            {n: r for n, r in walk.found.items() if n not in inside}, walk.accounts, walk.ended
+        )
+        under.kept |= {n: g for n, g in gradients.items() if n not in inside}
+        moving = _moving(g for n, g in gradients.items() if n in inside)
+        if moving is not None:
+            under.moves = moving if under.moves is None else under.moves | moving
+        return Stretch(segment.nodes, values, gradients, walk.found)
+
+    def _values_and_gradients(
+        self, segment: Segment, under: _Under
+    ) -> tuple[Values, dict[fx.Node, Tensor]]:
+        needs, run, held = self.needs, self.run, self.run.forward.values
+        known = {n: detached(held[n]) for n in segment.entering}
+        leaves = [n for n in segment.entering if is_floating(n)] if under.gradients else []
+        known |= {n: known[n].requires_grad_() for n in leaves}
+        ends = [n for n in under.gradients if n in segment.nodes]
+        watched = [n for n in needs.watch if n in segment.nodes] if under.gradients else []
+        keep = needs.read_in(segment) - known.keys()
+        model = needs.session.model
+        done = forward(needs.program, model, run.inputs, keep, {*ends, *watched}, known)
+        tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
+        arrived = [under.gradients.pop(n) for n in ends]
+        found = pulled([done.watched[n] for n in ends], tensors, arrived, again=False)
+        for node, gradient in zip(leaves, found[len(watched) :], strict=True):
+            before = under.gradients.get(node)
+            under.gradients[node] = gradient if before is None else before + gradient
+        values = {n: detached(v) for n, v in (known | done.values | done.watched).items()}
+        return values, dict(zip(watched, found, strict=False))
+
+
+def _moving(gradients: Iterable[Tensor]) -> Tensor | None:
+    """In which samples any of these is not 0, (batch,); ``None`` of none."""
+    found = [g.flatten(1).any(1) for g in gradients]
+    return torch.stack(found).any(0) if found else None
