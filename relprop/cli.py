@@ -70,6 +70,7 @@ def explain(
     limit: options.Limit = None,
     on_error: options.OnError = "stop",
     precision: options.Precision = None,
+    memory: options.Memory = "auto",
     max_length: options.MaxLength = None,
     trust_remote_code: options.Trust = False,
 ) -> None:
@@ -78,7 +79,7 @@ def explain(
     from relprop.commands.explain import Answer
     from relprop.commands.explain import explain as run
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code)
+    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
     run(
         Asked(opening, input, text, text_file, stream),
         AskedDataSet(data or "", data_option or (), resume, batch_size, limit, on_error),
@@ -99,6 +100,7 @@ def compare(
     json_output: options.Json = False,
     stream: options.Stream = None,
     precision: options.Precision = None,
+    memory: options.Memory = "auto",
     max_length: options.MaxLength = None,
     trust_remote_code: options.Trust = False,
 ) -> None:
@@ -106,7 +108,7 @@ def compare(
     correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code)
+    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
     asked = Asked(opening, input, text, text_file, stream)
     run(asked, target, method or (), out or (), force=force, json_output=json_output)
 

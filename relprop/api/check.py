@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from relprop.api.check_report import Arrival, Report, Row
+from relprop.api.check_report import Arrival, Need, Report, Row
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import input_level
 from relprop.opening import check_devices
@@ -21,6 +21,9 @@ from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged, other_gradients, slopes_of
+from relprop.runner.memory import estimated
+from relprop.runner.needs import Needs, needs_of
+from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
@@ -65,8 +68,10 @@ def check(
             plan = make_plan(
                 session.program, model, session.rules, starts, wanted, on_unknown="collect"
             )
+            report = _report(session, plan, starts)
             return replace(
-                _report(session, plan, starts),
+                report,
+                memory=_memory(session, bound.batch) if report.ok else (),
                 compared=judge.said,
                 functions=found.functions,
                 gradient_error=other_gradients(found) if found.error else "",
@@ -116,6 +121,18 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
         constant_lookups=session.constant_lookups(),
         **vars(_arrival(session, plan, starts)),
     )
+
+
+def _memory(session: Session, batch: int) -> tuple[Need, ...]:
+    """What the default method needs for inputs as long as these, and for longer ones."""
+
+    def make(least: int | None) -> Needs:
+        return needs_of(session, Question("transformer_attribution"), [None], least)
+
+    try:
+        return tuple(Need(longer, *estimated(make, batch, longer)) for longer in (1, 2, 4))
+    except RelpropError:
+        return ()
 
 
 def _found(plan: Plan, kind: str) -> tuple[str, ...]:

@@ -20,6 +20,20 @@ class Row:
     rule: str
 
 
+@dataclass(frozen=True)
+class Need:
+    """About how many bytes an explanation takes beside the model, for inputs ``longer`` times as
+    long as these: in one piece, and in as many segments as ``memory=`` may make of it."""
+
+    longer: int
+    whole: int
+    least: int
+
+    def __str__(self) -> str:
+        sizes = " or ".join(f"{b / 1e6:,.0f} MB" for b in sorted({self.whole, self.least}))
+        return sizes if self.longer == 1 else f"{sizes} for {self.longer} × the tokens"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Captured:
     """How the model was captured, and how it compares with its graph: see ``Report``."""
@@ -53,7 +67,8 @@ class Report(Captured, Arrival):
     ``compared`` says what came of running the model itself. ``functions`` are its classes of
     ``torch.autograd.Function`` with a backward of their own: the derivative of what their forward
     does is used in its place. ``gradient_error`` says that this is another gradient, which
-    ``explain`` refuses where it needs one.
+    ``explain`` refuses where it needs one. ``memory``: what the default method takes beside the
+    model, at this length and at others.
 
     A model without token attention is not ``ok``, since the default method does not apply to it,
     but it can be explained at its input: see ``methods``.
@@ -67,6 +82,7 @@ class Report(Captured, Arrival):
     unknown: tuple[str, ...] = ()
     hidden_sites: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
+    memory: tuple[Need, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -113,6 +129,8 @@ class Report(Captured, Arrival):
         yield f"  attention sites      {len(self.sites)}" + (f": {first}" if self.sites else "")
         yield f"  roll-up arrives at   {', '.join(self.rollup) if self.rollup else 'nothing'}"
         yield f"  methods that apply   {', '.join(self.methods)}"
+        if self.memory:
+            yield f"  memory, about        {'; '.join(map(str, self.memory))}"
 
     def _remarks(self) -> Iterator[str]:
         """A line for everything that is not as one would expect."""

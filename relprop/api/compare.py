@@ -17,6 +17,7 @@ from relprop.methods import METHODS, method_named
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
 from relprop.runner.fusion import FUSIONS
+from relprop.runner.memory import Memory, checked_memory
 from relprop.runner.question import Question, checked_keep
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def compare(
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,
+    memory: Memory = "auto",
 ) -> Comparison:
     """Explanations by several methods, from one forward pass and one gradient for all that can
     share them.
@@ -176,6 +178,7 @@ def compare(
         processor,
         trust_remote_code,
         verify,
+        checked_memory(memory),
     )
     refused: dict[int, RelpropError] = {}
     (found,) = ask(model, inputs, [target], list(questions.values()), how, refused)

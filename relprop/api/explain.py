@@ -14,6 +14,7 @@ from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
+from relprop.runner.memory import Memory, checked_memory
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.session import chosen_inputs, traced
 from relprop.tracer.binding import bind, refuse_unlike
@@ -37,6 +38,7 @@ def explain(
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,
+    memory: Memory = "auto",
     **method_options: Any,
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
@@ -82,6 +84,10 @@ def explain(
         verify: run the model itself, once, on the whole batch, and refuse an explanation of
             anything else than what it returns; ``facts["compared"]`` says what came of it
             (docs/own-model.md). ``False``: trust the captured graph.
+        memory: about how many bytes the answer may take beside the model. If it would take more,
+            the graph is cut into segments that run one after another, for one more forward pass;
+            the numbers stay the same. ``"auto"``: half of what is free; ``None``: no limit.
+            ``facts["segments"]`` says how many there were (docs/scale.md).
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
@@ -108,6 +114,7 @@ def explain(
         processor=processor,
         trust_remote_code=trust_remote_code,
         verify=verify,
+        memory=memory,
         **method_options,
     )[0]
 
@@ -128,6 +135,7 @@ def explain_many(
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,
+    memory: Memory = "auto",
     **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
@@ -142,6 +150,7 @@ def explain_many(
         processor,
         trust_remote_code,
         verify,
+        checked_memory(memory),
     )
     return [row[0] for row in ask(model, inputs, targets, [question], how)]  # type: ignore[misc]
 

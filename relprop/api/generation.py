@@ -17,6 +17,7 @@ from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
+from relprop.runner.memory import Memory, checked_memory
 from relprop.runner.question import Question, checked_keep
 from relprop.targets.index import Nothing, Output
 
@@ -105,6 +106,7 @@ def explain_generation(
     keep: str | Iterable[str] = (),
     progress: bool = False,
     trust_remote_code: bool = False,
+    memory: Memory = "auto",
     **method_options: Any,
 ) -> Generation:
     """One explanation per generated token, over the prompt and the output before it. The model is
@@ -160,7 +162,9 @@ def explain_generation(
         seed=seed,
     )
     question = Question(method, method_options, rules, checked_keep(keep))
-    how = Conditions(batch_size, None, precision, on_unknown, progress)
+    how = Conditions(
+        batch_size, None, precision, on_unknown, progress, memory=checked_memory(memory)
+    )
     rows = ask(model, whole.inputs, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from relprop.commands.telling import WrongUsage
+
 
 @dataclass(frozen=True)
 class AskedModel:
@@ -16,6 +18,17 @@ class AskedModel:
     precision: str | None = None
     max_length: int | None = None
     trust_remote_code: bool = False
+    memory: str = "auto"
+
+    @property
+    def bytes(self) -> int | str | None:
+        """``memory`` as ``explain`` takes it. Raises ``WrongUsage`` for what is neither."""
+        if self.memory in ("auto", "none"):
+            return "auto" if self.memory == "auto" else None
+        try:
+            return int(float(self.memory))
+        except ValueError:
+            raise WrongUsage(f"--memory {self.memory}: a number of bytes, auto or none") from None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Asked
+from relprop.commands.asked import Asked, AskedModel
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_input
 from relprop.commands.showing import json_of as explanation_as_json
@@ -45,7 +45,7 @@ def compare(
         subject = open_subject(asked.model, given)
         wanted = subject.target(target)
         steps.next("explaining by each method")
-        found = _compared(subject, chosen, wanted, asked.model.precision)
+        found = _compared(subject, chosen, wanted, asked.model)
         if asked.stream is None and any(out.suffix.lower() == ".png" for out in outs):
             refuse_several(next(iter(found.explanations.values())))
         writers = {
@@ -59,9 +59,7 @@ def compare(
         tell("\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)]))
 
 
-def _compared(
-    subject: Subject, methods: list[Any], target: Any, precision: str | None
-) -> Comparison:
+def _compared(subject: Subject, methods: list[Any], target: Any, model: AskedModel) -> Comparison:
     from relprop.api.compare import compare
 
     return compare(
@@ -69,7 +67,8 @@ def _compared(
         subject.inputs,
         methods or None,
         target,
-        precision=precision,
+        precision=model.precision,
+        memory=model.bytes,
         processor=subject.processor,
     )
 

@@ -52,6 +52,7 @@ def explain_all(
         max_length=model.max_length,
         limit=data.limit,
         precision=model.precision,
+        memory=model.bytes,
     )
     summary = _run(work, data, out)
     if json_output:

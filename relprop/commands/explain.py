@@ -107,7 +107,8 @@ def _explain_one(asked: Asked, answer: Answer) -> None:
         subject = open_subject(asked.model, given)
         targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
-        options |= {"method": method, "precision": asked.model.precision}
+        how = asked.model
+        options |= {"method": method, "precision": how.precision, "memory": how.bytes}
         endings = {out.suffix.lower() for out in answer.outs}
         keep = ("blocks", "matrix") if ".html" in endings else ()  # a page shows all of it
         found = _explained(subject, targets, keep, **options)

@@ -52,6 +52,13 @@ Rules = Annotated[
 Precision = Annotated[
     str | None, typer.Option(help="float32 or float64; the model's own if not given.")
 ]
+Memory = Annotated[
+    str,
+    typer.Option(
+        help="How many bytes an answer may take beside the model (4e9), auto (half of what is "
+        "free) or none. Above, the graph is cut into segments."
+    ),
+]
 MaxLength = Annotated[int | None, typer.Option(help="Longer texts are cut to so many tokens.")]
 Stream = Annotated[
     str | None,

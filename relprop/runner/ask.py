@@ -19,6 +19,8 @@ from relprop.errors import (
     RollUpError,
     RuleError,
     TargetError,
+    message,
+    warn,
 )
 from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
@@ -26,7 +28,7 @@ from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged
-from relprop.runner.memory import fitted
+from relprop.runner.memory import Memory, fitted, out_of_memory
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
@@ -124,19 +126,34 @@ class Asking:
 
     def _answers(self, sessions: Sequence[Session], part: Part, heard_at: int) -> Rows:
         """One part of the batch: one forward pass, which is compared with the model's own."""
+        try:
+            return self._answered(sessions, part, heard_at, self.how.memory)
+        except (RelpropError, RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or self.how.memory == 0:
+                raise
+            fact = "there is no memory left; once more, with the graph cut into segments"
+            warn(message(fact, then=["memory= says how much an answer may take (docs/scale.md)"]))
+        return self._answered(sessions, part, heard_at, 0)
+
+    def _answered(
+        self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
+    ) -> Rows:
         targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
         needs: dict[int, Needs] = {}
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
                 make = partial(needs_of, session, question, targets)
-                needs[i] = fitted(make, part.batch, self.how.memory, part.inputs.tensors[0].device)
+                needs[i] = fitted(make, part.batch, memory, part.inputs.tensors[0].device)
         for one in needs.values():
             one.session.tell(one.notices)
 
         def compare(done: Run) -> Callable[[], None]:
             starts = possible_starts(sessions[0].program, targets)
             heard = Heard(part.inputs, heard_at, starts)
-            return self.judge.compare(sessions[0], heard, done.forward.values)
+            found = self.judge.compare(sessions[0], heard, done.forward.values)
+            if done.cut:
+                self.judge.leave_gradients("the graph is cut into segments, to fit memory=")
+            return found
 
         found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]

@@ -114,6 +114,11 @@ class Judge:
             return lambda: None
         return lambda: self._differentiate(session, heard)
 
+    def leave_gradients(self, why: str) -> None:
+        """Say that they are not compared."""
+        if self.verify:
+            self._say(f"gradients not compared: {why}")
+
     def _differentiate(self, session: Session, heard: Heard) -> None:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:

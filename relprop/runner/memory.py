@@ -3,7 +3,7 @@ anything runs; and where the graph is cut so that it takes less."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +13,31 @@ import torch
 from relprop.errors import OptionError, message
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
+from relprop.tracer.program import Program
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
 
+#: ``memory=`` of an answer.
+Memory = int | str | None
+#: Needs in which no attention map of more than so many bytes is whole (``None``: of a chunk).
+Make = Callable[[int | None], Needs]
 #: Of the memory that is free, the part that an answer may take where nobody says how much.
 SHARE = 0.5
-#: What one chunk of attention maps takes: all that rules and gradients make of it.
-CHUNK = 8 * CHUNK_BYTES
+#: How often a chunk of attention maps is there at once: all that rules and gradients make of it.
+MAPS = 8
+#: How often the values of a segment are there at once: as they are, as gradients, in rules.
+TIMES = 2
 #: Where a container says how much memory it may have, and how much it has.
 LIMIT, USED = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
 
 
-def checked_memory(memory: object) -> int | str | None:
+def checked_memory(memory: Memory) -> Memory:
     """``memory=`` as it may be given. Raises ``OptionError`` for anything else."""
-    number = isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0
-    if number or memory is None or memory == "auto":
-        return memory  # type: ignore[return-value]
-    raise OptionError(
-        f"memory={memory!r}: 'auto', a number of bytes, or None (as much as it takes)"
-    )
+    if memory is None or memory == "auto":
+        return memory
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
+        return memory
+    raise OptionError(f"memory={memory!r}: 'auto', a number of bytes, or None (no limit)")
 
 
 def free_memory(device: torch.device) -> int:
@@ -45,49 +51,90 @@ def free_memory(device: torch.device) -> int:
         return free
 
 
-def fitted(
-    make: Callable[[int | None], Needs],
-    batch: int,
-    memory: int | str | None,
-    device: torch.device,
-) -> Needs:
+def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Needs:
     """What a question needs, with the graph cut into segments if it takes more than ``memory`` in
-    one piece. ``make``: needs in which no attention map of more than so many bytes is whole.
+    one piece.
 
     Raises:
-        OptionError: if attention maps that must be whole take more than ``memory`` by themselves.
+        OptionError: if attention maps that must be whole take more than that by themselves.
     """
     needs = make(None)
     if memory is None:
-        return _told(needs, batch)
+        return needs
     budget = int(SHARE * free_memory(device)) if isinstance(memory, str) else memory
-    if taken(needs, batch) <= budget:
-        return _told(needs, batch)
-    _refuse_maps(needs, batch, budget if memory == budget else 2 * budget)
+    if batch * _at_most(needs.program) <= budget or taken(needs, batch) <= budget:
+        return needs
+    _refuse_maps(needs, batch, int(budget / SHARE) if isinstance(memory, str) else budget)
     small = make(0)
     if why := _why_in_one_piece(small):
-        return _told(needs, batch, not_cut=why)
-    lives = Lives(small.program, small.read_at)
-    cuts = lives.within((budget - CHUNK) // batch)
-    segments = lives.segments(cuts) if len(cuts.at) > 2 else ()
-    return _told(replace(small, segments=tuple(segments)), batch)
+        return replace(needs, facts={**needs.facts, "not_cut": why})
+    return cut(small, batch, budget)
 
 
-def taken(needs: Needs, batch: int) -> int:
-    """About how many bytes an answer takes beside the model and the inputs, at the most at one
-    time."""
+def cut(needs: Needs, batch: int, budget: int) -> Needs:
+    """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = Lives(needs.program, needs.read_at)
+    cuts = lives.within(max(0, budget - _of_chunks(needs, batch)) // batch, TIMES)
+    if len(cuts) < 3:
+        return needs
+    found = replace(needs, segments=lives.segments(cuts))
+    facts = {"segments": len(found.segments), "memory": taken(found, batch)}
+    return replace(found, facts={**needs.facts, **facts})
+
+
+def taken(needs: Needs, batch: int, longer: int = 1) -> int:
+    """About how many bytes an answer takes beside the model and the inputs, at the most at one
+    time; if there were ``longer`` times as many tokens."""
+    lives = Lives(needs.program, needs.read_at, longer)
+    chunk = _of_chunks(needs, batch, longer)
     if needs.segments:
-        entering = {n for s in needs.segments for n in s.entering} | needs.held
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
-        return batch * (sum(map(lives.bytes_of, entering)) + largest) + CHUNK
+        return batch * (sum(map(lives.bytes_of, needs.keep)) + TIMES * largest) + chunk
     kept = sum(map(lives.bytes_of, needs.keep))
     every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
-    return batch * (max(kept, every) + _maps(needs)) + (CHUNK if needs.in_chunks else 0)
+    return batch * (max(kept, every) + longer**2 * _of_maps(needs)) + chunk
 
 
-def _maps(needs: Needs) -> int:
+def estimated(make: Make, batch: int, longer: int) -> tuple[int, int]:
+    """About how many bytes an answer takes if there were ``longer`` times as many tokens, in one
+    piece and in segments."""
+    needs, small = make(CHUNK_BYTES // longer**2), make(0)
+    whole = taken(needs, batch, longer)
+    least = cut(small, batch, 0) if not _why_in_one_piece(small) else needs
+    return whole, min(whole, taken(least, batch, longer))
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, says that there is no memory left."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if "can't allocate memory" in str(error):  # what PyTorch says on a CPU
+            return True
+        error = error.__cause__
+    return False
+
+
+def _at_most(program: Program) -> int:
+    """What no answer takes more than, for one sample: every value of the graph, twice, and as many
+    maps as there are of a chunk."""
+    lives = Lives(program, lambda node: node.all_input_nodes)
+
+    def most() -> int:
+        maps = max((map_bytes(s) for s in program.sites), default=0)
+        return TIMES * sum(map(lives.bytes_of, program.graph.nodes)) + MAPS * maps
+
+    return program.memo.once(("bytes",), most)
+
+
+def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
+    """What one chunk takes of the largest map that is never whole."""
+    largest = max((map_bytes(a.site) for a in needs.in_chunks.values()), default=0)
+    return MAPS * min(CHUNK_BYTES, batch * longer**2 * largest)
+
+
+def _of_maps(needs: Needs) -> int:
     """What gradients and relevances of the maps that are whole take, for one sample."""
     each = len(needs.question.needs & {"gradient", "relevance"})
     return sum(each * map_bytes(s) for s in needs.chosen if s.contraction not in needs.in_chunks)
@@ -124,13 +171,3 @@ def _why_in_one_piece(needs: Needs) -> str:
         assert isinstance(whole, list)
         return f"an attention map is whole ({whole[0]})"
     return ""
-
-
-def _told(needs: Needs, batch: int, **more: object) -> Needs:
-    """The needs, with what is known of their memory among the facts."""
-    facts: Mapping[str, object] = {
-        "segments": max(1, len(needs.segments)),
-        "memory": taken(needs, batch),
-        **more,
-    }
-    return replace(needs, facts={**needs.facts, **facts})

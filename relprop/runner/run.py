@@ -53,11 +53,13 @@ class Part:
 @dataclass
 class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
-    before a gradient is taken; it refuses a program whose gradients are not the model's."""
+    before a gradient is taken; it refuses a program whose gradients are not the model's. ``cut``:
+    the graph runs in segments."""
 
     part: Part
     forward: Forward
     may_differentiate: Callable[[], None] = field(default=lambda: None)
+    cut: bool = False
 
     @property
     def inputs(self) -> Inputs:
@@ -95,7 +97,7 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     if cut:  # autograd begins at the outputs; segments are differentiated one by one
         ends = session.program.floating_outputs
         done.values |= {n: done.values[n].detach().requires_grad_() for n in ends}
-    return Run(part, done)
+    return Run(part, done, cut=cut)
 
 
 def refuse_nonfinite(session: Session, done: Forward) -> None:

@@ -16,6 +16,7 @@ from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
+from relprop.runner.memory import Memory, checked_memory
 from relprop.runner.question import Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
@@ -57,6 +58,7 @@ class ExplainWork:
         limit: int | None = None,
         precision: str | None = None,
         on_unknown: str = "generic",
+        memory: Memory = "auto",
     ) -> None:
         """See docs/whole-data-sets.md.
 
@@ -74,7 +76,7 @@ class ExplainWork:
             processor: the tokenizer, for texts.
             max_length: texts of more tokens are cut; ``None``: where the tokenizer says.
             limit: only the first so many samples.
-            precision, on_unknown: as ``explain`` has them.
+            precision, on_unknown, memory: as ``explain`` has them.
 
         Raises:
             OptionError: a method, option or target that does not exist, or that the data set does
@@ -87,6 +89,7 @@ class ExplainWork:
         self.model, self.source, self.target = model, source, target
         self.calls = _calls(methods)
         self.precision, self.on_unknown = precision, on_unknown
+        self.memory = checked_memory(memory)
         self.samples = len(source) if limit is None else min(limit, len(source))
         if source.kind == "text" and normalize is not None:
             raise OptionError("normalize is for images; texts go through processor=tokenizer")
@@ -139,7 +142,12 @@ class ExplainWork:
     ) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
         target = None if self.target == "predicted" else [self._label(s) for s in samples]
         processor = self.preparation.processor
-        how = Conditions(precision=self.precision, on_unknown=self.on_unknown, processor=processor)
+        how = Conditions(
+            precision=self.precision,
+            on_unknown=self.on_unknown,
+            processor=processor,
+            memory=self.memory,
+        )
         questions = list(self.calls.values())
         (explanations,) = ask(self.model, group.inputs, [target], questions, how)
         found = zip(self.calls, explanations, strict=True)

@@ -3,7 +3,8 @@ what was made before the cut and is read after it. Cuts are chosen by how many b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -11,6 +12,7 @@ from itertools import accumulate, pairwise
 from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
+from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
@@ -30,27 +32,18 @@ class Segment:
     entering: tuple[fx.Node, ...]
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """Where to cut, and the bytes that one sample then needs: ``held`` between segments, and
-    ``largest``, the values of one segment."""
-
-    at: tuple[int, ...]
-    held: int
-    largest: int
-
-    @property
-    def peak(self) -> int:
-        """Both together."""
-        return self.held + self.largest
+#: The places of a graph's order at which its segments begin, and its end.
+Cuts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Lives:
-    """When each value of a program is made and last read: by ``reads`` of each node that runs."""
+    """When each value of a program is made and last read: by ``reads`` of each node that runs.
+    ``longer``: sizes are those for so many times as many tokens."""
 
     program: Program
     reads: Callable[[fx.Node], Iterable[fx.Node]]
+    longer: int = 1
 
     @cached_property
     def order(self) -> tuple[fx.Node, ...]:
@@ -75,25 +68,27 @@ class Lives:
         if not is_batched(node) or not isinstance(value, Tensor):
             return 0
         dtype = self.program.dtype if value.is_floating_point() else None
-        return int(value.numel() * (dtype or value.dtype).itemsize)
+        size = int(value.numel() * (dtype or value.dtype).itemsize)
+        if self.longer > 1:
+            for axis in self.program.axes.get(node, ()):
+                size *= self.longer if is_token(axis) else 1
+        return size
 
-    def alive(self, place: int) -> tuple[fx.Node, ...]:
-        """What is made before a place and read there or later, of what depends on an input."""
-        before = self.order[:place]
-        return tuple(n for n in before if is_batched(n) and self.last_read.get(n, -1) >= place)
+    @cached_property
+    def spans(self) -> list[tuple[fx.Node, int, int]]:
+        """What depends on an input and is read later: from which place on, and up to which."""
+        made = ((n, i, self.last_read.get(n, i)) for i, n in enumerate(self.order))
+        return [(n, i + 1, last) for n, i, last in made if last > i and is_batched(n)]
 
     @cached_property
     def crossing(self) -> list[int]:
         """How many bytes are alive at each place; -1 where there can be no cut, since one of the
         values is no tensor."""
         change, barred = [0] * (len(self.order) + 1), [0] * (len(self.order) + 1)
-        for i, node in enumerate(self.order):
-            last = self.last_read.get(node, i)
-            if last == i or not is_batched(node):
-                continue
+        for node, first, last in self.spans:
             several = int(not isinstance(val(node), Tensor))
             for counts, amount in ((change, self.bytes_of(node)), (barred, several)):
-                counts[i + 1] += amount
+                counts[first] += amount
                 counts[last + 1] -= amount
         alive = zip(accumulate(change), accumulate(barred), strict=True)
         return [-1 if no else size for size, no in alive]
@@ -118,29 +113,35 @@ class Lives:
                 if size >= 2 * least:
                     at.append(best[0])
                     size, best = best[1], None
-        return self._judged((*at, len(self.order)))
+        return (*at, len(self.order))
 
-    def _judged(self, at: tuple[int, ...]) -> Cuts:
-        held = {n for place in at[1:-1] for n in self.alive(place)}
-        own = [sum(self.sizes[first:last]) for first, last in pairwise(at)]
-        return Cuts(at, sum(map(self.bytes_of, held)), max(own))
+    def peak(self, cuts: Cuts, times: int) -> int:
+        """The bytes that one sample needs: what crosses a cut, and ``times`` the values of the
+        largest segment."""
+        inner = cuts[1:-1]
+        held = (
+            n for n, first, last in self.spans if bisect(inner, last) > bisect_left(inner, first)
+        )
+        own = (sum(self.sizes[first:last]) for first, last in pairwise(cuts))
+        return sum(map(self.bytes_of, held)) + times * max(own)
 
-    def within(self, budget: int) -> Cuts:
-        """The fewest segments for which one sample needs no more than ``budget`` bytes; else those
-        for which it needs least."""
+    def within(self, budget: int, times: int) -> Cuts:
+        """The fewest segments for which one sample's ``peak`` is no more than ``budget`` bytes;
+        else those for which it is least."""
         whole, found, least = sum(self.sizes), list[Cuts](), max(1.0, max(self.sizes))
         while least < whole:
             found.append(self.cuts(int(least)))
             least *= COARSER
-        found.append(self._judged((0, len(self.order))))
-        fitting = [c for c in found if c.peak <= budget]
-        return (
-            min(fitting, key=lambda c: len(c.at)) if fitting else min(found, key=lambda c: c.peak)
-        )
+        peaks = {c: self.peak(c, times) for c in (*found, (0, len(self.order)))}
+        fitting = [c for c, peak in peaks.items() if peak <= budget]
+        return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
 
-    def segments(self, cuts: Cuts) -> Sequence[Segment]:
+    def segments(self, cuts: Cuts) -> tuple[Segment, ...]:
         """The segments, in order."""
         return tuple(
-            Segment(frozenset(self.order[first:last]), self.alive(first))
-            for first, last in pairwise(cuts.at)
+            Segment(
+                frozenset(self.order[first:last]),
+                tuple(n for n, made, read in self.spans if made <= first <= read),
+            )
+            for first, last in pairwise(cuts)
         )

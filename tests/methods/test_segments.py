@@ -1,0 +1,190 @@
+"""A graph that is cut into segments gives the numbers of the whole: gradient, relevance and roll-up
+go through one segment after another, the last one first."""
+
+import psutil
+import pytest
+import torch
+import transformers
+
+import relprop
+from relprop.errors import OptionError
+from relprop.runner import memory
+from relprop.runner.memory import free_memory
+from tests.methods.test_chunks import (
+    AT_INPUT,
+    EXACT,
+    MODELS,
+    ROW_WISE,
+    TINY,
+    LargestTensor,
+    explained,
+    gap,
+    in_chunks,
+    lively,
+)
+
+LEAST = {"memory": 0}
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def case(request):
+    torch.manual_seed(0)
+    model, inputs, target = MODELS[request.param]()
+    return lively(model), inputs, target
+
+
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("method", ROW_WISE + AT_INPUT)
+def test_segments_change_nothing(case, method):
+    whole = explained(case, method, memory=None)
+    parts = explained(case, method, **LEAST)
+    cut = parts.facts["segments"]
+    assert whole.facts["segments"] == 1
+    assert cut == 1 if "not_cut" in parts.facts else cut >= 2
+    assert ("not_cut" in parts.facts) == (method == "gae" and len(whole.streams) > 1)
+    for name in whole.streams:
+        assert gap(whole[name].scores, parts[name].scores) < EXACT
+    if whole.ledger is not None:
+        one, other = whole.ledger.totals(), parts.ledger.totals()
+        assert parts.ledger.balanced()
+        scale = max(float(amount.abs().max()) for amount in one.values())
+        assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
+
+
+def test_segments_and_chunks_together(case, monkeypatch):
+    whole = explained(case, "transformer_attribution", memory=None)
+    in_chunks(monkeypatch)
+    parts = explained(case, "transformer_attribution", **LEAST)
+    assert parts.facts["segments"] >= 2
+    assert all(gap(whole[n].scores, parts[n].scores) < EXACT for n in whole.streams)
+
+
+def test_several_targets_terms_and_methods_in_segments():
+    model, inputs, _ = MODELS["grouped queries"]()
+    lively(model)
+    targets = [(7, 3), lambda out: out.logits[0, 7, 3] - out.logits[0, 7, 5], (4, 9)]
+    of = {"precision": "float64"}
+    whole = relprop.explain_many(model, inputs, targets, memory=None, **of)
+    parts = relprop.explain_many(model, inputs, targets, memory=0, **of)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.facts["segments"] < other.facts["segments"]
+        assert gap(one.scores, other.scores) < EXACT
+    methods = ["transformer_attribution", "attcat", "cat", "gradient_x_input"]
+    one = relprop.compare(model, inputs, methods, (7, 3), memory=None, **of).explanations
+    other = relprop.compare(model, inputs, methods, (7, 3), memory=0, **of).explanations
+    assert [other[m].facts["segments"] > 1 for m in methods] == [True, False, True, True]
+    assert all(gap(one[m].scores, other[m].scores) < EXACT for m in methods)
+    assert "not compared: the graph is cut" in other["cat"].facts["compared"]
+
+
+def test_relevance_at_the_input_beside_the_scores():
+    case = MODELS["ViT"]()
+    case = lively(case[0]), *case[1:]
+    whole = explained(case, "transformer_attribution", memory=None, keep="input")
+    parts = explained(case, "transformer_attribution", keep="input", **LEAST)
+    assert parts.facts["segments"] > 1
+    assert gap(whole.input, parts.input) < EXACT
+
+
+def test_what_holds_a_map_is_not_cut():
+    case = MODELS["padded BERT"]()
+    whole = explained(case, "transformer_attribution", keep="blocks", memory=10**6)
+    assert whole.facts["segments"] == 1 and "not_cut" not in whole.facts
+    found = explained(case, "transformer_attribution", keep="blocks", **LEAST)
+    assert found.facts["segments"] == 1
+    assert found.facts["not_cut"].startswith("an attention map is whole (bert.encoder.layer.0")
+    assert found.facts["not_cut"].endswith("keep='blocks')")
+
+
+def llama(layers, tokens):
+    shape = {**TINY, "num_hidden_layers": layers, "max_position_embeddings": tokens}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).eval()
+    return model, torch.randint(3, 50, (1, tokens))
+
+
+def test_maps_that_do_not_fit_are_refused_with_the_number():
+    model, ids = llama(2, 1600)
+    with pytest.raises(OptionError, match=r"keeps 2 attention maps whole, 0\.164 GB for 1 samples"):
+        relprop.explain(model, ids, (1599, 3), method="attcat", verify=False, memory=10**8)
+
+
+class Held(LargestTensor):
+    """The largest sum of all tensors that are alive at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        import weakref
+
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        for t in torch.utils._pytree.tree_leaves(made):
+            if not isinstance(t, torch.Tensor) or t.device.type == "meta":
+                continue
+            storage = t.untyped_storage()
+            key = storage._cdata
+            if key not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, key, None)
+        self.most = max(self.most, sum(self.sizes.values()))
+        return made
+
+
+def test_memory_hardly_grows_with_depth():
+    most = {}
+    for layers, limit in [(2, 0), (8, 0), (8, None)]:
+        model, ids = llama(layers, 128)
+        how = {"verify": False, "memory": limit}
+        relprop.explain(model, ids, (127, 3), **how)
+        with Held() as held:
+            relprop.explain(model, ids, (127, 3), **how)
+        most[layers, limit] = held.most
+    assert most[8, 0] < 1.6 * most[2, 0]
+    assert most[8, 0] < 0.4 * most[8, None]
+
+
+def test_the_graph_is_cut_where_memory_says_so(monkeypatch):
+    model, ids = llama(4, 64)
+    assert relprop.explain(model, ids, (63, 3)).facts["segments"] == 1
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**10)
+    found = relprop.explain(model, ids, (63, 3))
+    assert found.facts["segments"] > 4 and found.facts["memory"] > 0
+    assert relprop.explain(model, ids, (63, 3), memory=10**9).facts["segments"] == 1
+    report = relprop.check(model, ids)
+    once, twice, four = report.memory
+    assert once.least < once.whole < twice.whole < four.whole < 16 * once.whole
+    assert "for 4 × the tokens" in str(report)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "much", True])
+def test_memory_is_a_number_of_bytes(wrong):
+    model, ids = llama(1, 8)
+    with pytest.raises(OptionError, match=r"memory=.*'auto', a number of bytes, or None"):
+        relprop.explain(model, ids, (7, 3), memory=wrong)
+
+
+def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
+    from relprop.runner import ask
+
+    model, ids = llama(4, 64)
+    whole = relprop.explain(model, ids, (63, 3), precision="float64")
+    run = ask.run
+
+    def full(needs, part):
+        if not needs[0].segments:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
+        return run(needs, part)
+
+    monkeypatch.setattr(ask, "run", full)
+    with pytest.warns(relprop.RelpropWarning, match="no memory left; once more"):
+        found = relprop.explain(model, ids, (63, 3), precision="float64")
+    assert found.facts["segments"] > 1 and gap(whole.scores, found.scores) < EXACT
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        relprop.explain(model, ids, (63, 3), method="attcat", memory=0)
+
+
+def test_free_memory_is_what_the_machine_says():
+    free = free_memory(torch.device("cpu"))
+    assert 0 < free <= psutil.virtual_memory().total
