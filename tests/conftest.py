@@ -48,6 +48,13 @@ EXTRAS = (
 )
 
 
+def pytest_configure(config):
+    """Files run in the order of their names, not those with the fewest tests last: some of these
+    take a minute, and a process that has two of them left keeps them while the other one waits."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_sessionstart(session):
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     assert not missing, (
