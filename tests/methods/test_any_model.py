@@ -18,7 +18,7 @@ import relprop
 import relprop.runner.run
 from relprop.errors import NoAttentionError, OptionError
 from relprop.methods import input_level
-from tests.common.models import build, closeness, sample
+from tests.common.models import build, closeness, sample, shared
 from tests.e2e.test_non_invasive import RECIPE, assert_undisturbed, lively_model, snapshot
 from tests.targets.models import tokenizer
 
@@ -565,7 +565,7 @@ def test_a_baseline_per_sample_is_cut_with_the_batch():
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)
 def test_many_targets_share_the_forward_pass(method, monkeypatch):
-    model, x = build(), sample()
+    model, x = shared(), sample()
     targets = [
         0,
         [1, 2, 3],
@@ -600,7 +600,7 @@ def test_the_model_is_left_as_it_was(method):
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)
 def test_half_precision_weights_are_explained_in_float32(method):
-    model, x = build(dtype=torch.bfloat16), sample(dtype=torch.bfloat16)
+    model, x = shared(dtype=torch.bfloat16), sample(dtype=torch.bfloat16)
     e = relprop.explain(model, x, 1, method=method, keep="input")
     assert e.scores.dtype == e.input.dtype == torch.float32 and torch.isfinite(e.scores).all()
 
