@@ -578,10 +578,11 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
     monkeypatch.setattr(
         relprop.runner.run, "forward", lambda *args: calls.append(1) or plain(*args)
     )
-    together = relprop.explain_many(model, x, targets, method=method, keep="input")
+    options = {"method": method, "keep": "input", **OPTIONS.get(method, {})}
+    together = relprop.explain_many(model, x, targets, **options)
     assert len(calls) == 1
     for target, e in zip(targets, together, strict=True):
-        single = relprop.explain(model, x, target, method=method, keep="input")
+        single = relprop.explain(model, x, target, **options)
         assert (
             torch.equal(e.scores, single.scores)
             and torch.equal(e.input, single.input)
@@ -594,7 +595,7 @@ def test_the_model_is_left_as_it_was(method):
     model, x = lively_model(), sample(RECIPE)
     before = snapshot(model, [x])
     for target in (1, lambda y: 2 * y[0, 1] if method == "deeplift" else y.softmax(-1)[0, 1]):
-        relprop.explain(model, x, target, method=method, keep="input")
+        relprop.explain(model, x, target, method=method, keep="input", **OPTIONS.get(method, {}))
         assert_undisturbed(before, snapshot(model, [x]))
 
 
