@@ -1,6 +1,7 @@
 """Side inputs: what stands beside the tokens is a constant, said in ``facts``, and an explanation
 is that of the model with the side input's numbers written into it; ``explain_inputs=`` chooses."""
 
+import functools
 import math
 import warnings
 
@@ -132,7 +133,9 @@ SIDES = {
 }
 
 
+@functools.cache
 def made(side):
+    """A model and its inputs, the same at every call: it is captured once for all methods."""
     torch.manual_seed(0)
     how, width, numbers = SIDES[side]
     return Conditioned(how, width).double().eval(), floats(BATCH, N, 3), numbers()

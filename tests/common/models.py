@@ -5,6 +5,7 @@ Every weight is drawn from a generator of its own seed, biases and norms include
 is zero or one by accident.
 """
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -176,6 +177,15 @@ def build(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **chang
     return randomise(Transformer(recipe), recipe.seed).to(dtype).eval()
 
 
+@functools.cache
+def shared(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **changes) -> Transformer:
+    """``build``'s model, the same object at every call, so that it is captured once: for tests that
+    do not change it, and are not about how it is captured. Draws nothing from PyTorch's own
+    generator."""
+    with torch.random.fork_rng([]):
+        return build(recipe, dtype, **changes)
+
+
 def sample(
     recipe: Recipe = Recipe(),
     batch: int = 3,
@@ -188,6 +198,25 @@ def sample(
     if replace(recipe, **changes).ids:
         return torch.randint(0, VOCABULARY, (batch, TOKENS), generator=source)
     return torch.randn(batch, TOKENS, FEATURES, generator=source, dtype=torch.float64).to(dtype)
+
+
+def made_once(make):
+    """``make``, which draws from PyTorch's generator, without making the same thing twice: called
+    again with the same arguments from the same state of the generator, it gives what it gave and
+    leaves the generator as it left it. The model is then captured once for several tests, none of
+    which may change it or look for what is said once."""
+    made = {}
+
+    @functools.wraps(make)
+    def once(*args, **options):
+        key = (args, tuple(options.items()), torch.get_rng_state().numpy().tobytes())
+        if key not in made:
+            made[key] = (make(*args, **options), torch.get_rng_state())
+        thing, after = made[key]
+        torch.set_rng_state(after)
+        return thing
+
+    return once
 
 
 def closeness(a: torch.Tensor, b: torch.Tensor) -> float:

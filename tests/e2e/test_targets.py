@@ -5,6 +5,8 @@ Models are tiny Hugging Face ones built from a config, and the plain transformer
 ``tests.common.models``.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from transformers import (
 
 import relprop
 from relprop.errors import TargetError
-from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sample
+from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sample, shared
 
 EXACT = 1e-9
 RECIPES = [Recipe(), Recipe(ids=True, pool="mean", norm="post", fused=False)]
@@ -64,7 +66,7 @@ FORMS = {
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=["floats", "ids"])
 def test_every_form_equals_the_index(recipe):
-    model, x = build(recipe), sample(recipe)
+    model, x = shared(recipe), sample(recipe)
     plain = relprop.explain(model, x, 2)
     assert plain.target == (2, 2, 2)
     for name, form in FORMS.items():
@@ -74,7 +76,7 @@ def test_every_form_equals_the_index(recipe):
 
 
 def test_no_target_is_the_predicted_class_of_each_sample():
-    model, x = build(), sample(batch=6)
+    model, x = shared(), sample(batch=6)
     predicted = model(x).argmax(1)
     assert len(set(predicted.tolist())) > 1
     e = relprop.explain(model, x)
@@ -84,7 +86,7 @@ def test_no_target_is_the_predicted_class_of_each_sample():
 
 
 def test_one_target_per_sample_equals_each_ones_own():
-    model, x = build(), sample()
+    model, x = shared(), sample()
     e = relprop.explain(model, x, [3, 0, 2])
     for i, k in enumerate([3, 0, 2]):
         assert (
@@ -93,7 +95,7 @@ def test_one_target_per_sample_equals_each_ones_own():
 
 
 def test_targets_differ_from_each_other():
-    model, x = build(), sample()
+    model, x = shared(), sample()
     a, b = relprop.explain_many(model, x, [0, 1])
     assert closeness(a.scores, b.scores) > 1e-2
 
@@ -117,7 +119,7 @@ COMBINATIONS = {
 def test_a_linear_combination_is_that_of_its_terms(recipe, name):
     """R = Σ_k c_k·R_k at every site, ∇A of the combination, and Eq. 13 of the two."""
     function, coefficients = COMBINATIONS[name]
-    model, x, keep = build(recipe), sample(recipe), ("blocks", "input")
+    model, x, keep = shared(recipe), sample(recipe), ("blocks", "input")
     together = relprop.explain(model, x, function, keep=keep)
     terms = {k: relprop.explain(model, x, k, keep=keep) for k in coefficients}
 
@@ -148,7 +150,7 @@ def row_of(blocks, recipe):
 
 
 def test_a_single_term_starts_with_one_whatever_its_coefficient():
-    model, x = build(), sample()
+    model, x = shared(), sample()
     one, five = (
         relprop.explain(model, x, 1, keep="blocks"),
         relprop.explain(model, x, lambda y: 5 * y[0, 1], keep="blocks"),
@@ -180,7 +182,7 @@ NONLINEAR = {
 @pytest.mark.parametrize("name", NONLINEAR)
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 def test_a_nonlinear_callable_is_finite_batch_exact_and_has_autograds_gradient(name):
-    model, x, function = build(Recipe(fused=False)), sample(), NONLINEAR[name]
+    model, x, function = shared(Recipe(fused=False)), sample(), NONLINEAR[name]
     e = relprop.explain(model, x, function, keep="blocks")
     assert torch.isfinite(e.scores).all() and float(e.scores.abs().max()) > 0
     y = model(x).detach().requires_grad_()
@@ -203,13 +205,14 @@ def test_a_callable_that_passes_no_relevance_on_is_refused():
     """A sum of negative terms has no positive one to give relevance to (Eq. 5): all of it would be
     lost before the model is reached."""
     with pytest.raises(TargetError, match="none of its relevance arrives at the model's outputs"):
-        relprop.explain(build(), sample(), lambda y: y.log_softmax(-1).sum())
+        relprop.explain(shared(), sample(), lambda y: y.log_softmax(-1).sum())
 
 
 # -- Hugging Face heads
 # --------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def bert(kind=BertForSequenceClassification, **settings):
     config = BertConfig(
         **SMALL, id2label=LABELS, label2id={v: k for k, v in LABELS.items()}, **settings
@@ -268,6 +271,7 @@ def test_token_classification_takes_position_and_class():
         relprop.explain(model, {"input_ids": ids}, 1)
 
 
+@functools.cache
 def gpt2():
     config = GPT2Config(
         n_embd=16,
@@ -281,6 +285,7 @@ def gpt2():
     return randomise(GPT2LMHeadModel(config)).double().eval()
 
 
+@functools.cache
 def llama():
     config = LlamaConfig(
         **SMALL, num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError
 from relprop.methods import METHODS, TokenMap, available, register, remove
+from tests.common.models import made_once
 from tests.parity import test_goldens
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, TOLERANCE, explained, met
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, normal
@@ -174,6 +175,7 @@ class Plain(nn.Module):
         return self.head(self.read(x))
 
 
+@made_once
 def plain(blocks=1, heads=1, **options):
     model, x = Plain(blocks, heads, **options).double().eval(), normal(SAMPLES, TOKENS, 3)
     kept = []
@@ -335,11 +337,14 @@ def test_a_matrix_is_for_methods_that_multiply():
 # --------------------------------------------------------------------------------------------------
 
 
+@made_once
+def encoder_decoder(post=False):
+    return EncoderDecoder(post).double().eval()
+
+
 def test_an_encoders_tokens_are_read_off_the_last_cross_attention():
     for post in (False, True):
-        e = relprop.explain(
-            EncoderDecoder(post).double().eval(), both(), 1, method="raw_attention", keep="blocks"
-        )
+        e = relprop.explain(encoder_decoder(post), both(), 1, method="raw_attention", keep="blocks")
         own, cross = (b.attention.mean(1)[:, -1] for b in e.blocks[-2:])
         assert [b.path for b in e.blocks[-2:]] == ["decoder.1.own", "decoder.1.cross"]
         agree(e["source"].scores, cross)
@@ -363,7 +368,7 @@ def test_each_stream_of_co_attention_has_the_last_site_that_reads_it():
 @pytest.mark.parametrize("method", ["attention_times_grad", "gradcam", "attention_grad"])
 def test_a_decoders_methods_by_input(method):
     torch.manual_seed(0)
-    e = relprop.explain(EncoderDecoder().double().eval(), both(), 1, method=method, keep="blocks")
+    e = relprop.explain(encoder_decoder(), both(), 1, method=method, keep="blocks")
     a, g = ([getattr(b, which)[:, :, -1] for b in e.blocks] for which in ("attention", "gradient"))
     hand = {
         "attention_grad": lambda some: g[some[-1]].mean(1),
@@ -397,9 +402,14 @@ class Classifier(nn.Module):
         return self.head(x[:, 0])
 
 
+@made_once
+def classifier(dtype=torch.float64):
+    return Classifier().to(dtype).eval()
+
+
 @pytest.mark.parametrize("method", OVER_ATTENTION)
 def test_class_specific_or_not_as_it_says(method):
-    model, x = Classifier().double().eval(), normal(8, TOKENS, 3)
+    model, x = classifier(), normal(8, TOKENS, 3)
     one, other = relprop.explain_many(model, x, [0, 1], method=method)
     assert one.scores.any()
     assert torch.equal(one.scores, other.scores) != METHODS[method].class_specific
@@ -407,7 +417,7 @@ def test_class_specific_or_not_as_it_says(method):
 
 @pytest.mark.parametrize("method", OVER_ATTENTION)
 def test_a_batch_is_its_samples_one_by_one(method):
-    model, x = Classifier().double().eval(), normal(3, TOKENS, 3)
+    model, x = classifier(), normal(3, TOKENS, 3)
     together = relprop.explain(model, x, [0, 1, 2], method=method)
     agree(
         together.scores,
@@ -422,7 +432,7 @@ def test_a_model_in_half_precision(method):
     """Its maps are widened before anything is multiplied; what is left is what the model itself
     rounded."""
     torch.manual_seed(2)
-    model, x = Classifier().to(torch.bfloat16).eval(), torch.randn(4, TOKENS, 3).to(torch.bfloat16)
+    model, x = classifier(torch.bfloat16), torch.randn(4, TOKENS, 3).to(torch.bfloat16)
     e = relprop.explain(model, x, 1, method=method)
     exact = relprop.explain(model, x, 1, method=method, precision="float32")
     assert e.scores.dtype == torch.float32 and bool(e.scores.any()) == bool(exact.scores.any())
@@ -435,7 +445,7 @@ def test_a_model_in_half_precision(method):
 @pytest.mark.parametrize("method", OVER_ATTENTION)
 def test_only_signed_methods_have_negative_scores(method):
     torch.manual_seed(1)
-    model, x = Classifier().double().eval(), normal(8, TOKENS, 3)
+    model, x = classifier(), normal(8, TOKENS, 3)
     e = relprop.explain(model, x, 1, method=method)
     assert bool((e.scores < 0).any()) == METHODS[method].signed
     agree(e.row, e.scores + e.identity)
@@ -448,7 +458,9 @@ def test_an_unknown_option_is_answered_with_the_list(method):
         f"method {method!r} has no option 'heads'; it has {', '.join(sorted(known)) or 'none'}"
     )
     with pytest.raises(OptionError, match=said):
-        relprop.explain(Classifier(), torch.randn(1, TOKENS, 3), 0, method=method, heads=2)
+        relprop.explain(
+            classifier(torch.float32), torch.randn(1, TOKENS, 3), 0, method=method, heads=2
+        )
 
 
 BAD = {
@@ -473,7 +485,7 @@ BAD = {
 def test_bad_options(name):
     options, said = BAD[name]
     with pytest.raises(OptionError, match=said):
-        relprop.explain(Classifier(), torch.randn(1, TOKENS, 3), 0, **options)
+        relprop.explain(classifier(torch.float32), torch.randn(1, TOKENS, 3), 0, **options)
 
 
 def test_the_page_on_methods_over_attention_runs(capsys):
@@ -511,7 +523,7 @@ def test_a_users_method_of_matrices(own_methods):
         and "mine" in {m.name for m in available()}
         and "a test" in str(available())
     )
-    model, x = Classifier().double().eval(), normal(2, TOKENS, 3)
+    model, x = classifier(), normal(2, TOKENS, 3)
     agree(scores(model, x, "mine", layers=[-1]), scores(model, x, "rollout", layers=[-1]))
     agree(
         scores(model, x, "mine", power=2.0, layers=[-1], head_fusion="max"),
@@ -534,7 +546,7 @@ def test_a_users_method_of_token_scores(own_methods):
         return {name: TokenMap(r[:, at.last[name]], r, identity[name]) for name, r in rows.items()}
 
     register("mine", mine, needs=["gradient"], signed=True)
-    model, x = Classifier().double().eval(), normal(2, TOKENS, 3)
+    model, x = classifier(), normal(2, TOKENS, 3)
     e = relprop.explain(model, x, 2, method="mine", keep="layers")
     agree(e.scores, scores(model, x, "attention_grad"))
     assert e.identity.tolist() == [[1.0, *[0.0] * TOKENS]] * 2 and by_layer(e).shape == (
@@ -551,7 +563,7 @@ def test_a_users_method_at_the_input(own_methods):
         return {name: times * at.values[name] * g for name, g in at.gradients.items()}
 
     register("mine", mine, needs=["gradient"], level="input", signed=True)
-    model, x = Classifier().double().eval(), normal(2, TOKENS, 3)
+    model, x = classifier(), normal(2, TOKENS, 3)
     agree(scores(model, x, "mine", times=3), 3 * scores(model, x, "gradient_x_input"))
     with pytest.raises(OptionError, match="follows gradients, not relevance rules"):
         scores(model, x, "mine", rules="paper")

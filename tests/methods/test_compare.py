@@ -10,7 +10,7 @@ import torch
 import relprop
 from relprop.errors import NoAttentionError, OptionError
 from relprop.runner import run
-from tests.common.models import build, closeness, sample
+from tests.common.models import closeness, sample, shared
 from tests.methods.table import MODELS, PATH, column
 
 EXACT = 1e-10
@@ -25,7 +25,7 @@ NAMES = [
 
 
 def test_each_is_what_explain_says_alone_from_one_forward_pass(monkeypatch):
-    model, x, passes = build(), sample(), []
+    model, x, passes = shared(), sample(), []
     forward = run.forward
     monkeypatch.setattr(run, "forward", lambda *args: passes.append(1) or forward(*args))
     together = relprop.compare(model, x, NAMES, target=[1, 0, 2])
@@ -38,7 +38,7 @@ def test_each_is_what_explain_says_alone_from_one_forward_pass(monkeypatch):
 
 
 def test_ranks_of_the_same_tokens():
-    c = relprop.compare(build(), sample(), NAMES, target=1)
+    c = relprop.compare(shared(), sample(), NAMES, target=1)
     names, table = c.rank_correlations()
     assert names == tuple(NAMES[:4]), (
         "methods at the input score five vectors, those over attention six tokens"
@@ -53,7 +53,7 @@ def test_ranks_of_the_same_tokens():
 
 def test_a_method_with_several_options_is_told_apart():
     c = relprop.compare(
-        build(),
+        shared(),
         sample(),
         [("rollout", {"head_fusion": "max"}), "rollout", ("lrp", {"rules": "epsilon"})],
         target=1,
@@ -64,14 +64,14 @@ def test_a_method_with_several_options_is_told_apart():
     )
     assert (
         closeness(
-            c["rollout"].scores, relprop.explain(build(), sample(), 1, method="rollout").scores
+            c["rollout"].scores, relprop.explain(shared(), sample(), 1, method="rollout").scores
         )
         <= EXACT
     )
     with pytest.raises(OptionError, match="methods has rollout twice"):
-        relprop.compare(build(), sample(), ["rollout", "rollout"])
+        relprop.compare(shared(), sample(), ["rollout", "rollout"])
     with pytest.raises(OptionError, match=r"no method; there are .*attcat"):
-        relprop.compare(build(), sample(), ["roll_out"])
+        relprop.compare(shared(), sample(), ["roll_out"])
     with pytest.raises(OptionError, match=r"comparison\['gae'\]: there are rollout"):
         c["gae"]
 
@@ -95,7 +95,7 @@ class Low:
 
 
 def test_the_search_orders_by_the_metric():
-    model, x = build(), sample()
+    model, x = shared(), sample()
     trials = relprop.compare(model, x, ["rollout"], target=1, metric=Low()).trials
     assert len(trials) == 4 * 2 and [t.value for t in trials] == sorted(t.value for t in trials)
     best = trials[0]
@@ -125,7 +125,7 @@ def test_pictures():
         target=3,
     )
     assert len(c.plot(images[1], sample=1).axes) == 3
-    assert len(relprop.compare(build(), sample(), NAMES, target=1).plot().axes) == 1
+    assert len(relprop.compare(shared(), sample(), NAMES, target=1).plot().axes) == 1
     with pytest.raises(OptionError, match="sample=5: the explanations have 2 samples"):
         c.plot(sample=5)
 

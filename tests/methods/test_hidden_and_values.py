@@ -1,6 +1,8 @@
 """Methods over hidden states and values, against the eager model: autograd at its layers' outputs,
 hooks that zero its values, its own projections."""
 
+import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,7 @@ EXACT = 1e-9
 IDS = torch.arange(5, 17).reshape(2, 6)
 
 
+@functools.cache
 def bert(**settings):
     torch.manual_seed(0)
     fields = {
@@ -33,7 +36,8 @@ def bert(**settings):
     return hf.BertForSequenceClassification(hf.BertConfig(**fields)).double().eval()
 
 
-def llama():
+@functools.cache
+def llama(**settings):
     """Its norms are PyTorch's: its own compute in float32 inside a float64 model, which a captured
     graph does but for the rounding."""
     torch.manual_seed(0)
@@ -45,6 +49,7 @@ def llama():
             num_attention_heads=4,
             num_key_value_heads=2,
             intermediate_size=24,
+            **settings,
         )
     )
     for layer in model.model.layers:
@@ -302,8 +307,7 @@ def test_attention_norm_with_residual_and_norm():
 
 
 def test_attention_norm_with_residual_of_blocks_that_normalise_first():
-    model = llama()
-    model.set_attn_implementation("eager")
+    model = llama(attn_implementation="eager")
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         c = torch.eye(6, dtype=torch.float64).expand(2, 6, 6)
@@ -327,8 +331,7 @@ def test_attention_norm_with_residual_of_blocks_that_normalise_first():
 
 
 def test_attention_norm_with_grouped_queries():
-    model = llama()
-    model.set_attn_implementation("eager")
+    model = llama(attn_implementation="eager")
     with torch.no_grad():
         out = model(input_ids=IDS, output_hidden_states=True, output_attentions=True)
         matrices = []
@@ -404,13 +407,19 @@ def test_a_batch_gives_what_each_sample_gives(method, make):
         )
 
 
+@functools.cache
+def bert_in(dtype):
+    return copy.deepcopy(bert()).to(dtype)
+
+
 @pytest.mark.parametrize("method", ["value_zeroing", "attention_norm", "attcat"])
 def test_half_precision_is_close_to_single(method):
     """What a method works out from a bf16 model's values is worked out in float32: only the values
     themselves are rounded."""
-    model = bert().float()
-    single = relprop.explain(model, {"input_ids": IDS}, 1, method=method)
-    half = relprop.explain(model.to(torch.bfloat16), {"input_ids": IDS}, 1, method=method)
+    single, half = (
+        relprop.explain(bert_in(dtype), {"input_ids": IDS}, 1, method=method)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     assert half.scores.dtype == torch.float32 and closeness(half.scores, single.scores) <= 0.1
 
 

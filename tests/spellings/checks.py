@@ -93,13 +93,16 @@ class Outcome:
 
 
 def compare_all(
-    spelling: Spelling, methods: tuple[str, ...] = METHODS
+    spelling: Spelling, methods: tuple[str, ...] = METHODS, *, each_alone: bool = True
 ) -> dict[str, tuple[Outcome, float]]:
     """For each method, what came of it and by how much it differs from the base; likewise for the
-    attention, gradient and relevance of all blocks, and for the gradient by plain autograd."""
+    attention, gradient and relevance of all blocks, and for the gradient by plain autograd.
+
+    ``each_alone``: where all methods are refused together, each of them is asked alone, for which
+    the model is captured again; else the first of them is, and speaks for all."""
     wanted = reference_results(spelling.base, methods)
     model = spelling.model()
-    found = results(model, spelling.base, methods)
+    found = results(model, spelling.base, methods, each_alone)
     outcomes = {name: _outcome(name, found[name], wanted[name]) for name in wanted}
     if "input_gradient" in methods:
         plain = Model(spelling.base).eval() if spelling.inference else model
@@ -149,23 +152,34 @@ def reference_results(base: Base, methods: tuple[str, ...] = METHODS) -> Mapping
     return results(Model(base).eval(), base, methods)
 
 
-def results(model: Model, base: Base, methods: tuple[str, ...]) -> dict[str, Found]:
+def results(
+    model: Model, base: Base, methods: tuple[str, ...], each_alone: bool = True
+) -> dict[str, Found]:
     """Scores by method, what all blocks hold, and the gradient before it is summed."""
     found: dict[str, Found] = {}
     for names, keep in ((OVER_ATTENTION, "blocks"), (AT_INPUT, "input")):
         chosen = [m for m in methods if m in names]
-        found |= _explained(model, base, chosen, keep) if chosen else {}
+        found |= _explained(model, base, chosen, keep, each_alone) if chosen else {}
     return found
 
 
-def _explained(model: Model, base: Base, methods: list[str], keep: str) -> dict[str, Found]:
+def _explained(
+    model: Model, base: Base, methods: list[str], keep: str, each_alone: bool
+) -> dict[str, Found]:
     try:
         compared = _compare(model, base, methods, keep)
     except Exception as error:
+        refused = isinstance(error, RelpropError)
         if len(methods) == 1:
-            return _parts(methods[0], None, _first_line(error), not isinstance(error, RelpropError))
-        alone = [_explained(model, base, [m], keep) for m in methods]
-        return {name: found for one in alone for name, found in one.items()}
+            return _parts(methods[0], None, _first_line(error), not refused)
+        first, *rest = methods
+        found = _explained(model, base, [first], keep, each_alone)
+        for method in rest:
+            if refused and found[first].value is None and not each_alone:
+                found |= _parts(method, None, _first_line(error))
+            else:
+                found |= _explained(model, base, [method], keep, each_alone)
+        return found
     given = compared.explanations
     return {
         name: found

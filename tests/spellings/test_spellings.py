@@ -40,13 +40,29 @@ def _marked():
         yield pytest.param(spelling, id=spelling.id, marks=marks)
 
 
+def _fast():
+    """The spellings of the fast suite."""
+    return [p for p in _marked() if not p.marks]
+
+
 @pytest.mark.parametrize("spelling", list(_marked()))
-def test_the_explanation_is_the_bases(spelling):
-    wrong = verdict(spelling, compare_all(spelling))
+def test_the_explanation_is_the_bases(spelling, request):
+    slow = request.node.get_closest_marker("slow") is not None
+    wrong = verdict(spelling, compare_all(spelling, each_alone=slow))
     if spelling.id in LEFT:
         assert wrong, f"right now: take {spelling.id} out of left.py"
         return
     assert not wrong, "\n".join(wrong)
+
+
+MAY_BE_REFUSED = [p for p in _fast() if p.values[0].either or p.values[0].refused]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spelling", MAY_BE_REFUSED)
+def test_each_method_alone_is_as_all_together(spelling):
+    """In the fast suite one method speaks for all that are refused together."""
+    assert not verdict(spelling, compare_all(spelling))
 
 
 @pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)

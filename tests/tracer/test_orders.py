@@ -1,7 +1,7 @@
 """Ids, tokens and windows in another order, or cut one by one: the scores are those of the
 positions as they are given, whatever order the model sees them in."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ class Model(nn.Module):
 
     def __init__(self, embed, first, last):
         super().__init__()
-        self.embed, self.first, self.last = embed, first, last
+        self.embed, self.first, self.last = embed(), first, last
         self.layers = nn.ModuleList(
             nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(2)
         )
@@ -36,10 +36,19 @@ class Model(nn.Module):
         return self.head(x[:, 0])
 
 
-def scores(method, embed, first, last, what):
+@cache
+def seeded(make, *parts):
+    """``make(*parts)``, of one seed, made once for all methods, so that it is captured once."""
     torch.manual_seed(0)
-    model = Model(embed(), first, last).double().eval()
-    return relprop.explain(model, what, 1, method=method).scores
+    return make(*parts).double().eval()
+
+
+def scores(method, embed, first, last, what):
+    return relprop.explain(seeded(Model, embed, first, last), what, 1, method=method).scores
+
+
+def same(x, _=None):
+    return x
 
 
 def ids():
@@ -92,7 +101,7 @@ MOVED = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MOVED)
 def test_ids_are_explained_where_they_are_given(name, method):
-    plain = scores(method, table, lambda i: i, lambda x, i: x, ids())
+    plain = scores(method, table, same, same, ids())
     found = scores(method, table, *MOVED[name], ids())
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
 
@@ -122,15 +131,20 @@ PARTS = {
 }
 
 
+@cache
+def in_parts(name, at_once):
+    return partial(InParts, PARTS[name], at_once)
+
+
+def both_ends(x, _):
+    return x[:, :LENGTH] + x[:, -LENGTH:].flip(1)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", PARTS)
 def test_ids_that_are_looked_up_in_parts_are_all_explained(name, method):
-    def last(x, _):
-        return x[:, :LENGTH] + x[:, -LENGTH:].flip(1)
-
     parts, whole = (
-        scores(method, partial(InParts, PARTS[name], once), lambda i: i, last, ids())
-        for once in (False, True)
+        scores(method, in_parts(name, at_once), same, both_ends, ids()) for at_once in (False, True)
     )
     assert (parts != 0).any(0).all()
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
@@ -181,10 +195,10 @@ SHIFTED = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", SHIFTED)
 def test_ids_of_encoder_and_decoder_are_explained_in_both(name, method):
-    found = []
-    for way in (SHIFTED["the rows"], SHIFTED[name]):
-        torch.manual_seed(0)
-        found.append(relprop.explain(Twice(way).double().eval(), ids(), 1, method=method).scores)
+    found = [
+        relprop.explain(seeded(Twice, way), ids(), 1, method=method).scores
+        for way in (SHIFTED["the rows"], SHIFTED[name])
+    ]
     assert (found[0][:, -2] != 0).all()  # the last token of the decoder, which is read
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
@@ -204,7 +218,7 @@ def test_shifted_ids_score_at_their_own_places():
         "gradient_x_input",
         table,
         lambda i: torch.cat([i.new_zeros(len(i), 1), i[:, :-1]], 1),
-        lambda x, i: x,
+        same,
         ids(),
     )
     assert found.shape == (SAMPLES, LENGTH)
@@ -223,7 +237,7 @@ def test_shifted_ids_score_at_their_own_places():
 @pytest.mark.parametrize("method", ["lrp", "transformer_attribution"])
 def test_ids_that_are_not_followed_are_refused_with_the_reason(first, why, method):
     with pytest.raises(TargetError, match=why):
-        scores(method, table, first, lambda x, i: x, ids())
+        scores(method, table, first, same, ids())
 
 
 #: What puts tokens in another order, and back.
@@ -272,11 +286,10 @@ def test_tokens_in_another_order_score_where_they_are_given(name, method):
     x = torch.randn(
         SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
     )
-    found = []
-    for there, back in (ORDERS[name], (lambda x: x, lambda x: x)):
-        torch.manual_seed(0)
-        model = Between(there, back).double().eval()
-        found.append(relprop.explain(model, x, 1, method=method).scores)
+    found = [
+        relprop.explain(seeded(Between, there, back), x, 1, method=method).scores
+        for there, back in (ORDERS[name], (same, same))
+    ]
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
@@ -290,16 +303,20 @@ WINDOWS = {
 }
 
 
+def unfolded(x):
+    return x.unfold(1, 4, 2)
+
+
+def of_four():
+    return nn.Linear(4, WIDTH)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_cut_one_by_one_are_windows(name, method):
     x = torch.randn(SAMPLES, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-    def embed():
-        return nn.Linear(4, WIDTH)
-
-    plain = scores(method, embed, lambda x: x.unfold(1, 4, 2), lambda y, x: y, x)
-    found = scores(method, embed, WINDOWS[name], lambda y, x: y, x)
+    plain = scores(method, of_four, unfolded, same, x)
+    found = scores(method, of_four, WINDOWS[name], same, x)
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
 
 
@@ -311,23 +328,25 @@ PADS = {
 }
 
 
+def of_six():
+    return nn.Linear(6, WIDTH)
+
+
+@cache
+def picked_and_padded(mode):
+    """Windows of six of the positions, by their numbers and by PyTorch's function."""
+    places = torch.tensor(PADS[mode])
+    return (
+        lambda x: x[:, places].unfold(1, 6, 1),
+        lambda x: F.pad(x[:, None], (2, 1), mode)[:, 0].unfold(1, 6, 1),
+    )
+
+
 @pytest.mark.parametrize("method", ["lrp", "rollout", "transformer_attribution"])
 @pytest.mark.parametrize("mode", PADS)
 def test_padding_with_own_values_is_positions_picked(mode, method):
     x = torch.randn(SAMPLES, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-
-    def embed():
-        return nn.Linear(6, WIDTH)
-
-    places = torch.tensor(PADS[mode])
-    plain = scores(method, embed, lambda x: x[:, places].unfold(1, 6, 1), lambda y, x: y, x)
-    found = scores(
-        method,
-        embed,
-        lambda x: F.pad(x[:, None], (2, 1), mode)[:, 0].unfold(1, 6, 1),
-        lambda y, x: y,
-        x,
-    )
+    plain, found = (scores(method, of_six, way, same, x) for way in picked_and_padded(mode))
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
 
 
@@ -338,19 +357,18 @@ READ = {
 }
 
 
+@cache
+def changed(change):
+    return partial(Changed, change, torch.tensor([0.3, 1.7], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", READ)
 def test_a_number_that_python_reads_is_the_tensor_it_stands_in(name, method):
     x = torch.randn(
         SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
     )
-    numbers, found = torch.tensor([0.3, 1.7], dtype=torch.float64), []
-    for change in READ[name]:
-
-        def embed(change=change):
-            return Changed(change, numbers)
-
-        found.append(scores(method, embed, lambda x: x, lambda y, x: y, x))
+    found = [scores(method, changed(change), same, same, x) for change in READ[name]]
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 

@@ -1,5 +1,7 @@
 """One token that a mask is true at is picked by its number; a mask of several is a sum."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -45,11 +47,17 @@ class Last(Model):
         return self.head(self.last(x + weights.softmax(-1) @ x, kept))
 
 
+@cache
+def reading(last):
+    """The model, once for all methods, so that it is captured once."""
+    return Last(last).double().eval()
+
+
 @pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "attention_grad", "attnlrp"])
 @pytest.mark.parametrize("name", LAST)
 def test_the_last_token_is_picked(name, method):
     found = [
-        relprop.explain(Last(way).double().eval(), (IDS, KEPT), 1, method=method).scores
+        relprop.explain(reading(way), (IDS, KEPT), 1, method=method).scores
         for way in (LAST["index"], LAST[name])
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
@@ -67,7 +75,7 @@ SEVERAL = {
 
 
 def picks(last):
-    graph = relprop.trace(Last(last).double().eval(), (IDS, KEPT)).graph
+    graph = relprop.trace(reading(last), (IDS, KEPT)).graph
     return any(kind(n) in (Kind.GATHER, Kind.INDEX) and is_live(n) for n in graph.nodes)
 
 
@@ -120,6 +128,10 @@ def _written(x, kept):
     return x.nanmean(1)
 
 
+def _mean(x, kept):
+    return (x * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
+
+
 MEANS = {
     "nanmean": lambda x, m: _marked(x, m).nanmean(1),
     "of where": lambda x, m: torch.where(m[..., None], x, torch.nan).nanmean(-2, keepdim=True)[
@@ -135,8 +147,8 @@ MEANS = {
 @pytest.mark.parametrize("name", MEANS)
 def test_what_is_marked_as_no_number_is_left_out(name, method):
     plain, other = (
-        relprop.explain(Last(way).double().eval(), (IDS, KEPT), 1, method=method).scores
-        for way in (lambda x, m: (x * m[..., None]).sum(1) / m.sum(1, keepdim=True), MEANS[name])
+        relprop.explain(reading(way), (IDS, KEPT), 1, method=method).scores
+        for way in (_mean, MEANS[name])
     )
     torch.testing.assert_close(other, plain, rtol=1e-9, atol=1e-12)
 
