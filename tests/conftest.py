@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from relprop.runner import memory
 from relprop.tracer import chunked
 
 settings.register_profile(
@@ -77,6 +78,13 @@ def _in_chunks(monkeypatch):
     if rows := os.environ.get("CHUNKS"):
         monkeypatch.setattr(chunked, "CHUNK_BYTES", 0)
         monkeypatch.setattr(chunked, "chunk_rows", lambda attention, batch: int(rows))
+
+
+@pytest.fixture(autouse=True)
+def _in_segments(monkeypatch):
+    """With SEGMENTS in the environment every graph is cut, as finely as saves memory."""
+    if os.environ.get("SEGMENTS"):
+        monkeypatch.setattr(memory, "free_memory", lambda device: 0)
 
 
 @pytest.fixture(autouse=True)
