@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from scale_page import write_page
-from scale_subjects import CAPTUM, ROWS, TITLES, TOKENS, Case, all_cases
+from scale_subjects import CAPTUM, ROWS, SEGMENTS, TITLES, TOKENS, Case, all_cases
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("memory", "time")
@@ -151,7 +151,8 @@ def chosen(only: Sequence[str], tokens: Sequence[int]) -> list[Case]:
     rows = set(only) & set(ROWS) or set(ROWS)
     over_tokens = [Case(m, row, n) for n in sorted(tokens) for m in TITLES for row in ROWS]
     deeper = [c for c in all_cases() if not c.growing and c.tokens in tokens]
-    return [c for c in over_tokens + deeper if c.model in models and c.method in rows]
+    named = [c for c in over_tokens + deeper if c.model in models]
+    return [c for c in named if c.method.removesuffix(SEGMENTS) in rows]
 
 
 def main() -> None:

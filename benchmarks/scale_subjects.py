@@ -19,7 +19,10 @@ GRADIENT, CAPTUM = "forward + input gradient", "gradient_x_input (captum)"
 METHODS = ("gradient_x_input", "rollout", "gae", "transformer_attribution", "lrp", "attnlrp")
 ROWS = (GRADIENT, CAPTUM, *METHODS)
 DEPTHS = (4, 12, 24, 48)
-DEPTH_METHODS = ("transformer_attribution", "attnlrp")
+SEGMENTS = " (memory=0)"  # of a row whose graph is cut into segments
+DEPTH_METHODS = tuple(
+    m + how for m in ("transformer_attribution", "attnlrp") for how in ("", SEGMENTS)
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Case:
     @property
     def growing(self) -> bool:
         """Whether it is of the series over tokens."""
-        return self.layers == LAYERS
+        return self.layers == LAYERS and self.method in ROWS
 
 
 def all_cases() -> list[Case]:
@@ -46,6 +49,7 @@ def all_cases() -> list[Case]:
     over_tokens = [Case(m, row, n) for n in TOKENS for m in TITLES for row in ROWS]
     deeper = [n for n in DEPTHS if n != LAYERS]
     over_layers = [Case("llama", m, TOKENS[0], n) for n in deeper for m in DEPTH_METHODS]
+    over_layers += [Case("llama", m, TOKENS[0]) for m in DEPTH_METHODS if m not in ROWS]
     return sorted(over_tokens + over_layers, key=lambda case: case.tokens)
 
 
@@ -158,7 +162,9 @@ def call_of(method: str, subject: Subject) -> Callable[[], object]:
         return _by_captum(subject)
     import relprop
 
-    return lambda: relprop.explain(subject.module, subject.inputs, subject.target, method=method)
+    name, memory = method.removesuffix(SEGMENTS), 0 if method.endswith(SEGMENTS) else "auto"
+    asked = subject.module, subject.inputs, subject.target
+    return lambda: relprop.explain(*asked, method=name, memory=memory)
 
 
 def _gradient(subject: Subject) -> Tensor:
