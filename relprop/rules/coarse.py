@@ -115,6 +115,27 @@ def sliced(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
     return [aten.slice_backward(field, sizes, dim + 1, start // run, end // run, step)]
 
 
+def rolled(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
+    """roll: as far the other way; an axis along which all is the same stays as it is."""
+    shifts, dims = call.argument(1, "shifts"), call.argument(2, "dims", [])
+    shifts, dims = ([x] if isinstance(x, int) else x for x in (shifts, dims))
+    if not dims:
+        rows = finer(field, result).flatten(1).roll(-shifts[0], 1)
+        return [rows.reshape(len(field), *result)]
+    axes = [d % len(result) for d in dims]
+    for axis in axes:
+        if field.shape[axis + 1] > 1:
+            field = finer_along(field, axis, result[axis])
+    return [field.roll([-n for n in shifts], [axis + 1 for axis in axes])]
+
+
+def flipped(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
+    """flip: once more."""
+    dims = call.argument(1, "dims")
+    axes = [d % len(result) + 1 for d in ([dims] if isinstance(dims, int) else dims)]
+    return [field.flip(axes)]
+
+
 def joined(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
     """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors
     of any shape."""

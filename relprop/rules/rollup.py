@@ -88,6 +88,8 @@ INVERSES: tuple[tuple[Key, Inverse], ...] = (
     (Kind.SELECT, coarse.selected),
     (aten.slice, coarse.sliced),
     (aten.cat, coarse.joined),
+    (aten.roll, coarse.rolled),
+    (aten.flip, coarse.flipped),
 )
 REDUCED = (Kind.TOTAL, Kind.STATISTIC)
 ROUTED = (Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
