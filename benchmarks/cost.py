@@ -65,6 +65,9 @@ def variants(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], 
         "forward": forward,
         "forward + input gradient": backward,
         "transformer_attribution": lambda: relprop.explain(model, x, 0),
+        "transformer_attribution, all rows of C": lambda: relprop.explain(
+            model, x, 0, keep="matrix"
+        ),
         "rollout": lambda: relprop.explain(model, x, 0, method="rollout"),
         "attention gradients, no relevance": lambda: relprop.explain(
             model, x, 0, method="rollout", keep="blocks"
@@ -177,7 +180,9 @@ def main() -> None:
         )
         print(f"  {'':<36}{'FLOPs':>8}{'time':>8}{'peak memory (× forward + input gradient)':>44}")
         for name, call in calls.items():
-            measured = not options.skip_memory and name in ("forward", "transformer_attribution")
+            measured = not options.skip_memory and (
+                name == "forward" or name.startswith("transformer_attribution")
+            )
             used = (
                 f"{memory(options.model, options.device, batch, name) / max(base_memory, 1e-9):.2f}"
                 if measured

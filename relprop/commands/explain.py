@@ -13,7 +13,7 @@ from relprop.commands.showing import json_of, page_writer, picture_writer
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, json_writer, write
-from relprop.errors import OptionError
+from relprop.errors import OptionError, RollUpError
 
 if TYPE_CHECKING:
     from relprop.commands.subject import Subject
@@ -110,7 +110,7 @@ def _explain_one(asked: Asked, answer: Answer) -> None:
         how = asked.model
         options |= {"method": method, "precision": how.precision, "memory": how.bytes}
         endings = {out.suffix.lower() for out in answer.outs}
-        keep = ("blocks", "matrix") if ".html" in endings else ()  # a page shows all of it
+        keep = _shown_by_a_page(subject) if ".html" in endings else ()
         found = _explained(subject, targets, keep, **options)
         found = found if asked.stream is None else [e[asked.stream] for e in found]
         writers = _writers(found, subject, endings)
@@ -146,18 +146,25 @@ def _tell_one(found: list[Explanation], answer: Answer) -> None:
         tell("\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in found))
 
 
+def _shown_by_a_page(subject: Subject) -> tuple[str, ...]:
+    """What a page shows beside the scores: the maps, and C unless it has too many positions."""
+    from relprop.reporting.pooling import shows_matrix
+
+    return ("blocks", "matrix") if shows_matrix(subject.words()) else ("blocks",)
+
+
 def _explained(
     subject: Subject, targets: Sequence[Any], keep: tuple[str, ...], **options: Any
 ) -> list[Explanation]:
-    """The explanations, with as much of ``keep`` as the method has: not every one multiplies
-    matrices, or looks at attention."""
+    """The explanations, with as much of ``keep`` as there is: not every method multiplies matrices,
+    or looks at attention, and not every model has the same tokens in all of its blocks."""
     from relprop.api.explain import explain_many
 
     options["processor"] = subject.processor
     while True:
         try:
             return explain_many(subject.model, subject.inputs, targets, keep=keep, **options)
-        except OptionError:
+        except (OptionError, RollUpError):
             if not keep:
                 raise
             keep = keep[:-1]

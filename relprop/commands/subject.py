@@ -77,6 +77,11 @@ class Subject:
         """The inputs as the model is called with them."""
         return open_model(self.model, self.inputs, processor=self.processor)[1]
 
+    def words(self) -> int:
+        """How many words, or parts of words, the model reads in a row; 0 if it reads none."""
+        ids = [t for t in _tensors_in(self.tensors()) if not t.is_floating_point() and t.dim() > 1]
+        return max((t.shape[-1] for t in ids), default=0)
+
     def own_image(self) -> Tensor | None:
         """The model's own image, (C, H, W), its values stretched to [0, 1], if it reads one."""
         images = [t for t in _tensors_in(self.tensors()) if t.dim() == 4 and t.is_floating_point()]

@@ -16,11 +16,16 @@ PER_TOKEN = ("tokens", "matrix", "input", "spans", "words", "layers")  # what ce
 MOST_CELLS = 4096  # more positions than that are summed: no hand finds a single one
 
 
+def shows_matrix(positions: int) -> bool:
+    """Whether a page shows C of so many positions, where there is one."""
+    return positions <= MOST_CELLS
+
+
 def pooled_tokens(tokens: TokenScores) -> tuple[TokenScores, str | None]:
     """The tokens, or where there are more than ``MOST_CELLS``, sums over neighbours, with a
     sentence that says so."""
     count = tokens.scores.shape[1]
-    if count <= MOST_CELLS:
+    if shows_matrix(count):
         return tokens, None
     extent = tokens.grid if tokens.grid is not None else (count,)
     step = _step(extent)

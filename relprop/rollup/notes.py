@@ -34,7 +34,7 @@ ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.
 
 def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[fx.Node, FieldNote]:
     """What each node's roll-up rule needs to know."""
-    notes = {node: _note(program, flow, node) for node in flow.nodes}
+    notes = {node: replace(_note(program, flow, node), shape=_shape(node)) for node in flow.nodes}
     for node, note in list(notes.items()):
         pools = isinstance(note, ReductionNote) and kind(node) is Kind.TOTAL and note.pooled > 1
         if pools and (masked := _masked(node, flow)) is not None:
@@ -45,10 +45,16 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
     for node, note in list(notes.items()):
         if node in contractions:
             axes, transposed = note.token_axes, contractions[node].transposed
-            notes[node] = SiteNote(axes, transposed=transposed)
+            notes[node] = SiteNote(axes, shape=note.shape, transposed=transposed)
         elif is_merge(node, flow) or (kind(node) is Kind.MATMUL and len(flow.inputs[node]) > 1):
             notes[node] = replace(note, carries=outer.carries(node))
     return notes
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of an operation's result; of several results none."""
+    value = val(node)
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:

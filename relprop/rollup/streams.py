@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from relprop.errors import RollUpError, message
 from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
+from relprop.rules.coarse import finer
 from relprop.rules.fields import number
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
@@ -35,9 +36,14 @@ class Stream:
 
     def read(self, field: Tensor) -> Tensor:
         """The numbers of a field at the token tensor, (batch, channels, tokens)."""
-        features = tuple(i for i in range(val(self.node).dim()) if i not in self.token_axes)
-        numbers, _ = torch.func.vmap(lambda f: number(f, features))(field)
-        return numbers.flatten(2)
+        shape = val(self.node).shape
+        features = tuple(i for i in range(len(shape)) if i not in self.token_axes)
+
+        def numbers(one: Tensor) -> Tensor:
+            lengths = [own if i in features else shape[i] for i, own in enumerate(one.shape[1:])]
+            return number(finer(one, lengths), features)[0].flatten(1)
+
+        return torch.func.vmap(numbers)(field)  # type: ignore[no-any-return]
 
 
 def streams(

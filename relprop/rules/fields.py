@@ -4,23 +4,27 @@ tokens.
 A *field* has the shape of a value, with channels first: every channel but the last is a sum, the
 last is the count of what carries it; the number at a place is sum/count. *move* ops move both; over
 feature and head axes the number is Σsum/Σcount (so the mean over heads E_h falls out of the value
-projection); over token axes fields sum; where uses of one value meet, numbers add. ``call.extra``
+projection); over token axes fields sum; where uses of one value meet, numbers add. Its axes may be
+shorter than the value's (``coarse.py``), whose shape ``call.note`` says. ``call.extra``
 is Eq. 13's (∇A ⊙ R)⁺ at an attention site, a channel axis first; ``call.note`` says which axes are
 tokens and what each operand carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from relprop.rules.call import Call
+from relprop.rules.coarse import Shape, as_fine, finer, finer_along
+from relprop.rules.families import move
 from relprop.rules.notes import FieldNote, LinearNote, ReductionNote, SiteNote
 from relprop.rules.rule import Rule, rule
 
 Field = Tensor
+Inverse = Callable[[Tensor, Call, Shape], Sequence[Tensor]]
 Fields = tuple[Field | None, ...]
 
 
@@ -36,35 +40,38 @@ def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     )
 
 
-def spread(numbers: Tensor, present: Tensor, shape: tuple[int, ...]) -> Field:
-    """A field that has ``numbers`` wherever something is present, broadcast to a value's shape."""
-    return torch.cat([numbers * present, present]).expand(numbers.shape[0] + 1, *shape)
+def spread(numbers: Tensor, present: Tensor) -> Field:
+    """A field that has ``numbers`` wherever something is present."""
+    return torch.cat([numbers * present, present.expand(1, *numbers.shape[1:])])
 
 
-def unbroadcast(field: Field, shape: tuple[int, ...], token_axes: tuple[bool, ...]) -> Field:
-    """The field of an operand that was broadcast to the output: sums over token axes, means over
-    the others."""
-    extra = field.dim() - 1 - len(shape)
-    repeated = [
-        i
-        for i in range(field.dim() - 1)
-        if i < extra or (shape[i - extra] == 1 and field.shape[i + 1] != 1)
-    ]
+def unbroadcast(
+    field: Field,
+    result: tuple[int, ...],
+    shape: tuple[int, ...],
+    token_axes: tuple[bool, ...],
+) -> Field:
+    """The field of an operand of this shape that was broadcast to the ``result``: sums over token
+    axes, means over the others."""
+    extra = len(result) - len(shape)
+    repeated = [i for i, n in enumerate(result) if i < extra or (shape[i - extra] == 1 and n != 1)]
     for i in repeated:
-        field = sum_axis(field, i + 1, len(token_axes) > i and token_axes[i])
-    return field.reshape(field.shape[0], *shape)
+        times = result[i] // max(field.shape[i + 1], 1)
+        field = sum_axis(field, i + 1, len(token_axes) > i and token_axes[i], times)
+    return field.reshape(len(field), *field.shape[extra + 1 :])
 
 
-def sum_axis(field: Field, axis: int, tokens: bool) -> Field:
-    """One axis summed to length 1: numbers add over tokens; over features sums and counts do."""
+def sum_axis(field: Field, axis: int, tokens: bool, times: int = 1) -> Field:
+    """One axis summed to length 1: numbers add over tokens; over features sums and counts do.
+    ``times``: how many places each number stands for."""
     if not tokens:
-        return field.sum(axis, keepdim=True)
+        return field.sum(axis, keepdim=True) * times
     numbers, present = field[:-1], field[-1:]
     numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(
         axis, keepdim=True
     )
     here = (present > 0).any(axis, keepdim=True).to(field.dtype)
-    return torch.cat([numbers, here])
+    return torch.cat([numbers * times, here])
 
 
 def operand_shape(call: Call, index: int) -> tuple[int, ...]:
@@ -74,6 +81,7 @@ def operand_shape(call: Call, index: int) -> tuple[int, ...]:
 
 def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
     """Uses of one value meet: their numbers add."""
+    fields = tuple(as_fine(fields))
     numbers = torch.zeros_like(fields[0][:-1])
     anywhere = torch.zeros_like(fields[0][-1:])
     for field in fields:
@@ -91,9 +99,10 @@ def merge(field: Field, call: Call) -> Fields:
     the field."""
     note = call.noted(FieldNote)
     if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
-        field = torch.cat([field[:-1] * call.extra, field[-1:]])
+        field, scale = as_fine([field, call.extra])
+        field = torch.cat([field[:-1] * scale, field[-1:]])
     return tuple(
-        unbroadcast(weighted(field, w), operand_shape(call, i), note.token_axes)
+        unbroadcast(weighted(field, w), note.shape, operand_shape(call, i), note.token_axes)
         if call.operands[i].flows and w
         else None
         for i, w in enumerate(note.weights(len(call.operands)))
@@ -105,18 +114,13 @@ def weighted(field: Field, weight: float) -> Field:
     return field if weight == 1 else torch.cat([field[:-1] * weight, field[-1:]])
 
 
-def moved(field: Field, call: Call, inverse: Rule) -> Fields:
-    """Moves take sums and counts to where the values came from, channel by channel; ``inverse``
-    takes one channel there."""
+def moved(field: Field, call: Call, inverse: Inverse) -> Fields:
+    """Moves take sums and counts to where the values came from; ``inverse`` takes a field there."""
     note = call.noted(FieldNote)
     if note.adds:  # one token of the input is several of the output: their numbers add
         numbers, present = number(field, ())
         field = torch.cat([numbers * present, present])
-
-    def back(channel: Tensor) -> list[Tensor]:
-        return [s for s in inverse.function(channel, call) if s is not None]
-
-    fields = _by_channel(back, field)
+    fields = inverse(field, call, note.shape)
     shares = iter([_once(f) for f in fields] if note.adds else fields)
     placed = [next(shares) if x.is_floating_point() else None for x in call.inputs]
     return tuple(
@@ -129,18 +133,25 @@ def _once(field: Field) -> Field:
     return torch.cat([field[:-1], (field[-1:] > 0).to(field.dtype)])
 
 
-def _by_channel(function: Callable[[Tensor], list[Tensor]], field: Field) -> list[Field]:
-    """``function`` on every channel; a few are faster one by one, many in a vmap."""
+def moved_back(field: Field, call: Call, result: Shape) -> list[Field]:
+    """Any move: its own vector–Jacobian product on every channel; a few are faster one by one, many
+    in a vmap."""
+
+    def back(channel: Tensor) -> list[Tensor]:
+        return [s for s in move.function(channel, call) if s is not None]
+
+    field = finer(field, result)
     if len(field) > 8:
-        return list(torch.func.vmap(lambda c: tuple(function(c)))(field))
-    return [torch.stack(same) for same in zip(*(function(c) for c in field), strict=True)]
+        return list(torch.func.vmap(lambda c: tuple(back(c)))(field))
+    return [torch.stack(same) for same in zip(*(back(c) for c in field), strict=True)]
 
 
 @rule(family="rollup", reads="", name="field: expand")
 def expanded(field: Field, call: Call) -> Fields:
     """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
+    note = call.noted(FieldNote)
     return (
-        unbroadcast(field, operand_shape(call, 0), call.noted(FieldNote).token_axes),
+        unbroadcast(field, note.shape, operand_shape(call, 0), note.token_axes),
         *(None for _ in call.operands[1:]),
     )
 
@@ -151,21 +162,17 @@ def projected(field: Field, call: Call) -> Fields:
     folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
     folded = call.noted(LinearNote).folded
-    return (
-        spread(numbers / folded, present, operand_shape(call, 0)),
-        *(None for _ in call.operands[1:]),
-    )
+    return (spread(numbers / folded, present), *(None for _ in call.operands[1:]))
 
 
 @rule(family="rollup", reads="", name="field: mean over what is pooled")
 def pooled(field: Field, call: Call) -> Fields:
     """mean, sum: each of n pooled tokens gets 1/n; pooled features get it whole."""
-    shape = operand_shape(call, 0)
     note = call.noted(ReductionNote)
-    keep = [1 if i in note.reduced else s for i, s in enumerate(shape)]
-    field = field.reshape(field.shape[0], *keep)
+    for i in note.reduced if len(note.shape) < call.inputs[0].dim() else ():
+        field = field.unsqueeze(i + 1)
     numbers, present = number(field, ())
-    return (spread(numbers / note.pooled, present, shape),)
+    return (spread(numbers / note.pooled, present),)
 
 
 @rule(family="rollup", reads="", name="field: attention site")
@@ -190,6 +197,13 @@ def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tenso
     """What keys receive of the queries' ``numbers`` through a matrix: fieldᵀ·M."""
     if matrix.dim() == numbers.dim() and len(matrix) > 1:
         numbers = numbers.sum(0, keepdim=True)
+    elif matrix.dim() == numbers.dim():  # one for all channels: one product for all, side by side
+        side = -2 if transposed else -1
+        return _through(numbers.transpose(0, side), matrix, transposed).transpose(0, side)
+    return _through(numbers, matrix, transposed)
+
+
+def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:
     return numbers @ matrix.mT if transposed else matrix.mT @ numbers
 
 
@@ -218,39 +232,29 @@ def taken_once(numbers: Tensor, matrices: Tensor, first: int, *, transposed: boo
 
 
 def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:
-    """The field of V: ``through`` (of each query's number and the matrix), per head, spread over
-    V's features."""
-    right = call.noted(SiteNote).transposed
-    v_at = 0 if right else 1
-    shape = operand_shape(call, v_at)
-    numbers, there = of_queries(field, shape, transposed=right)
+    """The field of V: ``through`` (of each query's number and the matrix), per head, the same for
+    all of V's features."""
+    note = call.noted(SiteNote)
+    v_at = 0 if note.transposed else 1
+    numbers, there = of_queries(field, note)
     received = None if call.extra is None else through(numbers, call.extra)
-    made = of_values(received, there, shape, len(numbers), transposed=right)
+    made = of_values(received, there, operand_shape(call, v_at), note, len(numbers))
     return tuple(made if i == v_at else None for i in range(2))
 
 
-def of_queries(field: Field, values: tuple[int, ...], *, transposed: bool) -> tuple[Tensor, Tensor]:
-    """A site's field as one number per query and head, and at which keys (of ``values`` of this
-    shape) something is present: wherever a query has something."""
-    feature, query = (-2, -1) if transposed else (-1, -2)
-    numbers, present = number(field, (feature,))
-    keys_shape = list(numbers.shape[1:])
-    keys_shape[query] = values[query]
-    return numbers, present.amax(query, keepdim=True).expand(1, *keys_shape)
+def of_queries(field: Field, note: SiteNote) -> tuple[Tensor, Tensor]:
+    """A site's field as one number per query and head, and whether something is present at the
+    keys: wherever a query has something."""
+    feature, query = (-2, -1) if note.transposed else (-1, -2)
+    numbers, present = number(finer_along(field, query, note.shape[query]), (feature,))
+    return numbers, present.amax(query, keepdim=True)
 
 
 def of_values(
-    received: Tensor | None,
-    there: Tensor,
-    values: tuple[int, ...],
-    channels: int,
-    *,
-    transposed: bool,
+    received: Tensor | None, there: Tensor, shape: tuple[int, ...], note: SiteNote, channels: int
 ) -> Field:
-    """The field of V: what each key ``received`` (``None``: nothing), spread over its features."""
-    feature = -2 if transposed else -1
+    """The field of V, of this shape: what each key ``received`` (``None``: nothing)."""
     if received is None:
         received = there.new_zeros(channels, *there.shape[1:])
-    wide = list(there.shape[1:])
-    wide[feature] = values[feature]
-    return unbroadcast(spread(received, there, tuple(wide)), values, ())
+    result = (*note.shape[:-2], *shape[-2:])
+    return unbroadcast(spread(received, there), result, shape, ())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.rules.call import Call
+from relprop.rules.coarse import finer, finer_along
 from relprop.rules.fields import (
     Field,
     Fields,
@@ -36,9 +37,10 @@ def weighed(field: Field, call: Call) -> Fields:
     weights = (ones - zeros).abs().to(field.dtype)
     mean = weights.mean(note.weighed, keepdim=True)
     share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
+    field = finer(field, note.shape)
     field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
     return tuple(
-        unbroadcast(field, operand_shape(call, i), note.token_axes) if i == at else None
+        unbroadcast(field, note.shape, operand_shape(call, i), note.token_axes) if i == at else None
         for i in range(len(call.operands))
     )
 
@@ -55,7 +57,7 @@ def spread_evenly(field: Field, call: Call) -> Fields:
         made: Tensor = call.apply(*wide)
         return made
 
-    numbers, present = number(field, ())
+    numbers, present = number(finer(field, call.noted(FieldNote).shape), ())
     covered, pull = torch.func.vjp(
         operation, torch.ones(operand_shape(call, at), dtype=field.dtype, device=field.device)
     )  # type: ignore[misc]
@@ -83,7 +85,9 @@ def convolved(field: Field, call: Call) -> Fields:
     note = call.noted(ConvolutionNote)
     channels, operation = note.depthwise, note.convolution
     assert operation is not None
-    numbers, present = number(field, () if channels > 1 else (1,))
+    lengths = list(note.shape)
+    lengths[1] = channels if channels > 1 else field.shape[2]
+    numbers, present = number(finer(field, lengths), () if channels > 1 else (1,))
     kernel = torch.ones(
         channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
     )
@@ -97,7 +101,7 @@ def convolved(field: Field, call: Call) -> Fields:
         [pull(channel * share)[0] for channel in (*(numbers / note.folded * present), present[0])]
     )
     there = (back[-1:] > 0).to(field.dtype)
-    return (torch.cat([back[:-1], there]).expand(-1, *shape), *(None for _ in call.operands[1:]))
+    return (torch.cat([back[:-1], there]), *(None for _ in call.operands[1:]))
 
 
 @rule(family="rollup", reads="", name="field: tokens mixed by weights")
@@ -106,7 +110,7 @@ def mixed(field: Field, call: Call) -> Fields:
     weights = call.inputs[1].abs().to(field.dtype)
     total = weights.sum(-1, keepdim=True)
     share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    numbers, present = number(field, ())
+    numbers, present = number(finer_along(field, -1, len(weights)), ())
     received = (numbers * present) @ share
     there = ((present @ share) > 0).to(field.dtype)
     return (torch.cat([received * there, there]), *(None for _ in call.operands[1:]))
@@ -121,20 +125,22 @@ def contracted(field: Field, call: Call) -> Fields:
     a, b = (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs))
     weights = note.carries or tuple(float(o.flows) for o in call.operands)
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    field = field.reshape(field.shape[0], *shape)
+    field = finer(field, note.shape).reshape(len(field), *shape)
     if note.mixer is not None:
         shares = _mixed(field, a, b, note.mixer)
     elif note.over_tokens:
         shares = _summed(field, a.abs().to(field.dtype), b.abs().to(field.dtype))
     else:
-        shares = [
-            _line(field, -1, note.token_columns).expand(-1, *shape[:-1], a.shape[-1]),
-            _line(field, -2, note.token_rows).expand(-1, *shape[:-2], b.shape[-2], shape[-1]),
-        ]
+        shares = [_line(field, -1, note.token_columns), _line(field, -2, note.token_rows)]
+    tokens = (*note.token_axes[:-2], False, False)
+
+    def of_operand(share: Field, i: int) -> Field:
+        wide = tuple((a, b)[i].shape)
+        share = unbroadcast(share, (*shape[:-2], *wide[-2:]), wide, tokens)
+        return share if call.inputs[i].dim() > 1 else share.squeeze(-1 if i else -2)
+
     return tuple(
-        unbroadcast(weighted(s, w), operand_shape(call, i), (*note.token_axes[:-2], False, False))
-        if s is not None and w and call.operands[i].flows
-        else None
+        of_operand(weighted(s, w), i) if s is not None and w and call.operands[i].flows else None
         for i, (s, w) in enumerate(zip(shares, weights, strict=True))
     )
 
@@ -154,13 +160,8 @@ def _mixed(field: Field, a: Tensor, b: Tensor, mixer: int) -> list[Field | None]
     share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
     received = share.mT @ (numbers * present) if mixer == 0 else (numbers * present) @ share.mT
     there = ((share.mT @ present if mixer == 0 else present @ share.mT) > 0).to(field.dtype)
-    wide = (
-        (*received.shape[1:-1], b.shape[-1])
-        if mixer == 0
-        else (*received.shape[1:-2], a.shape[-2], received.shape[-1])
-    )
-    spread_out = spread(received, there, wide)
-    return [None, spread_out] if mixer == 0 else [spread_out, None]
+    mixed_by = spread(received, there)
+    return [None, mixed_by] if mixer == 0 else [mixed_by, None]
 
 
 def _summed(field: Field, a: Tensor, b: Tensor) -> list[Field | None]:
@@ -175,6 +176,4 @@ def _summed(field: Field, a: Tensor, b: Tensor) -> list[Field | None]:
     ) / counted  # Σ_ij |a_ik b_kj| / Σ_k|a_ik b_kj|, a mean over i and j
     there = (present * (terms > 0)).to(field.dtype)
     received = numbers * terms
-    left = spread(received, there, (*received.shape[1:-2], a.shape[-2], a.shape[-1]))
-    right = spread(received.mT, there.mT, (*received.shape[1:-2], b.shape[-2], b.shape[-1]))
-    return [left, right]
+    return [spread(received, there), spread(received.mT, there.mT)]

@@ -29,6 +29,7 @@ class FieldNote(Note):
     """For the roll-up: which axes of the result are tokens, and how much of the field each operand
     carries (``None``: all of it).
 
+    ``shape``: the result's, whose axes a field may have shorter.
     ``adds``: one token of the operand may be several of the result, so their numbers add.
     ``weighed``: the axes over which the result, a product with a mask, is summed at once.
     ``routed``: the token axes along which each feature takes the position of its own.
@@ -39,6 +40,7 @@ class FieldNote(Note):
     adds: bool = False
     weighed: tuple[int, ...] | None = None
     routed: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
     def weights(self, count: int) -> tuple[float, ...]:
         """How much of the field each of ``count`` operands carries."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 
 from relprop.operations import FILLS, MOVES, STOPS, Kind
-from relprop.rules import moves
+from relprop.rules import coarse
 from relprop.rules.call import Call
-from relprop.rules.families import move
+from relprop.rules.coarse import finer
 from relprop.rules.fields import (
     Field,
     Fields,
+    Inverse,
     attended,
     expanded,
     meet,
     merge,
     moved,
+    moved_back,
     number,
     pooled,
     projected,
@@ -32,17 +34,17 @@ aten = torch.ops.aten
 FIELD_MOVE = "field: move"
 
 
-def _inverse(rule_of_move: Rule) -> Rule:
+def _back_through(inverse: Inverse) -> Rule:
     def function(field: Field, call: Call) -> Fields:
-        return moved(field, call, rule_of_move)
+        return moved(field, call, inverse)
 
-    return Rule(function, FIELD_MOVE, "rollup", rule_of_move.reads)
+    return Rule(function, FIELD_MOVE, "rollup", frozenset())
 
 
 def _routed(field: Field, call: Call) -> Fields:
     """Maxima, and what is picked per feature: to where it was found; over tokens, the features of
     those that lost are there, too, with nothing."""
-    found = moved(field, call, move)
+    found = moved(field, call, moved_back)
     axes = tuple(i + 1 for i in call.noted(FieldNote).routed)
     if not axes:
         return found  # type: ignore[return-value]
@@ -59,10 +61,10 @@ def _routed(field: Field, call: Call) -> Fields:
 def _shuffled(field: Field, call: Call) -> Fields:
     """pixel_shuffle: one token becomes k² that were folded into its features; their numbers add, as
     over any tokens."""
-    numbers, present = number(field, ())
-    found = moved(torch.cat([numbers * present, present]), call, move)[0]
+    numbers, present = number(finer(field, call.noted(FieldNote).shape), ())
+    found = moved(torch.cat([numbers * present, present]), call, moved_back)[0]
     assert found is not None
-    folded = found.shape[-3] // field.shape[-3]
+    folded = found.shape[-3] // numbers.shape[-3]
     parts = found.unflatten(-3, (-1, folded))
     there = parts[-1:].amax(-3, keepdim=True).expand(parts[-1:].shape)
     return (torch.cat([parts[:-1] * folded, there]).flatten(-4, -3),)
@@ -80,12 +82,14 @@ same_shape = Rule(
     merge.function, "field: of an unlisted operation that keeps the shape", "rollup", frozenset()
 )
 
-INVERSES: tuple[tuple[Key, Rule], ...] = (
-    (Kind.RESHAPE, moves.reshape),
-    (aten.permute, moves.permute),
-    (Kind.SELECT, moves.select),
-    (aten.slice, moves.slice_),
-    (aten.cat, moves.cat),
+INVERSES: tuple[tuple[Key, Inverse], ...] = (
+    (Kind.RESHAPE, coarse.reshaped),
+    (aten.permute, coarse.permuted),
+    (Kind.SELECT, coarse.selected),
+    (aten.slice, coarse.sliced),
+    (aten.cat, coarse.joined),
+    (aten.roll, coarse.rolled),
+    (aten.flip, coarse.flipped),
 )
 REDUCED = (Kind.TOTAL, Kind.STATISTIC)
 ROUTED = (Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
@@ -100,8 +104,8 @@ ROLLUP = RuleSet(
             ((Kind.EXPAND,), expanded),
             ((Kind.GATHER,), Rule(_routed, FIELD_MOVE, "rollup", frozenset())),
             ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),
-            *(((key,), _inverse(inverse)) for key, inverse in INVERSES),
-            ((*MOVES, *FILLS), _inverse(move)),
+            *(((key,), _back_through(inverse)) for key, inverse in INVERSES),
+            ((*MOVES, *FILLS), _back_through(moved_back)),
             (ROUTED, Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"}))),
             ((Kind.LINEAR,), projected),
             (REDUCED, pooled),

@@ -132,12 +132,13 @@ class RollUp:
         return top
 
     def _positions_of(self, node: fx.Node, like: Tensor) -> Iterator[Tensor]:
-        """Fields of 1 at one position of ``node`` each, (at most MATRIX_ROWS, *its shape)."""
+        """Fields of 1 at one position of ``node`` each, the same for all its features: (at most
+        MATRIX_ROWS, *its token axes in place)."""
         axes, shape = token_axes(self.program, node), val(node).shape
         count = math.prod(tokens_of(self.program, node))
         sizes = [shape[i] if i in axes else 1 for i in range(len(shape))]
         for some in torch.eye(count, dtype=like.dtype, device=like.device).split(MATRIX_ROWS):
-            yield some.reshape(len(some), *sizes).expand(len(some), *shape)
+            yield some.reshape(len(some), *sizes)
 
     # -- one site at a time
 
@@ -169,7 +170,7 @@ class RollUp:
         plan = self.session.handing_down((node,), self.needs.sites, ends)
         shape, tokens = val(node).shape, token_axes(self.program, node)
         sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
-        spread = numbers.reshape(len(numbers), 1, *sizes).expand(-1, -1, *shape)
+        spread = numbers.reshape(len(numbers), 1, *sizes)
         found = self._walk(plan, {node: torch.cat([spread, torch.ones_like(spread)], 1)}, {})
         return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
 
@@ -239,24 +240,23 @@ def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> 
     """How the field passes a site whose matrix is made some rows at a time. ``taken``: what keys
     receive through the rows, put into ``channels``."""
     assert isinstance(step.note, SiteNote)
-    transposed = step.note.transposed
-    at, queries = (0, -1) if transposed else (1, -2)
+    note = step.note
+    at, queries = (0, -1) if note.transposed else (1, -2)
     values = tuple(val(step.operands[at]).shape)
 
     def passage(field: Tensor, _: Values) -> tuple[Walk, Pending]:
-        numbers, there = per_sample(lambda f: of_queries(f, values, transposed=transposed), field)
+        numbers, there = per_sample(lambda f: of_queries(f, note), field)
 
         def present(chunk: Chunk) -> bool:
             return bool(numbers.narrow(queries, *chunk).any())
 
-        received = numbers.new_zeros(*numbers.shape[:2], *there.shape[2:])
+        count = numbers.shape[1]
+        received = there.new_zeros(len(there), count, *there.shape[2:])
         for chunk, matrix in rows.of(present):
-            through = partial(taken, transposed=transposed)
+            through = partial(taken, transposed=note.transposed)
             here = numbers.narrow(queries, *chunk)
-            received += per_sample(through, here, channels(matrix))
-        made = per_sample(
-            lambda r, t: of_values(r, t, values, len(r), transposed=transposed), received, there
-        )
+            received = received + per_sample(through, here, channels(matrix))
+        made = per_sample(lambda r, t: of_values(r, t, values, note, count), received, there)
         edge = step.edges[at]
         return Walk(), {} if edge is None else {edge: [made]}
 

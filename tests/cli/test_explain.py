@@ -1,6 +1,7 @@
 """``relprop explain INPUT``: the numbers of ``relprop.explain``, in every file format, and one
 clear sentence for what is refused."""
 
+import importlib
 import io
 import json
 import sys
@@ -9,11 +10,13 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+import transformers
 
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
+from relprop.reporting import pooling
 from tests.e2e.test_opening import CROPPED, clip, llama
 from tests.e2e.test_opening import tokenizer as words
 
@@ -73,6 +76,50 @@ def test_longer_texts_are_cut_if_asked(relprop_says):
         said.code == 0
         and len(json.loads(said.out)["samples"][0]["inputs"]["input_ids"]["scores"]) == 16
     )
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What ``explain_many`` was asked to keep, one entry per call."""
+    found, whole = [], importlib.import_module("relprop.api.explain").explain_many
+
+    def explain_many(*arguments, keep, **options):
+        found.append(keep)
+        return whole(*arguments, keep=keep, **options)
+
+    monkeypatch.setattr("relprop.api.explain.explain_many", explain_many)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"), [(4096, ("blocks", "matrix")), (5, ("blocks",))], ids=["shown", "summed"]
+)
+def test_c_is_asked_for_only_if_the_page_shows_it(
+    cells, kept, relprop_says, asked, tmp_path, monkeypatch
+):
+    """A page sums the scores of too many words over neighbours, and such a sum has no row of C."""
+    monkeypatch.setattr(pooling, "MOST_CELLS", cells)
+    for ending in (".html", ".json"):
+        out = tmp_path / f"page{ending}"
+        said = relprop_says("explain", REVIEW, "--model", "demo:reviews", "--out", out)
+        assert said.code == 0, said.err
+    assert asked == [kept, ()]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert ('"matrix":null' in page.replace(" ", "")) == (cells == 5)
+
+
+def test_a_page_of_a_model_whose_tokens_are_merged_between_blocks(relprop_says, tmp_path, photo):
+    """There is no C of one sequence; everything else is on the page."""
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
+    )
+    transformers.SwinForImageClassification(config).save_pretrained(tmp_path / "swin")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "swin")
+    out = tmp_path / "page.html"
+    said = relprop_says("explain", photo, "--model", tmp_path / "swin", "--out", out)
+    assert said.code == 0, said.err
+    assert '"matrix":null' in out.read_text(encoding="utf-8").replace(" ", "")
 
 
 def test_a_picture_with_every_kind_of_file(relprop_says, folders, photo, tmp_path):
