@@ -66,9 +66,11 @@ def forward(
     inputs: Inputs,
     keep: Collection[fx.Node],
     watch: Collection[fx.Node],
+    attached: Collection[fx.Node] = (),
 ) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on. Nothing in the
-    model requires grad meanwhile."""
+    model requires grad meanwhile. ``attached``: the kept nodes that autograd goes on from, beside
+    the outputs."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -77,9 +79,8 @@ def forward(
 
     with torch.enable_grad():
         values = execute(program, model, inputs, keep, watch, visit)
-    return Forward(
-        {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
-    )
+    ends = {*program.output_nodes, *attached}
+    return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 
 
 def detached(value: Value) -> Value:

@@ -36,7 +36,7 @@ def _inverse(rule_of_move: Rule) -> Rule:
     def function(field: Field, call: Call) -> Fields:
         return moved(field, call, rule_of_move)
 
-    return Rule(function, FIELD_MOVE, "rollup", rule_of_move.reads)
+    return Rule(function, FIELD_MOVE, "rollup", rule_of_move.reads, row_wise=True)
 
 
 def _routed(field: Field, call: Call) -> Fields:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
+from relprop.interpreter.reading import Reading, reading_of
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
@@ -24,11 +25,13 @@ from relprop.runner.sites import (
     require_sites,
     sites_between,
 )
-from relprop.targets import possible_starts
+from relprop.targets import is_callable, possible_starts
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
+from relprop.tracer.readout import Readout, readout_of
 
 Nodes = tuple[fx.Node, ...]
+Readings = Mapping[fx.Node, Reading]
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Needs:
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
-    ``facts``: how the answer is made. ``notices``: what the user is to be warned of."""
+    ``readings``: how relevance passes the end of the graph before outputs of which few elements are
+    explained, ``readouts``: the same for the gradient. ``facts``: how the answer is made.
+    ``notices``: what the user is to be warned of."""
 
     session: Session
     question: Question
@@ -50,6 +55,8 @@ class Needs:
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
+    readings: Readings = field(default_factory=dict)
+    readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -63,11 +70,13 @@ def needs_of(session: Session, question: Question, targets: Sequence[object]) ->
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, possible_starts(session.program, list(targets)))
+    starts = possible_starts(session.program, list(targets))
+    return of(session, question, starts, few=not any(map(is_callable, targets)))
 
 
-def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs:
-    """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
+def needs_at_input(session: Session, question: Question, starts: Nodes, *, few: bool) -> Needs:
+    """What a method at the input needs; ``few``: of outputs single elements are explained. Raises
+    ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
         raise OptionError(
             f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
@@ -80,20 +89,25 @@ def needs_at_input(session: Session, question: Question, starts: Nodes) -> Needs
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset())
+    readings = _readings(question, plan, few)
     return Needs(
         session,
         question,
-        keep=frozenset(leaves) | _read_by(plan, in_chunks),
+        keep=frozenset(leaves) | _read_by(plan, in_chunks, readings),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
+        readings=readings,
+        readouts=_readouts(question, starts, few),
         facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
 
 
-def needs_over_attention(session: Session, question: Question, starts: Nodes) -> Needs:
-    """What a method over attention needs."""
+def needs_over_attention(
+    session: Session, question: Question, starts: Nodes, *, few: bool
+) -> Needs:
+    """What a method over attention needs; ``few`` as above."""
     sites = sites_between(session, starts)
     layers = chosen_layers(question.settings.get("layers"), len(sites))
     plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
@@ -117,10 +131,11 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
     )
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams))
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
+    readings = _readings(question, plan, few)
     return Needs(
         session,
         question,
-        keep=read | whole | _read_by(plan, in_chunks),
+        keep=read | whole | _read_by(plan, in_chunks, readings),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
@@ -131,6 +146,8 @@ def needs_over_attention(session: Session, question: Question, starts: Nodes) ->
         layers=outputs,
         features=features,
         in_chunks=in_chunks,
+        readings=readings,
+        readouts=_readouts(question, starts, few),
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -153,11 +170,32 @@ def _relevance_plan(
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
 
 
-def _read_by(plan: Plan | None, in_chunks: Mapping[fx.Node, Attention]) -> frozenset[fx.Node]:
-    """What the relevance pass reads; of a site in chunks, what enters it."""
-    inside = {n for a in in_chunks.values() for n in a.nodes}
-    outside = frozenset() if plan is None else plan.keep_outside(inside)
-    return outside.union(*(a.entering for a in in_chunks.values()))
+def _readings(question: Question, plan: Plan | None, few: bool) -> Readings:
+    """How relevance passes the end of the graph before each start of a plan."""
+    if plan is None or not few:
+        return {}
+    found = ((n, reading_of(plan, n, question.hooks)) for n in plan.starts)
+    return {n: reading for n, reading in found if reading is not None}
+
+
+def _readouts(question: Question, starts: Nodes, few: bool) -> dict[fx.Node, Readout]:
+    """Where the gradient of single elements needs no other element."""
+    if not few or "gradient" not in question.needs:
+        return {}
+    found = ((n, readout_of(n)) for n in starts)
+    return {n: r for n, r in found if r is not None and r.can_be_made}
+
+
+def _read_by(
+    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], readings: Readings
+) -> frozenset[fx.Node]:
+    """What the relevance pass reads; of a site in chunks, and of the end of the graph, what enters
+    it."""
+    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *readings.values())
+    outside = (
+        frozenset() if plan is None else plan.keep_outside({n for r in regions for n in r.nodes})
+    )
+    return outside.union(*(r.entering for r in regions))
 
 
 def _layer_outputs(

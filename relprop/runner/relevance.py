@@ -10,6 +10,8 @@ from torch import Tensor, fx
 from relprop.interpreter.batch import Passage, Walk, propagate
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.points import sums
+from relprop.interpreter.reading import Reading, begun
 from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
 from relprop.runner.needs import Needs
@@ -29,7 +31,9 @@ def relevance_of(needs: Needs, run: Run, start: Start) -> tuple[Walk, Ledger | N
     values = run.detached()
     by_value = needs.question.by.starts_with == "output"
     terms = start.contributions(values) if by_value else start.terms
-    return walk_terms(needs.plan, values, terms, needs.question.hooks, needs.in_chunks)
+    return walk_terms(
+        needs.plan, values, terms, needs.question.hooks, needs.in_chunks, needs.readings
+    )
 
 
 def walk_terms(
@@ -38,21 +42,24 @@ def walk_terms(
     terms: Iterable[Term],
     hooks: Hooks,
     in_chunks: Mapping[fx.Node, Attention] | None = None,
+    readings: Mapping[fx.Node, Reading] | None = None,
 ) -> tuple[Walk, Ledger]:
     """Σ coefficient · walk over the ``terms`` of a target, as one walk, and its ledger.
-    ``in_chunks``: the sites that relevance passes some queries at a time."""
+    ``in_chunks``: the sites that relevance passes some queries at a time; ``readings``: how it
+    passes the end of the graph before some of the outputs."""
     walks: list[Walk] = []
-    sums: list[Tensor] = []
+    started: list[Tensor] = []
     passages = {n: _passage(plan, a, values) for n, a in (in_chunks or {}).items()}
     for term in terms:
         seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-        done = propagate(plan, values, seeds, hooks=hooks, passages=passages)
+        starts, first = begun(seeds, readings or {}, values)
+        done = propagate(plan, values, starts, hooks=hooks, passages=passages | first)
         walks.append(term.coefficient * done)
-        sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
-    whole, started = sum(walks[1:], walks[0]), sum(sums[1:], sums[0])
+        started += [term.coefficient * sums(s) for s in seeds.values()]
+    whole, start = sum(walks[1:], walks[0]), sum(started[1:], started[0])
     reached = {_end_name(plan.program, n): amount for n, amount in whole.ended.items()}
-    like = next(iter(reached.values()), started)
-    return whole, Ledger(tuple(whole.accounts), started.to(like.dtype), reached)
+    like = next(iter(reached.values()), start)
+    return whole, Ledger(tuple(whole.accounts), start.to(like.dtype), reached)
 
 
 def _passage(plan: Plan, attention: Attention, values: Values) -> Passage:
