@@ -75,8 +75,8 @@ def needs_of(session: Session, question: Question, targets: Sequence[object]) ->
 
 
 def needs_at_input(session: Session, question: Question, starts: Nodes, *, few: bool) -> Needs:
-    """What a method at the input needs; ``few``: of outputs single elements are explained. Raises
-    ``OptionError`` for what only attention has."""
+    """What a method at the input needs; ``few``: nothing but single elements of outputs is
+    explained. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
         raise OptionError(
             f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
@@ -89,16 +89,16 @@ def needs_at_input(session: Session, question: Question, starts: Nodes, *, few: 
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset())
-    readings = _readings(question, plan, few)
+    readings = _readings(question, plan)
     return Needs(
         session,
         question,
-        keep=frozenset(leaves) | _read_by(plan, in_chunks, readings),
+        keep=frozenset(leaves) | _read_by(plan, in_chunks, readings, few),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
         readings=readings,
-        readouts=_readouts(question, starts, few),
+        readouts=_readouts(question, starts),
         facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
@@ -131,11 +131,11 @@ def needs_over_attention(
     )
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams))
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
-    readings = _readings(question, plan, few)
+    readings = _readings(question, plan)
     return Needs(
         session,
         question,
-        keep=read | whole | _read_by(plan, in_chunks, readings),
+        keep=read | whole | _read_by(plan, in_chunks, readings, few),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
@@ -147,7 +147,7 @@ def needs_over_attention(
         features=features,
         in_chunks=in_chunks,
         readings=readings,
-        readouts=_readouts(question, starts, few),
+        readouts=_readouts(question, starts),
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -170,32 +170,32 @@ def _relevance_plan(
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
 
 
-def _readings(question: Question, plan: Plan | None, few: bool) -> Readings:
+def _readings(question: Question, plan: Plan | None) -> Readings:
     """How relevance passes the end of the graph before each start of a plan."""
-    if plan is None or not few:
+    if plan is None:
         return {}
     found = ((n, reading_of(plan, n, question.hooks)) for n in plan.starts)
     return {n: reading for n, reading in found if reading is not None}
 
 
-def _readouts(question: Question, starts: Nodes, few: bool) -> dict[fx.Node, Readout]:
+def _readouts(question: Question, starts: Nodes) -> dict[fx.Node, Readout]:
     """Where the gradient of single elements needs no other element."""
-    if not few or "gradient" not in question.needs:
+    if "gradient" not in question.needs:
         return {}
     found = ((n, readout_of(n)) for n in starts)
     return {n: r for n, r in found if r is not None and r.can_be_made}
 
 
 def _read_by(
-    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], readings: Readings
+    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], readings: Readings, few: bool
 ) -> frozenset[fx.Node]:
-    """What the relevance pass reads; of a site in chunks, and of the end of the graph, what enters
-    it."""
+    """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
+    are explained of the end of the graph, what enters it."""
     regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *readings.values())
-    outside = (
-        frozenset() if plan is None else plan.keep_outside({n for r in regions for n in r.nodes})
-    )
-    return outside.union(*(r.entering for r in regions))
+    parts = regions if few else tuple(in_chunks.values())
+    inside = {n for region in parts for n in region.nodes}
+    outside = frozenset() if plan is None else plan.keep_outside(inside)
+    return outside.union(*(region.entering for region in regions))
 
 
 def _layer_outputs(

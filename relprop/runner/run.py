@@ -81,7 +81,7 @@ class Run:
         seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
         values, amount = self.forward.values, torch.zeros_like(start.scalars)
         for factor, node, seed in seeds:
-            if node not in self.readouts or not isinstance(seed, Points):
+            if node not in self.readouts or not isinstance(seed, Points) or not start.is_sum:
                 return start.scalars
             elements = read_again(self.readouts[node], values, seed, dtype)
             amount = amount + factor * seed.summed(elements * seed.numbers)

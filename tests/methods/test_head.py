@@ -175,21 +175,25 @@ def test_moves_behind_the_head(change, target, method, passed, monkeypatch):
     assert_same(explained(case, target, method), few)
 
 
-def test_sums_and_callables_keep_the_whole_head(passed, monkeypatch):
+def test_callables_that_are_sums_pass_term_by_term_and_others_whole(passed, monkeypatch):
     torch.manual_seed(0)
     model, inputs = _llama()
     case = lively(model), inputs
-    targets = [
-        lambda out: out.logits[0, 4, 3] - out.logits[0, 4, 5],
-        lambda out: out.logits[0, 4].log_softmax(-1)[3],
+    sums = [
+        lambda out: out.logits[0, 4, 3] - 2 * out.logits[0, 5, 5],
+        lambda out: 3 * out.logits[0, 4, 3],
         lambda out: out.logits[0, 4, 3:30].sum(),
     ]
-    for method in ("transformer_attribution", "attnlrp"):
-        first = [explained(case, target, method) for target in targets]
+    others = [lambda out: out.logits[0, 4].log_softmax(-1)[3], lambda out: out.logits.mean()]
+    for method in ("transformer_attribution", "attnlrp", "gae"):
+        found = [explained(case, target, method) for target in sums]
+        assert len(passed) >= len(sums)
+        passed.clear()
+        found += [explained(case, target, method) for target in others]
         assert not passed
         with monkeypatch.context() as patch:
             whole_head(patch)
-            for target, one in zip(targets, first, strict=True):
+            for target, one in zip(sums + others, found, strict=True):
                 assert_same(explained(case, target, method), one)
 
 
