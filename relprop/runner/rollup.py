@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
 from relprop.interpreter.batch import Passage, propagate
-from relprop.interpreter.points import Seed, behind
+from relprop.interpreter.points import Points, Seed, behind
 from relprop.interpreter.reading import begun, reading_of
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
@@ -186,7 +186,7 @@ class RollUp:
         passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
         values = {n: v for n, v in self.run.forward.values.items() if n in plan.keep}
-        known = ((n, reading_of(plan, n)) for n in starts)
+        known = ((n, reading_of(plan, n)) for n, s in starts.items() if isinstance(s, Points))
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
         whole, first = begun(starts, readings, values, account=False)
         passages = {**(passages or {}), **first}
