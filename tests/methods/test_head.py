@@ -13,6 +13,7 @@ import relprop
 from relprop.interpreter import reading
 from relprop.runner import needs
 from relprop.targets import span, token
+from relprop.tracer import judge
 
 from .test_chunks import IDS, MASK, TINY, gap, lively
 
@@ -298,3 +299,15 @@ def test_nothing_as_large_is_made_but_the_logits(method, dtype, words, features,
     with large:
         call()
     assert large.count == (1 if tokens > features else 0)
+
+
+def test_outputs_are_compared_in_pieces_as_whole(monkeypatch):
+    mine = torch.arange(22.0).reshape(2, 11)
+    theirs = mine.clone()
+    theirs[0, 7] += 0.5
+    mine[1, 2] = theirs[1, 2] = torch.inf
+    assert judge.difference(mine, theirs) == (0.5, 21)
+    monkeypatch.setattr(judge, "PIECE", 3)
+    assert judge.difference(mine, theirs) == (0.5, 21)
+    theirs[1, 10] = torch.nan
+    assert judge.difference(mine, theirs) == (torch.inf, 20)
