@@ -66,11 +66,11 @@ def forward(
     inputs: Inputs,
     keep: Collection[fx.Node],
     watch: Collection[fx.Node],
-    attached: Collection[fx.Node] = (),
+    ends: Collection[fx.Node] | None = None,
 ) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on. Nothing in the
-    model requires grad meanwhile. ``attached``: the kept nodes that autograd goes on from, beside
-    the outputs."""
+    model requires grad meanwhile. ``ends``: the kept nodes that autograd goes on from, if these are
+    not the outputs."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def forward(
 
     with torch.enable_grad():
         values = execute(program, model, inputs, keep, watch, visit)
-    ends = {*program.output_nodes, *attached}
+    ends = set(program.output_nodes if ends is None else ends)
     return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 
 

@@ -42,7 +42,8 @@ class Needs:
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
     ``readings``: how relevance passes the end of the graph before outputs of which few elements are
-    explained, ``readouts``: the same for the gradient. ``facts``: how the answer is made.
+    explained, ``readouts``: the same for the gradient; ``few``: nothing else of outputs is
+    explained. ``facts``: how the answer is made.
     ``notices``: what the user is to be warned of."""
 
     session: Session
@@ -57,6 +58,7 @@ class Needs:
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
     readings: Readings = field(default_factory=dict)
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    few: bool = False
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -99,6 +101,7 @@ def needs_at_input(session: Session, question: Question, starts: Nodes, *, few: 
         in_chunks=in_chunks,
         readings=readings,
         readouts=_readouts(question, starts),
+        few=few,
         facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
@@ -148,6 +151,7 @@ def needs_over_attention(
         in_chunks=in_chunks,
         readings=readings,
         readouts=_readouts(question, starts),
+        few=few,
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],

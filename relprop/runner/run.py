@@ -81,9 +81,12 @@ class Run:
         seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
         values, amount = self.forward.values, torch.zeros_like(start.scalars)
         for factor, node, seed in seeds:
-            if node not in self.readouts or not isinstance(seed, Points) or not start.is_sum:
+            if not isinstance(seed, Points) or not start.is_sum:
                 return start.scalars
-            elements = read_again(self.readouts[node], values, seed, dtype)
+            if node in self.readouts:
+                elements = read_again(self.readouts[node], values, seed, dtype)
+            else:
+                elements = seed.at(values[node])
             amount = amount + factor * seed.summed(elements * seed.numbers)
         return start.scalars.detach() + (amount - amount.detach())
 
@@ -110,8 +113,10 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     found = (item for n in needs for item in n.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
     keep.update(*((r.below, *r.beside) for r in readouts.values()))
-    attached = {r.below for r in readouts.values()}
-    done = forward(session.program, session.model, part.inputs, keep, watch, attached)
+    ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
+    if all(n.few for n in needs):  # what is left of the graph above these is freed
+        ends -= readouts.keys()
+    done = forward(session.program, session.model, part.inputs, keep, watch, ends)
     refuse_nonfinite(session, done)
     return Run(part, done, readouts)
 
