@@ -72,6 +72,11 @@ def total(x: Tensor) -> Tensor:
     return partial.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite, without a copy of the tensor."""
+    return not x.numel() or all(bool(end.isfinite()) for end in torch.aminmax(x.detach()))
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The type relevance is computed in: float32 for half precision, else the values' own."""
     return torch.promote_types(dtype, torch.float32)

@@ -37,7 +37,7 @@ class Forward:
         wanted = [n for n in nodes if n in self.watched]
         tensors = [self.watched[n] for n in wanted]
         found = pulled([scalars], tensors, [torch.ones_like(scalars)], again=again)
-        return dict(zip(wanted, found, strict=True))
+        return dict(zip(wanted, filled(found, tensors), strict=True))
 
 
 def pulled(
@@ -46,15 +46,16 @@ def pulled(
     gradients: Sequence[Tensor],
     *,
     again: bool,
-) -> list[Tensor]:
-    """The gradients at ``tensors``, from those at ``outputs``; zeros where nothing depends on
+) -> list[Tensor | None]:
+    """The gradients at ``tensors``, from those at ``outputs``; ``None`` where nothing depends on
     one. Raises ``RelpropError`` where an operator has no derivative."""
     pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
     if not tensors or not pairs:
-        return [torch.zeros_like(t) for t in tensors]
+        return [None for _ in tensors]
     ends, arrived = zip(*pairs, strict=True)
     try:
         found = torch.autograd.grad(ends, tensors, arrived, retain_graph=again, allow_unused=True)
+        return list(found)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -67,7 +68,12 @@ def pulled(
                 ],
             )
         ) from error
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+
+
+def filled(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """These gradients, zeros in place of ``None``."""
+    both = zip(gradients, tensors, strict=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in both]
 
 
 def forward(
@@ -76,10 +82,12 @@ def forward(
     inputs: Inputs,
     keep: Collection[fx.Node],
     watch: Collection[fx.Node],
+    ends: Collection[fx.Node] | None = None,
     known: Values | None = None,
 ) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on, or from what
-    is ``known`` and requires grad. Nothing in the model requires grad meanwhile."""
+    is ``known`` and requires grad. Nothing in the model requires grad meanwhile. ``ends``: the kept
+    nodes that autograd goes on from, if these are not the outputs."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -88,9 +96,8 @@ def forward(
 
     with torch.enable_grad():
         values = execute(program, model, inputs, keep, watch, visit, known=known)
-    return Forward(
-        {n: detached(v) if n not in program.output_nodes else v for n, v in values.items()}, watched
-    )
+    ends = set(program.output_nodes if ends is None else ends)
+    return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 
 
 def detached(value: Value) -> Value:

@@ -93,7 +93,7 @@ def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
     return torch.cat([numbers, anywhere])
 
 
-@rule(family="rollup", reads="", name="field: merge")
+@rule(family="rollup", reads="", name="field: merge", row_wise=True)
 def merge(field: Field, call: Call) -> Fields:
     """add, product, elementwise, norms: each operand that is an activation carries its weight of
     the field."""
@@ -156,7 +156,7 @@ def expanded(field: Field, call: Call) -> Fields:
     )
 
 
-@rule(family="rollup", reads="", name="field: mean over features")
+@rule(family="rollup", reads="", name="field: mean over features", row_wise=True)
 def projected(field: Field, call: Call) -> Fields:
     """linear: the number of a position is the mean over the features that carry one; k tokens
     folded into the input get 1/k each."""

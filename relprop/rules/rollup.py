@@ -38,7 +38,7 @@ def _back_through(inverse: Inverse) -> Rule:
     def function(field: Field, call: Call) -> Fields:
         return moved(field, call, inverse)
 
-    return Rule(function, FIELD_MOVE, "rollup", frozenset())
+    return Rule(function, FIELD_MOVE, "rollup", frozenset(), row_wise=True)
 
 
 def _routed(field: Field, call: Call) -> Fields:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
+from relprop.interpreter.reading import Reading, reading_of
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
@@ -24,12 +25,14 @@ from relprop.runner.sites import (
     require_sites,
     sites_between,
 )
-from relprop.targets import possible_starts
+from relprop.targets import is_callable, possible_starts
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
+from relprop.tracer.readout import Readout, readout_of
 from relprop.tracer.segments import Segment
 
 Nodes = tuple[fx.Node, ...]
+Readings = Mapping[fx.Node, Reading]
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,10 @@ class Needs:
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
-    ``segments``: what runs one after another, if the graph is cut. ``facts``: how the answer is
-    made. ``notices``: what the user is to be warned of."""
+    ``segments``: what runs one after another, if the graph is cut. ``readings``: how relevance
+    passes the end of the graph before outputs of which few elements are explained, ``readouts``:
+    the same for the gradient; ``few``: nothing else of outputs is explained. ``facts``: how the
+    answer is made. ``notices``: what the user is to be warned of."""
 
     session: Session
     question: Question
@@ -56,6 +61,9 @@ class Needs:
     features: Nodes = ()
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
+    readings: Readings = field(default_factory=dict)
+    readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    few: bool = False
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -73,22 +81,19 @@ class Needs:
 
     def read_at(self, node: fx.Node) -> set[fx.Node]:
         """The values that are read to make a node's, or to pass it."""
-        if node in self.in_chunks:
-            made = set(self.in_chunks[node].entering)
-        else:
-            made = set(node.all_input_nodes)
+        chunked = self.in_chunks.get(node)
+        made = set(node.all_input_nodes if chunked is None else chunked.entering)
         return made | self._read_in_passing((node,))
 
     def read_in(self, segment: Segment) -> set[fx.Node]:
         """The values that are read in passing a segment."""
-        inside = segment.nodes & self.in_chunks.keys()
-        entering = (self.in_chunks[n].entering for n in inside)
+        entering = (a.entering for n, a in self.in_chunks.items() if n in segment.nodes)
         return self._read_in_passing(segment.nodes).union(*entering)
 
     def _read_in_passing(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
         plans = (p for p in (self.plan, self.rollup) if p is not None)
-        found = {n for plan in plans for n in plan.read_at(nodes)}
-        return found & self.read
+        found = {n for plan in plans for n in plan.read_at(nodes)} & self.read
+        return found.union(*(r.entering for n, r in self.readings.items() if n in nodes))
 
 
 def needs_of(
@@ -98,11 +103,15 @@ def needs_of(
     for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
     whole, where they need not be."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, possible_starts(session.program, list(targets)), least)
+    starts = possible_starts(session.program, list(targets))
+    return of(session, question, starts, least, few=not any(map(is_callable, targets)))
 
 
-def needs_at_input(session: Session, question: Question, starts: Nodes, least: int | None) -> Needs:
-    """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
+def needs_at_input(
+    session: Session, question: Question, starts: Nodes, least: int | None, *, few: bool
+) -> Needs:
+    """What a method at the input needs; ``few``: nothing but single elements of outputs is
+    explained. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
         raise OptionError(
             f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
@@ -115,23 +124,27 @@ def needs_at_input(session: Session, question: Question, starts: Nodes, least: i
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
+    readings = _readings(question, plan)
     return Needs(
         session,
         question,
         held=frozenset(leaves),
-        read=_read_by(plan, in_chunks),
+        read=_read_by(plan, in_chunks, readings, few),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
+        readings=readings,
+        readouts=_readouts(question, starts),
+        few=few,
         facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
 
 
 def needs_over_attention(
-    session: Session, question: Question, starts: Nodes, least: int | None
+    session: Session, question: Question, starts: Nodes, least: int | None, *, few: bool
 ) -> Needs:
-    """What a method over attention needs."""
+    """What a method over attention needs; ``few`` as above."""
     sites = sites_between(session, starts)
     layers = chosen_layers(question.settings.get("layers"), len(sites))
     plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
@@ -155,11 +168,12 @@ def needs_over_attention(
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
+    readings = _readings(question, plan)
     return Needs(
         session,
         question,
         held=frozenset(held | whole),
-        read=rollup.keep | _read_by(plan, in_chunks),
+        read=rollup.keep | _read_by(plan, in_chunks, readings, few),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
@@ -171,6 +185,9 @@ def needs_over_attention(
         layers=outputs,
         features=features,
         in_chunks=in_chunks,
+        readings=readings,
+        readouts=_readouts(question, starts),
+        few=few,
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -193,11 +210,32 @@ def _relevance_plan(
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
 
 
-def _read_by(plan: Plan | None, in_chunks: Mapping[fx.Node, Attention]) -> frozenset[fx.Node]:
-    """What the relevance pass reads; of a site in chunks, what enters it."""
-    inside = {n for a in in_chunks.values() for n in a.nodes}
+def _readings(question: Question, plan: Plan | None) -> Readings:
+    """How relevance passes the end of the graph before each start of a plan."""
+    if plan is None:
+        return {}
+    found = ((n, reading_of(plan, n, question.hooks)) for n in plan.starts)
+    return {n: reading for n, reading in found if reading is not None}
+
+
+def _readouts(question: Question, starts: Nodes) -> dict[fx.Node, Readout]:
+    """Where the gradient of single elements needs no other element."""
+    if "gradient" not in question.needs:
+        return {}
+    found = ((n, readout_of(n)) for n in starts)
+    return {n: r for n, r in found if r is not None and r.can_be_made}
+
+
+def _read_by(
+    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], readings: Readings, few: bool
+) -> frozenset[fx.Node]:
+    """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
+    are explained of the end of the graph, what enters it."""
+    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *readings.values())
+    parts = regions if few else tuple(in_chunks.values())
+    inside = {n for region in parts for n in region.nodes}
     outside = frozenset() if plan is None else plan.keep_outside(inside)
-    return outside.union(*(a.entering for a in in_chunks.values()))
+    return outside.union(*(region.entering for region in regions))
 
 
 def _layer_outputs(

@@ -11,6 +11,8 @@ from torch import Tensor, fx
 from relprop.interpreter.batch import Passage, Passing, Walk, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.points import sums
+from relprop.interpreter.reading import Reading, begun
 from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
 from relprop.runner.needs import Needs
@@ -38,7 +40,8 @@ class Relevance:
         assert needs.plan is not None
         by_value = needs.question.by.starts_with == "output"
         terms = start.contributions(run.detached()) if by_value else start.terms
-        return cls.at_terms(needs.plan, terms, needs.question.hooks, needs.in_chunks)
+        hooks, readings = needs.question.hooks, needs.readings
+        return cls.at_terms(needs.plan, terms, hooks, needs.in_chunks, readings)
 
     @classmethod
     def at_terms(
@@ -47,17 +50,20 @@ class Relevance:
         terms: Iterable[Term],
         hooks: Hooks,
         in_chunks: Mapping[fx.Node, Attention] | None = None,
+        readings: Mapping[fx.Node, Reading] | None = None,
     ) -> Relevance:
         """Of the ``terms`` of a target, before their first step. ``in_chunks``: the sites that
-        relevance passes some queries at a time."""
+        relevance passes some queries at a time; ``readings``: how it passes the end of the graph
+        before some of the outputs."""
         passages = {n: _passage(plan, a) for n, a in (in_chunks or {}).items()}
-        passings, sums = list[tuple[float, Passing]](), list[Tensor]()
+        passings, started = list[tuple[float, Passing]](), list[Tensor]()
         for term in terms:
             seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-            one = Passing(plan, pending_at(seeds), hooks=hooks, passages=passages)
+            starts, first = begun(seeds, readings or {})
+            one = Passing(plan, pending_at(starts), hooks=hooks, passages=passages | first)
             passings.append((term.coefficient, one))
-            sums += [term.coefficient * s.flatten(1).sum(1) for s in seeds.values()]
-        return cls(plan, tuple(passings), sum(sums[1:], sums[0]))
+            started += [term.coefficient * sums(s) for s in seeds.values()]
+        return cls(plan, tuple(passings), sum(started[1:], started[0]))
 
     def through(self, nodes: Collection[fx.Node], values: Values) -> Walk:
         """On through some nodes of the graph: Σ coefficient · walk, as one walk."""

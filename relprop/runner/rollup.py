@@ -13,6 +13,8 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
 from relprop.interpreter.batch import Passage, Passing, pending_at
+from relprop.interpreter.points import Points, Seed, behind
+from relprop.interpreter.reading import begun, reading_of
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
 from relprop.rollup import Stream, token_axes, tokens_of
@@ -179,11 +181,15 @@ class RollUp:
     def _walk(
         self,
         plan: Plan,
-        starts: Matrices,
+        starts: Mapping[fx.Node, Seed],
         extras: Matrices,
         passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
-        passing = Passing(plan, pending_at(starts), extras, account=False, passages=passages or {})
+        known = ((n, reading_of(plan, n)) for n, s in starts.items() if isinstance(s, Points))
+        readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
+        whole, first = begun(starts, readings, account=False)
+        passages = {**(passages or {}), **first}
+        passing = Passing(plan, pending_at(whole), extras, account=False, passages=passages)
         found: dict[fx.Node, Tensor] = {}
         for part in self.sweep.backward():
             here = [n for n in plan.order if n in part.nodes]
@@ -196,12 +202,9 @@ class RollUp:
     ) -> Passage:
         return _passage(self.plan.step_at[node], rows, channels, taken)
 
-    def _field(self, channels: int) -> dict[fx.Node, Tensor]:
+    def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
-        return {
-            node: torch.cat([torch.zeros_like(f[:, :1]).expand(-1, channels, *f.shape[2:]), f], 1)
-            for node, f in self.start.field.items()
-        }
+        return {node: behind(f, channels) for node, f in self.start.field.items()}
 
     def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
         """A stream's numbers, (batch, channels, tokens); zeros where no field arrives (what it

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, forward
+from relprop.interpreter.points import Points
+from relprop.interpreter.reading import read_again
+from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
+from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.readout import Readout
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,13 @@ class Part:
 @dataclass
 class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
-    before a gradient is taken; it refuses a program whose gradients are not the model's. ``cut``:
+    before a gradient is taken; it refuses a program whose gradients are not the model's.
+    ``readouts``: the ends of the graph that the gradient passes where the target is alone; ``cut``:
     the graph runs in segments."""
 
     part: Part
     forward: Forward
+    readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
 
@@ -69,7 +76,22 @@ class Run:
     def start(self, session: Session, target: object) -> Start:
         """Where relevance starts for a target."""
         with torch.enable_grad():
-            return resolve(target, self.context(session))
+            start = resolve(target, self.context(session))
+            return replace(start, scalars=self._attached(start, session.program.dtype))
+
+    def _attached(self, start: Start, dtype: torch.dtype | None) -> Tensor:
+        """y_t with its gradient by way of the elements that it reads alone, where that is known."""
+        seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
+        values, amount = self.forward.values, torch.zeros_like(start.scalars)
+        for factor, node, seed in seeds:
+            if not isinstance(seed, Points) or not start.is_sum:
+                return start.scalars
+            if node in self.readouts:
+                elements = read_again(self.readouts[node], values, seed, dtype)
+            else:
+                elements = seed.at(values[node])
+            amount = amount + factor * seed.summed(elements * seed.numbers)
+        return start.scalars.detach() + (amount - amount.detach())
 
     def context(self, session: Session) -> Context:
         """What targets are resolved against: the outputs are still attached to autograd."""
@@ -91,13 +113,19 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     session = needs[0].session
     keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
-    watch = () if cut else dict.fromkeys(node for n in needs for node in n.watch)
-    done = forward(session.program, session.model, part.inputs, keep, watch)
+    watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
+    found = (item for n in needs for item in n.readouts.items())
+    readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
+    keep.update(*((r.below, *r.beside) for r in readouts.values()))
+    ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
+    if all(n.few for n in needs):  # what is left of the graph above these is freed
+        ends -= readouts.keys()
+    done = forward(session.program, session.model, part.inputs, keep, watch, ends)
     refuse_nonfinite(session, done)
-    if cut:  # autograd begins at the outputs; segments are differentiated one by one
-        ends = session.program.floating_outputs
-        done.values |= {n: done.values[n].detach().requires_grad_() for n in ends}
-    return Run(part, done, cut=cut)
+    if cut:  # autograd begins anew at the ends; segments are differentiated one by one
+        leaves = [n for n in ends if is_floating(n) and is_batched(n)]
+        done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
+    return Run(part, done, readouts, cut=cut)
 
 
 def refuse_nonfinite(session: Session, done: Forward) -> None:
@@ -107,7 +135,7 @@ def refuse_nonfinite(session: Session, done: Forward) -> None:
         value = done.values[node]
         if node not in session.flow.members or not value.is_floating_point():
             continue
-        if not torch.isfinite(value).all():
+        if not is_finite(value):
             bad = [n for n, p in session.model.named_parameters() if not torch.isfinite(p).all()]
             cause = (
                 f"parameter {bad[0]!r} holds NaN or infinite values"

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.points import weighed
 from relprop.runner.method import Options
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
@@ -96,7 +97,7 @@ class Study:
                 ]
             )
         parts = [
-            term.coefficient * (values[n] * seed).flatten(1).sum(1)
+            term.coefficient * weighed(seed, values[n])
             for term in self.start.terms
             for n, seed in term.seeds.items()
         ]

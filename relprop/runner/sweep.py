@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from relprop.interpreter.forward import detached, forward, pulled
+from relprop.interpreter.forward import detached, filled, forward, pulled
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.walk import Walk
 from relprop.runner.needs import Needs
@@ -142,10 +142,10 @@ class Sweep:
         if not self._differentiates:
             return {}
         held = self.run.forward.values
-        nodes, scalars = self.needs.program.floating_outputs, self.start.scalars
-        ends = [held[n] for n in nodes]
+        nodes = [n for n, v in held.items() if isinstance(v, Tensor) and v.requires_grad]
+        scalars, ends = self.start.scalars, [held[n] for n in nodes]
         found = pulled([scalars], ends, [torch.ones_like(scalars)], again=True)
-        return dict(zip(nodes, found, strict=True))
+        return {n: g for n, g in zip(nodes, found, strict=True) if g is not None}
 
     def _loaded(self, segment: Segment, under: _Under) -> Stretch:
         """A segment run again, with what becomes of gradient and relevance in it."""
@@ -168,21 +168,23 @@ class Sweep:
     ) -> tuple[Values, dict[fx.Node, Tensor]]:
         needs, run, held = self.needs, self.run, self.run.forward.values
         known = {n: detached(held[n]) for n in segment.entering}
-        leaves = [n for n in segment.entering if is_floating(n)] if under.gradients else []
+        leaves = [n for n in segment.entering if is_floating(n) and self._differentiates]
         known |= {n: known[n].requires_grad_() for n in leaves}
         ends = [n for n in under.gradients if n in segment.nodes]
-        watched = [n for n in needs.watch if n in segment.nodes] if under.gradients else []
+        watched = [n for n in needs.watch if n in segment.nodes and self._differentiates]
         keep = needs.read_in(segment) - known.keys()
         model = needs.session.model
-        done = forward(needs.program, model, run.inputs, keep, {*ends, *watched}, known)
+        done = forward(needs.program, model, run.inputs, keep, {*ends, *watched}, known=known)
         tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
         arrived = [under.gradients.pop(n) for n in ends]
         found = pulled([done.watched[n] for n in ends], tensors, arrived, again=False)
         for node, gradient in zip(leaves, found[len(watched) :], strict=True):
             before = under.gradients.get(node)
-            under.gradients[node] = gradient if before is None else before + gradient
+            if gradient is not None:
+                under.gradients[node] = gradient if before is None else before + gradient
+        own = filled(found[: len(watched)], tensors[: len(watched)])
         values = {n: detached(v) for n, v in (known | done.values | done.watched).items()}
-        return values, dict(zip(watched, found, strict=False))
+        return values, dict(zip(watched, own, strict=True))
 
 
 def _moving(gradients: Iterable[Tensor]) -> Tensor | None:

@@ -6,7 +6,7 @@ The public part are the functions that name a target of a real head: ``output``,
 """
 
 from relprop.targets.outputs import class_output
-from relprop.targets.resolve import possible_starts, resolve
+from relprop.targets.resolve import is_callable, possible_starts, resolve
 from relprop.targets.start import Context, Start, Target, Term
 from relprop.targets.vocabulary import output, query, region, similarity, span, token
 
@@ -16,6 +16,7 @@ __all__ = [
     "Target",
     "Term",
     "class_output",
+    "is_callable",
     "output",
     "possible_starts",
     "query",

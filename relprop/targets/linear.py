@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError
+from relprop.interpreter.points import Points
 from relprop.operations import MOVES, Kind, kind
 from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
 from relprop.tracer.binding import Inputs
@@ -66,16 +67,17 @@ def linear_start(
     if not found:
         raise TargetError("the target callable does not depend on the model's output")
     weights = {node: _like_output(gradient, node) for node, gradient in gradients.items()}
-    field = {node: field_of(weight) for node, weight in weights.items()}
-    if len(found) == 1:
-        (node, weight) = next(iter(weights.items()))
-        one = Term(1.0, {node: (weight != 0).to(weight.dtype)})
-        return Start(label, scalars, (one,), field, is_sum=False)
     if len(found) > MOST_TERMS:
         _refuse_cancelling([element.coefficient for element in found])
-        return Start(label, scalars, (Term(1.0, weights),), field)
-    terms = tuple(_term(element, weights[element.node]) for element in found)
-    return Start(label, scalars, terms, field)
+        whole = {node: field_of(weight) for node, weight in weights.items()}
+        return Start(label, scalars, (Term(1.0, weights),), whole)
+    by_node = {node: [e for e in found if e.node is node] for node in weights}
+    field = {node: _ones(some, weights[node]).marked() for node, some in by_node.items()}
+    alone = len(found) == 1
+    terms = tuple(
+        Term(1.0 if alone else e.coefficient, {e.node: _ones([e], weights[e.node])}) for e in found
+    )
+    return Start(label, scalars, terms, field, is_sum=not alone)
 
 
 def _gradients(scalars: Tensor, inputs: Inputs, context: Context) -> Mapping[fx.Node, Tensor]:
@@ -110,8 +112,11 @@ def _refuse_cancelling(coefficients: list[float]) -> None:
         )
 
 
-def _term(element: Element, like: Tensor) -> Term:
-    seed = torch.zeros_like(like)
-    row = (0,) if has_batch_axis(element.node) else ()
-    seed[(slice(None), *row, *element.index)] = 1.0
-    return Term(element.coefficient, {element.node: seed})
+def _ones(elements: list[Element], like: Tensor) -> Points:
+    """1 at some elements of one output, in every sample."""
+    row = (0,) if has_batch_axis(elements[0].node) else ()
+    where = torch.tensor(
+        [[*row, *e.index] for e in elements], dtype=torch.long, device=like.device
+    ).repeat(len(like), 1)
+    sample = torch.arange(len(like), device=like.device).repeat_interleave(len(elements))
+    return Points((sample, *where.unbind(1)), like.new_ones(len(sample)), tuple(like.shape))

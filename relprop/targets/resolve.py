@@ -26,7 +26,7 @@ MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 def resolve(target: object, context: Context) -> Start:
     """The start of one target: a callable's is traced, any other is chosen sample by sample. Raises
     ``TargetError``."""
-    if _is_callable(target):
+    if is_callable(target):
         return resolve_callable(target, context)
     batch = context.inputs.batch
     chosen = [default(context.program)] * batch if target is None else listed_targets(target, batch)
@@ -53,7 +53,7 @@ def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Nod
     floating one. Raises ``TargetError``."""
     found: dict[fx.Node, None] = {}
     for target in targets:
-        if _is_callable(target):
+        if is_callable(target):
             found |= dict.fromkeys(n for n in program.output_nodes if is_floating(n))
         else:
             chosen = [default(program)] if target is None else listed_targets(target, None)
@@ -105,5 +105,6 @@ def _nodes(targets: list[Target], program: Program) -> list[fx.Node]:
     return list(dict.fromkeys(node for target in different for node in target.outputs(program)))
 
 
-def _is_callable(target: object) -> TypeGuard[Callable[..., Tensor]]:
+def is_callable(target: object) -> TypeGuard[Callable[..., Tensor]]:
+    """Whether a target is a function of the model's output."""
     return callable(target) and not isinstance(target, (Tensor, Target))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
+from relprop.interpreter.points import Points, Seed
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
@@ -20,11 +21,10 @@ from relprop.tracer.program import Program
 @dataclass(frozen=True)
 class Term:
     """A part of a target that is explained by itself: relevance starts with the numbers of
-    ``seeds`` (one tensor for each output, batch first), and what it explains counts
-    ``coefficient`` times."""
+    ``seeds`` (of each output, batch first), and what it explains counts ``coefficient`` times."""
 
     coefficient: float
-    seeds: Mapping[fx.Node, Tensor]
+    seeds: Mapping[fx.Node, Seed]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Start:
     label: tuple[object, ...]
     scalars: Tensor
     terms: tuple[Term, ...]
-    field: Mapping[fx.Node, Tensor]
+    field: Mapping[fx.Node, Seed]
     is_sum: bool = True
 
     def contributions(self, values: Mapping[fx.Node, Tensor]) -> tuple[Term, ...]:
@@ -54,8 +54,10 @@ class Start:
             for term in self.terms
         )
 
-    def _worth(self, node: fx.Node, seed: Tensor, values: Mapping[fx.Node, Tensor]) -> Tensor:
+    def _worth(self, node: fx.Node, seed: Seed, values: Mapping[fx.Node, Tensor]) -> Seed:
         """One seed times what it is a share of: its elements' values, or y_t itself."""
+        if isinstance(seed, Points):
+            return seed.times(seed.at(values[node]).detach())
         whole = self.scalars.reshape(-1, *[1] * (seed.dim() - 1))
         value = values[node] if self.is_sum else whole
         return seed * value.detach().to(seed.dtype)
@@ -135,51 +137,41 @@ def field_of(seed: Tensor) -> Tensor:
 
 def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
     """The start of a batch: the k-th parts of all samples make the k-th term."""
-    terms, field, scalars = [], dict[fx.Node, Tensor](), torch.zeros(())
+    terms, field, scalars = [], dict[fx.Node, Points](), torch.zeros(())
     for k in range(max(len(choice.parts) for choice in choices)):
         parts = {i: choice.parts[k] for i, choice in enumerate(choices) if k < len(choice.parts)}
-        seeds = {}
+        seeds: dict[fx.Node, Points] = {}
         for node in dict.fromkeys(part.node for part in parts.values()):
             mine = {i: part for i, part in parts.items() if part.node is node}
-            seeds[node], values = _seed(mine, node, context.outputs[node])
-            scalars = scalars.to(values.device) + values
-            marked = torch.stack([seeds[node], (seeds[node] != 0).to(values.dtype)], 1)
-            field[node] = _joined(field[node], marked) if node in field else marked
+            value = context.outputs[node]
+            seeds[node] = seed = _seed(mine, node, value)
+            scalars = scalars.to(value.device) + seed.summed(seed.at(value) * seed.numbers)
+            marked = seed.marked()
+            field[node] = field[node].joined(marked) if node in field else marked
         terms.append(Term(1.0, seeds))
     return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
 
 
-def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of some samples' elements in an output, and for each sample the sum of these
-    elements, each times its weight."""
-    value = value.to(torch.promote_types(value.dtype, torch.float32))
-    index, weights = _places(parts, value, (0,) if has_batch_axis(node) else ())
-    seed = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-    sums = torch.zeros(len(value), dtype=value.dtype, device=value.device)
-    return (
-        seed.index_put(index, weights),
-        sums.index_add(0, index[0], value[index] * weights),
-    )
+def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Tensor) -> Points:
+    """The weights of some samples' elements in an output."""
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    row = (0,) if has_batch_axis(node) else ()
+    return Points(*_places(parts, row, dtype, value.device), tuple(value.shape))
 
 
 def _places(
-    parts: Mapping[int, Elements], like: Tensor, row: tuple[int, ...]
+    parts: Mapping[int, Elements], row: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The elements that the parts of some samples name, as an index of the whole output (in its
     ``row`` of the sample), and their weights."""
     single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
-    indices = [torch.tensor(single, dtype=torch.long, device=like.device)] if single else []
+    indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
     weights = [p.weight for p in parts.values() if isinstance(p.where, tuple)]
     for i, part in parts.items():
         if isinstance(part.where, Tensor):
-            where = part.where.to(like.device)
-            before = torch.tensor([[i, *row]], device=like.device).expand(len(where), -1)
+            where = part.where.to(device)
+            before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
             indices.append(torch.cat([before, where], 1))
             weights += [part.weight] * len(where)
     index = torch.cat(indices)
-    return index.unbind(1), torch.tensor(weights, dtype=like.dtype, device=like.device)
-
-
-def _joined(a: Tensor, b: Tensor) -> Tensor:
-    """Two terms read one output: their numbers add, and what either marks is marked."""
-    return torch.stack([a[:, 0] + b[:, 0], torch.maximum(a[:, 1], b[:, 1])], 1)
+    return index.unbind(1), torch.tensor(weights, dtype=dtype, device=device)

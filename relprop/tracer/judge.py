@@ -27,6 +27,8 @@ from relprop.tracer.surroundings import as_python, undisturbed
 #: either computes in (its ε at most the first number): float64, float32, float16, bfloat16.
 TOLERANCES = ((1e-15, 1e-9), (1e-6, 4e-4), (1e-3, 0.03), (1e-2, 0.1))
 COARSER = 0.25
+#: How many numbers are compared at once: in double precision they take several times their memory.
+PIECE = 2**20
 
 
 def tolerance(program: Program, dtype: torch.dtype) -> float:
@@ -65,11 +67,15 @@ def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
     if a.is_complex() or b.is_complex():
         a, b = (torch.view_as_real(t.to(torch.complex64)) for t in (a, b))
     wide = torch.float32 if a.device.type == "mps" else torch.float64
-    x, y = a.to(wide), b.to(a.device, wide)
-    agree = (x == y) | (x.isnan() & y.isnan())
-    gap = torch.where(agree, 0.0, x - y).abs().reshape(len(a), -1)
-    worst = gap.amax(1) if gap.shape[1] else gap.new_zeros(len(gap))
-    scale = torch.where(y.isfinite(), y, 0.0).abs().max().item() if y.numel() else 0.0
+    worst, scale = torch.zeros(len(a), dtype=wide, device=a.device), 0.0
+    pieces = (t.reshape(len(t), -1).split(max(1, PIECE // max(1, len(t))), 1) for t in (a, b))
+    for mine, theirs in zip(*pieces, strict=True):
+        if not mine.numel():
+            continue
+        x, y = mine.to(wide), theirs.to(a.device, wide)
+        agree = (x == y) | (x.isnan() & y.isnan())
+        worst = torch.maximum(worst, torch.where(agree, 0.0, x - y).abs().amax(1))
+        scale = max(scale, torch.where(y.isfinite(), y, 0.0).abs().max().item())
     return torch.where(worst.isnan(), torch.inf, worst), scale
 
 

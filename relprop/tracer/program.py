@@ -129,11 +129,6 @@ class Program:
         return tuple(next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0])
 
     @property
-    def floating_outputs(self) -> tuple[fx.Node, ...]:
-        """Those of them that can have a gradient."""
-        return tuple(n for n in self.output_nodes if is_floating(n) and facts_of(n).batched)
-
-    @property
     def softmaxes_without_site(self) -> list[str]:
         """Where a softmax is that is no attention over tokens, each with the reason."""
         return [f"{place(n).call or 'top level'}: {why}" for n, why in self.no_sites]

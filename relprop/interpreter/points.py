@@ -1,0 +1,108 @@
+"""Numbers at few elements of a tensor: where relevance starts, without the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from relprop.tracer.readout import Cut
+
+
+@dataclass(frozen=True)
+class Points:
+    """Numbers at some elements of a tensor of ``shape`` (batch first) that is 0 elsewhere.
+
+    ``index``: where they are, along every axis; ``numbers``: (points,), or (channels, points) for
+    several of each.
+    """
+
+    index: tuple[Tensor, ...]
+    numbers: Tensor
+    shape: tuple[int, ...]
+
+    def whole(self) -> Tensor:
+        """The tensor itself; channels come after the batch."""
+        return self._placed(self.index, self.shape)
+
+    def _placed(self, index: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        channels = self.numbers.shape[:-1]
+        made = self.numbers.new_zeros(shape[0], *channels, *shape[1:])
+        if not channels:
+            return made.index_put(tuple(index), self.numbers)
+        made.movedim(1, -1)[tuple(index)] = self.numbers.mT
+        return made
+
+    def at(self, value: Tensor) -> Tensor:
+        """What another tensor of this shape has at these places."""
+        return value[self.index].to(self.numbers.dtype)
+
+    def summed(self, numbers: Tensor) -> Tensor:
+        """Other numbers at the same places, summed over each sample, (batch,)."""
+        zeros = torch.zeros(self.shape[0], dtype=numbers.dtype, device=numbers.device)
+        return zeros.index_add(0, self.index[0], numbers)
+
+    def times(self, values: Tensor) -> Points:
+        """These numbers, each times another."""
+        return replace(self, numbers=self.numbers * values)
+
+    def marked(self) -> Points:
+        """The same, and 1 beside every number that is not 0, as the roll-up starts."""
+        return replace(
+            self, numbers=torch.stack([self.numbers, (self.numbers != 0).to(self.numbers.dtype)])
+        )
+
+    def joined(self, other: Points) -> Points:
+        """Two of these as the roll-up starts: numbers add, and what either marks is marked."""
+        both = torch.stack([torch.cat(axis) for axis in zip(self.index, other.index, strict=True)])
+        index, place = torch.unique(both, dim=1, return_inverse=True)
+        numbers = self.numbers.new_zeros(2, index.shape[1])
+        numbers.index_add_(1, place, torch.cat([self.numbers, other.numbers], 1))
+        numbers[1].clamp_(max=1)
+        return replace(self, index=index.unbind(0), numbers=numbers)
+
+    def gathered(self) -> tuple[Cut, tuple[Tensor, ...], Tensor]:
+        """Which places of one sample's axes any of them is at; where each then is among these; and
+        the part of the tensor that has these places alone."""
+        cut: list[Tensor | None] = []
+        inside, shape = [self.index[0]], [self.shape[0]]
+        for places, size in zip(self.index[1:], self.shape[1:], strict=True):
+            found, among = torch.unique(places, return_inverse=True)
+            if not len(found):  # of nothing that is explained, one place
+                found = found.new_zeros(1)
+            few = len(found) < size
+            cut.append(found if few else None)
+            inside.append(among if few else places)
+            shape.append(len(found))
+        return tuple(cut), tuple(inside), self._placed(inside, shape)
+
+
+#: Numbers of an output: few of them, or a whole tensor.
+Seed = Tensor | Points
+
+
+def whole(seed: Seed) -> Tensor:
+    """The tensor, batch first."""
+    return seed.whole() if isinstance(seed, Points) else seed
+
+
+def behind(seed: Seed, channels: int) -> Seed:
+    """What has channels, with that many of zeros before them."""
+    if isinstance(seed, Points):
+        zeros = seed.numbers.new_zeros(channels, seed.numbers.shape[-1])
+        return replace(seed, numbers=torch.cat([zeros, seed.numbers]))
+    return torch.cat([torch.zeros_like(seed[:, :1]).expand(-1, channels, *seed.shape[2:]), seed], 1)
+
+
+def sums(seed: Seed) -> Tensor:
+    """The sum of every sample, (batch,)."""
+    return seed.summed(seed.numbers) if isinstance(seed, Points) else seed.flatten(1).sum(1)
+
+
+def weighed(seed: Seed, value: Tensor) -> Tensor:
+    """The sum of every sample's ``value``, each number times its weight, (batch,)."""
+    if isinstance(seed, Points):
+        return seed.summed(seed.at(value) * seed.numbers)
+    return (value * seed).flatten(1).sum(1)

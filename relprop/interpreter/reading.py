@@ -1,0 +1,186 @@
+"""How relevance passes the end of a graph that reads an output off single positions by single rows
+of a weight: only where it is not 0, by the plan's own rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, fx
+
+from relprop.interpreter.batch import Passage
+from relprop.interpreter.points import Points, Seed, whole
+from relprop.interpreter.walk import Pending, Walk, walk
+from relprop.numerics import at_least_float32
+from relprop.operations import Args, Kwargs, Value
+from relprop.plan import Plan, Step
+from relprop.rules.notes import FieldNote
+from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.readout import (
+    Cut,
+    Readout,
+    own_arguments,
+    put_back,
+    readout_of,
+    sizes,
+    taken,
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How relevance passes a readout. ``plan`` has its steps alone."""
+
+    plan: Plan
+    readout: Readout
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The calls that it passes, the output first."""
+        return self.readout.nodes
+
+    @cached_property
+    def made(self) -> frozenset[fx.Node]:
+        """The calls whose values the rules read, and those that are made on the way to them."""
+        nodes, steps = self.readout.nodes, self.plan.steps
+        first = len(nodes)
+        for i, step in enumerate(steps):
+            if "output" in step.rule.reads:
+                first = min(first, i)
+            elif "inputs" in step.rule.reads:
+                first = min(first, i + 1)
+        return frozenset(nodes[first:])
+
+    @property
+    def entering(self) -> frozenset[fx.Node]:
+        """What must be kept of what is outside."""
+        read = {o for s in self.plan.steps if self._reads(s) for o in s.operands}
+        masks = {o for o in self.readout.beside if not is_floating(o)}
+        return frozenset(read | masks).difference(self.readout.nodes)
+
+    def _reads(self, step: Step) -> bool:
+        return step.node in self.made or "inputs" in step.rule.reads
+
+    def begun(self, seed: Points, *, account: bool) -> tuple[Tensor, Passage]:
+        """What starts at the output in place of a ``seed``, and how that passes."""
+        cut, _, part = seed.gathered()
+        cuts = self.readout.cuts(cut)
+        steps = tuple(_of_part(step, cuts[step.node]) for step in self.plan.steps)
+        plan, below = replace(self.plan, steps=steps), self.readout.below
+
+        def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
+            own = {n: taken(n, values[n], cuts[n]) for n in self.entering}
+            batched = {n: v for n, v in own.items() if is_batched(n)}
+            fixed = {n: v for n, v in own.items() if n not in batched}
+
+            def one_sample(relevance: Tensor, given: Values) -> tuple[Walk, Pending]:
+                inside = self._inside(fixed | given, cuts, relevance)
+                left: Pending = {(self.readout.nodes[0], 0): [relevance]}
+                return walk(plan, self.readout.nodes, inside, left, {}, account), left
+
+            done, left = per_sample(one_sample, arrived, batched)
+            back = (put_back(below, part, cuts[below]) for parts in left.values() for part in parts)
+            return done, {(below, 0): list(back)}
+
+        return part, passage
+
+    def _inside(self, known: Values, cuts: Mapping[fx.Node, Cut], like: Tensor) -> Values:
+        """The parts of all values that the steps name: made anew, or zeros that take no memory
+        where nobody reads them."""
+        dtype = at_least_float32(like.dtype)
+        inside: Values = {}
+        for node in (self.readout.below, *self.readout.beside, *self.readout.nodes[::-1]):
+            if node in known:
+                inside[node] = known[node]
+            elif node in self.made:
+                inside[node] = self.readout.made(node, inside, cuts, self.plan.program.dtype)
+            else:
+                nothing = torch.zeros((), dtype=dtype, device=like.device)
+                inside[node] = nothing.expand(sizes(node, cuts[node]))
+        return inside
+
+
+def _of_part(step: Step, cut: Cut) -> Step:
+    """A step for a part of its result."""
+    if isinstance(step.note, FieldNote):
+        step = replace(step, note=replace(step.note, shape=tuple(sizes(step.node, cut))))
+    rest = own_arguments(step.node, cut)
+    if rest is None:
+        return step
+
+    def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
+        return (tensors[0], *rest), {}
+
+    return replace(step, rebuild=rebuild)
+
+
+def reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node] = ()) -> Reading | None:
+    """How relevance passes the end of the graph before an output; ``None`` if it must pass whole:
+    a rule does not split parts, something is handed out there, or relevance comes from elsewhere,
+    too."""
+    readout = readout_of(output)
+    if readout is None:
+        return None
+    arrives = Counter(plan.starts)
+    arrives.update(edge[0] for step in plan.steps for edge in step.edges if edge is not None)
+    steps = []
+    for node, source in zip(readout.nodes, (*readout.nodes[1:], readout.below), strict=True):
+        step = plan.step_at.get(node)
+        alone = arrives[node] == 1 and node not in plan.wanted and node not in hooks
+        if step is None or not alone or not _passes(step, source):
+            return None
+        steps.append(step)
+    found = Reading(replace(plan, steps=tuple(steps), wanted=frozenset()), readout)
+    made_whole = not found.made or replace(readout, nodes=_between(found)).can_be_made
+    return found if made_whole else None
+
+
+def _between(reading: Reading) -> tuple[fx.Node, ...]:
+    return tuple(n for n in reading.readout.nodes if n in reading.made)
+
+
+def _passes(step: Step, source: fx.Node) -> bool:
+    """Whether a step hands on to ``source`` alone what arrives, in parts."""
+    edges = [edge for edge in step.edges if edge is not None]
+    lone = edges == [(source, 0)] and step.roles.count("activation") == 1
+    return lone and not step.inner and step.rule.splits_parts and isinstance(val(step.node), Tensor)
+
+
+def begun(
+    seeds: Mapping[fx.Node, Seed],
+    readings: Mapping[fx.Node, Reading],
+    *,
+    account: bool = True,
+) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, Passage]]:
+    """What starts at each output, and how it passes where that is not as anywhere else."""
+    starts, passages = dict[fx.Node, Tensor](), dict[fx.Node, Passage]()
+    for node, seed in seeds.items():
+        if isinstance(seed, Points) and node in readings:
+            starts[node], passages[node] = readings[node].begun(seed, account=account)
+        else:
+            starts[node] = whole(seed)
+    return starts, passages
+
+
+def read_again(readout: Readout, values: Values, seed: Points, dtype: torch.dtype | None) -> Tensor:
+    """The elements of an output at which a ``seed`` is, made anew of what is read: attached to
+    autograd where that is."""
+    cut, inside, _ = seed.gathered()
+    cuts = readout.cuts(cut)
+    own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.beside)}
+    batched = {n: v for n, v in own.items() if is_batched(n)}
+
+    def one_sample(given: Values) -> Tensor:
+        known = own | given
+        for node in readout.nodes[::-1]:
+            known[node] = readout.made(node, known, cuts, dtype)
+        made: Tensor = known[readout.nodes[0]]
+        return made
+
+    made: Tensor = per_sample(one_sample, batched)
+    return made[inside].to(seed.numbers.dtype)

@@ -1,0 +1,186 @@
+"""The end of a graph that reads every number of an output off the features of one position, by one
+row of a weight: a linear map, and what follows it element by element.
+
+Whatever is asked of few elements of such an output can be asked of their positions and of their
+rows of the weight alone. Found from structure: upwards from the output, by where each operation
+takes its axes from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind, operand
+from relprop.tracer.calls import Values, call_node
+from relprop.tracer.editing import aten, rank, shape_of, tensor_inputs, val
+from relprop.tracer.facts import is_floating, role
+
+#: For every axis of one sample's value, which places of it are there; ``None``: all.
+Cut = tuple[Tensor | None, ...]
+#: Operations that look at a whole row: parts of their values cannot be made from parts.
+COMPARING = frozenset({Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM})
+_MOVES = {
+    Kind.RESHAPE: aten.reshape,
+    Kind.SELECT: aten.select,
+    Kind.SLICE: aten.slice,
+}
+
+
+@dataclass(frozen=True)
+class Readout:
+    """``nodes``: the calls from an output up to the linear map, the output first."""
+
+    nodes: tuple[fx.Node, ...]
+
+    @property
+    def below(self) -> fx.Node:
+        """The features that are read."""
+        return operand(self.nodes[-1])
+
+    @cached_property
+    def beside(self) -> Mapping[fx.Node, fx.Node]:
+        """What else the calls read (weights, biases, scales), and which call does."""
+        along = {*self.nodes, self.below}
+        return {i: node for node in self.nodes for i in tensor_inputs(node) if i not in along}
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether parts of the output can be made from parts of what is read."""
+        return not any(kind(node) in COMPARING for node in self.nodes)
+
+    def cuts(self, cut: Cut) -> dict[fx.Node, Cut]:
+        """What is to be there of every tensor, for a part of the output."""
+        found = {self.nodes[0]: cut}
+        for node in self.nodes:
+            found |= _read_for(node, found[node])
+        return found
+
+    def made(
+        self, node: fx.Node, values: Values, cuts: Mapping[fx.Node, Cut], dtype: torch.dtype | None
+    ) -> Tensor:
+        """A part of one call's value, from those parts of ``values`` that it reads."""
+        rest = own_arguments(node, cuts[node])
+        if rest is not None:
+            moved: Tensor = node.target(values[operand(node)], *rest)  # type: ignore[operator]
+            return moved
+        made: Tensor = call_node(node, values, dtype)
+        return made
+
+
+def readout_of(output: fx.Node) -> Readout | None:
+    """The end of the graph before an output; ``None`` if no linear map makes its numbers one by
+    one."""
+    nodes = [output]
+    while (source := _source(nodes[-1])) is not None:
+        if kind(nodes[-1]) is Kind.LINEAR:
+            found = Readout(tuple(nodes))
+            read = [i for node in nodes for i in tensor_inputs(node)]
+            return found if len(read) == len(set(read)) else None
+        nodes.append(source)
+    return None
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    """The activation of which a call's result has the same numbers, one by one, or sums by the rows
+    of a weight; ``None`` if there is no such, or another activation beside it."""
+    read = tensor_inputs(node)
+    active = [i for i in read if role(i) == "activation"]
+    if len(active) != 1 or not is_floating(node) or not is_floating(active[0]):
+        return None
+    what, source = kind(node), active[0]
+    if what is Kind.LINEAR:
+        plain = source is node.args[0] and rank(node.args[1]) == 2
+        return source if plain else None
+    if what in ELEMENTWISE | COMPARING:
+        return source if shape_of(source) == shape_of(node) else None
+    moves = what in _MOVES and is_call(node, _MOVES[what]) and not node.kwargs and read == (source,)
+    return source if moves and (what is not Kind.RESHAPE or _only_units(node)) else None
+
+
+def _only_units(node: fx.Node) -> bool:
+    """Whether a reshape does nothing but add and drop axes of length 1."""
+    before, after = ([n for n in shape_of(x) if n != 1] for x in (operand(node), node))
+    return before == after
+
+
+def _read_for(node: fx.Node, cut: Cut) -> dict[fx.Node, Cut]:
+    """What is to be there of the tensors that a call reads, for a part of its result."""
+    what = kind(node)
+    if what is Kind.LINEAR:
+        source, weight, *bias = tensor_inputs(node)
+        return {source: (*cut[:-1], None), weight: (cut[-1], None)} | dict.fromkeys(
+            bias, (cut[-1],)
+        )
+    if what not in _MOVES:
+        return {i: _broadcast(cut, i) for i in tensor_inputs(node)}
+    source = operand(node)
+    if what is Kind.RESHAPE:
+        long = iter([c for c, n in zip(cut, shape_of(node), strict=True) if n != 1])
+        return {source: tuple(next(long) if n != 1 else None for n in shape_of(source))}
+    dim = argument(node, "dim") % rank(source)
+    if what is Kind.SELECT:
+        place = torch.tensor([argument(node, "index") % shape_of(source)[dim]])
+        return {source: (*cut[:dim], place, *cut[dim:])}
+    places = torch.arange(shape_of(source)[dim])[_sliced(node)]
+    kept = cut[dim]
+    here = places if kept is None else places[kept.to(places.device)]
+    return {source: (*cut[:dim], here, *cut[dim + 1 :])}
+
+
+def _sliced(node: fx.Node) -> slice:
+    return slice(argument(node, "start"), argument(node, "end"), argument(node, "step"))
+
+
+def _broadcast(cut: Cut, source: fx.Node) -> Cut:
+    """The same of an operand whose axes count from the last, and which may be repeated along
+    some."""
+    wide = len(cut) - rank(source)
+    return tuple(None if n == 1 else cut[wide + i] for i, n in enumerate(shape_of(source)))
+
+
+def own_arguments(node: fx.Node, cut: Cut) -> Sequence[object] | None:
+    """What follows the tensor in the call of a move, for a part of its result: nothing is left out
+    of what is there. ``None``: what the model wrote."""
+    what = kind(node)
+    if what is Kind.RESHAPE:
+        return [sizes(node, cut)]
+    if what is Kind.SELECT:
+        return [argument(node, "dim"), 0]
+    if what is Kind.SLICE:
+        return [argument(node, "dim"), 0, sys.maxsize, 1]
+    return None
+
+
+def sizes(node: fx.Node, cut: Cut) -> list[int]:
+    """The shape of a part of one sample's value."""
+    return [n if c is None else len(c) for n, c in zip(shape_of(node), cut, strict=True)]
+
+
+def taken(node: fx.Node, value: Tensor, cut: Cut) -> Tensor:
+    """A part of a node's value, of one sample or of a batch."""
+    for axis, places in enumerate(cut, -rank(node)):
+        if places is not None:
+            value = value.index_select(axis, places.to(value.device))
+    return value
+
+
+def put_back(node: fx.Node, part: Tensor, cut: Cut) -> Tensor:
+    """A part of a node's value in its place, and 0 around it; axes before it stay."""
+    if all(places is None for places in cut):
+        return part
+    before = part.shape[: part.dim() - len(cut)]
+    whole = part.new_zeros(*before, *val(node).shape)
+    mesh = []
+    for axis, (places, n) in enumerate(zip(cut, shape_of(node), strict=True)):
+        there = torch.arange(n) if places is None else places
+        mesh.append(there.to(part.device).reshape(-1, *[1] * (len(cut) - axis - 1)))
+    index: tuple[Any, ...] = (..., *mesh)
+    whole[index] = part
+    return whole

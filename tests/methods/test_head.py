@@ -1,0 +1,313 @@
+"""Relevance, the roll-up's field and the gradient pass the head at the positions and classes of the
+target alone, and every number is that of the whole head."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import relprop
+from relprop.interpreter import reading
+from relprop.runner import needs
+from relprop.targets import span, token
+from relprop.tracer import judge
+
+from .test_chunks import IDS, MASK, TINY, gap, lively
+
+EXACT = 1e-12
+METHODS = ("transformer_attribution", "partial_lrp", "attnlrp", "lrp", "gradient_x_input")
+WORDS = TINY["vocab_size"]
+
+
+def _text(kind, config):
+    return kind(config).eval(), {"input_ids": IDS, "attention_mask": MASK}
+
+
+def _llama(**more):
+    config = transformers.LlamaConfig(**TINY, num_key_value_heads=2, **more)
+    return _text(transformers.LlamaForCausalLM, config)
+
+
+def _gemma():
+    config = transformers.Gemma2Config(
+        **TINY, num_key_value_heads=2, head_dim=4, final_logit_softcapping=2.0
+    )
+    return _text(transformers.Gemma2ForCausalLM, config)
+
+
+def _bert():
+    return _text(transformers.BertForMaskedLM, transformers.BertConfig(**TINY))
+
+
+class Behind(nn.Module):
+    """A language model whose scores are changed at the end."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.base, _ = _llama(attention_bias=True)
+        self.change = change
+        self.scale = nn.Parameter(torch.ones(WORDS))
+
+    def forward(self, input_ids):
+        return self.change(self.base(input_ids).logits, self.scale)
+
+
+def _behind(change):
+    return lambda: (Behind(change).eval(), IDS)
+
+
+MODELS = {
+    "head of its own": _llama,
+    "tied": lambda: _llama(tie_word_embeddings=True),
+    "softcapped and tied": _gemma,
+    "with a bias": _bert,
+    "logarithms": _behind(lambda scores, scale: scores.log_softmax(-1)),
+    "rows and classes left out": _behind(lambda scores, scale: (scores * scale)[:, 2:, 1:-3:2]),
+    "words that cannot be": _behind(
+        lambda scores, scale: torch.where(torch.arange(WORDS) % 5 == 2, -9.0, scores / scale)
+    ),
+}
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def case(request):
+    torch.manual_seed(0)
+    model, inputs = MODELS[request.param]()
+    return lively(model), inputs
+
+
+def explained(case, target, method="transformer_attribution", **options):
+    return relprop.explain(*case, target, method=method, precision="float64", **options)
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """How often relevance or a field passes a head at few elements, from now on."""
+    seen, begun = [], reading.Reading.begun
+
+    def counted(self, seed, **more):
+        seen.append(self)
+        return begun(self, seed, **more)
+
+    monkeypatch.setattr(reading.Reading, "begun", counted)
+    return seen
+
+
+def whole_head(monkeypatch):
+    """From now on every head is passed whole."""
+    monkeypatch.setattr(reading, "readout_of", lambda output: None)
+    monkeypatch.setattr(needs, "readout_of", lambda output: None)
+
+
+def assert_same(one, other):
+    for name in one.streams:
+        assert gap(one[name].scores, other[name].scores) < EXACT
+        assert gap(one[name].row, other[name].row) < EXACT
+    assert torch.equal(one.output, other.output)
+    if one.ledger is None:
+        return
+    assert other.ledger.balanced(1e-12)
+    books, theirs = ({a.key: a for a in e.ledger.accounts} for e in (one, other))
+    assert books.keys() == theirs.keys()
+    scale = max(float(a.absolute.max()) for a in books.values())
+    for key, a in books.items():
+        b = theirs[key]
+        assert a.absorbed.keys() == b.absorbed.keys() and a.lost.keys() == b.lost.keys()
+        pairs = [(a.arrived, b.arrived), (a.to_inputs, b.to_inputs), (a.unread, b.unread)]
+        pairs += [(a.absorbed[k], b.absorbed[k]) for k in a.absorbed]
+        pairs += [(a.lost[k], b.lost[k]) for k in a.lost]
+        assert all((x - y).abs().max() < EXACT * scale for x, y in pairs)
+    ends, others = (e.ledger.reached for e in (one, other))
+    assert ends.keys() == others.keys()
+    assert all((ends[k] - others[k]).abs().max() < EXACT * scale for k in ends)
+
+
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("target", [(4, 3), [(4, 3), (6, 20)]], ids=["one", "one per sample"])
+def test_few_elements_are_the_whole_head(case, method, target, passed, monkeypatch):
+    few = explained(case, target, method)
+    assert bool(passed) == (method != "gradient_x_input")
+    whole_head(monkeypatch)
+    count = len(passed)
+    assert_same(explained(case, target, method), few)
+    assert len(passed) == count
+
+
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("rules", ["stable", "reference", "reference_lrp", "epsilon", "attnlrp"])
+def test_by_other_rules(case, rules, passed, monkeypatch):
+    few = explained(case, (4, 3), rules=rules, keep="input")
+    assert passed
+    whole_head(monkeypatch)
+    assert_same(explained(case, (4, 3), rules=rules, keep="input"), few)
+
+
+def test_what_is_said_of_words_positions_and_batches(passed, monkeypatch):
+    torch.manual_seed(0)
+    case = lively(_llama()[0]), {"input_ids": IDS, "attention_mask": MASK}
+    targets = [None, token(7), token(7, position=2), [(4, 3), token(9)]]
+    few = [explained(case, target) for target in targets]
+    assert len(passed) >= 2 * len(targets)
+    whole_head(monkeypatch)
+    for target, one in zip(targets, few, strict=True):
+        assert_same(explained(case, target), one)
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        (lambda scores, scale: scores[:, 4] * scale, 3),
+        (lambda scores, scale: (scores * scale).unsqueeze(2), (4, 0, 3)),
+        (lambda scores, scale: scores[:, 4:5].flatten(1)[:, 2:], 3),
+    ],
+    ids=["one position", "another axis", "sliced and flat"],
+)
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
+def test_moves_behind_the_head(change, target, method, passed, monkeypatch):
+    torch.manual_seed(0)
+    case = lively(Behind(change).eval()), IDS
+    few = explained(case, target, method)
+    assert passed
+    whole_head(monkeypatch)
+    assert_same(explained(case, target, method), few)
+
+
+def test_callables_that_are_sums_pass_term_by_term_and_others_whole(passed, monkeypatch):
+    torch.manual_seed(0)
+    model, inputs = _llama()
+    case = lively(model), inputs
+    sums = [
+        lambda out: out.logits[0, 4, 3] - 2 * out.logits[0, 5, 5],
+        lambda out: 3 * out.logits[0, 4, 3],
+        lambda out: out.logits[0, 4, 3:30].sum(),
+    ]
+    others = [lambda out: out.logits[0, 4].log_softmax(-1)[3], lambda out: out.logits.mean()]
+    for method in ("transformer_attribution", "attnlrp", "gae"):
+        found = [explained(case, target, method) for target in sums]
+        assert len(passed) >= len(sums)
+        passed.clear()
+        found += [explained(case, target, method) for target in others]
+        assert not passed
+        with monkeypatch.context() as patch:
+            whole_head(patch)
+            for target, one in zip(sums + others, found, strict=True):
+                assert_same(explained(case, target, method), one)
+
+
+def test_two_outputs_of_one_linear_map_pass_whole(passed):
+    torch.manual_seed(0)
+    model, inputs = _text(transformers.BertForQuestionAnswering, transformers.BertConfig(**TINY))
+    found = explained((lively(model), inputs), span(2, 5))
+    assert found.ledger.balanced(1e-12) and not passed
+
+
+def test_terms_at_one_output_are_one_field():
+    index = (torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([4, 6]))
+    one = reading.Points(index, torch.tensor([2.0, 3.0]), (2, 1, 9)).marked()
+    other = reading.Points(index[:0] + tuple(i[:1] for i in index), torch.tensor([5.0]), (2, 1, 9))
+    both = one.joined(other.marked()).whole()
+    assert both[:, 0].sum((1, 2)).tolist() == [7, 3] and both[:, 1].sum((1, 2)).tolist() == [1, 1]
+    assert both.shape == (2, 2, 1, 9) and both[0, :, 0, 4].tolist() == [7, 1]
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
+@pytest.mark.parametrize("make", [_llama, _gemma])
+def test_half_precision_is_no_worse(make, method, monkeypatch):
+    torch.manual_seed(0)
+    case = lively(make()[0]), make()[1]
+    exact = explained(case, (4, 3), method).scores
+    case[0].bfloat16()
+    few = relprop.explain(*case, (4, 3), method=method).scores
+    whole_head(monkeypatch)
+    whole = relprop.explain(*case, (4, 3), method=method).scores
+    assert gap(exact, few) < 1.5 * gap(exact, whole)
+
+
+def test_a_rule_that_is_not_said_to_split_parts_gets_the_whole_head(passed):
+    seen = []
+
+    @relprop.rules.rule(family="custom")
+    def own(relevance, call):
+        seen.append(tuple(relevance.shape))
+        return relprop.rules.PAPER.for_op(call.op).function(relevance, call)
+
+    torch.manual_seed(0)
+    case = lively(_llama()[0]), IDS
+    found = explained(case, (4, 3), rules=relprop.rules.PAPER.with_rule("lm_head", own))
+    assert seen == [(1, 11, WORDS)]
+    assert found.ledger.balanced(1e-12)
+    assert {r.plan.rules.name for r in passed} == {"rollup"}
+
+
+def test_relevance_at_the_output_itself_can_be_seen_and_changed():
+    torch.manual_seed(0)
+    with relprop.instrument(lively(_llama()[0]).double(), IDS, (4, 3)) as probe:
+        name = probe.names("lm_head*")[0]
+        assert probe.relevance(name)[name].shape == (2, 11, WORDS)
+        plain, seen = probe.explanation(), []
+        probe.hook(name, lambda r: seen.append(r) or 2 * r)
+        twice = probe.explanation()
+    assert seen[-1].shape[-2:] == (11, WORDS)
+    for key, amount in plain.ledger.reached.items():
+        assert gap(2 * amount, twice.ledger.reached[key]) < EXACT
+
+
+class Made(TorchDispatchMode):
+    """How many tensors of a size are made."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.count = least, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        before = {self._place(t) for t in tree_leaves((args, kwargs)) if self._real(t)}
+        for t in tree_leaves(made):
+            if self._real(t) and t.untyped_storage().nbytes() >= self.least:
+                self.count += self._place(t) not in before
+        return made
+
+    def _real(self, t):
+        fake = not isinstance(t, torch.Tensor) or isinstance(t, FakeTensor)
+        return not fake and t.device.type != "meta"
+
+    def _place(self, t):
+        return t.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp", "gradient_x_input"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("words", "features", "tokens"), [(600, 128, 40), (4000, 16, 200)], ids=["weight", "logits"]
+)
+def test_nothing_as_large_is_made_but_the_logits(method, dtype, words, features, tokens):
+    """Neither copies of the head's weight nor tensors of positions × classes."""
+    sizes = {**TINY, "vocab_size": words, "hidden_size": features}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config).eval().to(dtype)
+    ids = torch.randint(3, words, (1, tokens))
+
+    def call():
+        relprop.explain(model, ids, (tokens - 1, 3), method=method, verify=False)
+
+    call()
+    large = Made(max(features, tokens) * words * dtype.itemsize)
+    with large:
+        call()
+    assert large.count == (1 if tokens > features else 0)
+
+
+def test_outputs_are_compared_in_pieces_as_whole(monkeypatch):
+    mine = torch.arange(22.0).reshape(2, 11)
+    theirs = mine.clone()
+    theirs[0, 7] += 0.5
+    mine[1, 2] = theirs[1, 2] = torch.inf
+    assert judge.difference(mine, theirs) == (0.5, 21)
+    monkeypatch.setattr(judge, "PIECE", 3)
+    assert judge.difference(mine, theirs) == (0.5, 21)
+    theirs[1, 10] = torch.nan
+    assert judge.difference(mine, theirs) == (torch.inf, 20)
