@@ -74,7 +74,8 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = Lives(needs.program, needs.read_at)
-    cuts = lives.within(max(0, budget - _of_chunks(needs, batch)) // batch, TIMES)
+    held = sum(map(lives.bytes_of, needs.held.union(needs.program.output_nodes)))
+    cuts = lives.within((budget - _of_chunks(needs, batch)) // batch - held, TIMES)
     if len(cuts) < 3:
         return needs
     found = replace(needs, segments=lives.segments(cuts))
@@ -87,11 +88,11 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     time; if there were ``longer`` times as many tokens."""
     lives = Lives(needs.program, needs.read_at, longer)
     chunk = _of_chunks(needs, batch, longer)
+    kept = sum(map(lives.bytes_of, needs.keep.union(needs.program.output_nodes)))
     if needs.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
-        return batch * (sum(map(lives.bytes_of, needs.keep)) + TIMES * largest) + chunk
-    kept = sum(map(lives.bytes_of, needs.keep))
+        return batch * (kept + TIMES * largest) + chunk
     every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
     return batch * (max(kept, every) + longer**2 * _of_maps(needs)) + chunk
 

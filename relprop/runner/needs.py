@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
-from relprop.interpreter.reading import Reading, reading_of
+from relprop.interpreter.reading import Reading
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
 from relprop.runner.chunks import sites_in_chunks
+from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
 from relprop.runner.question import Question
@@ -25,14 +26,12 @@ from relprop.runner.sites import (
     require_sites,
     sites_between,
 )
-from relprop.targets import is_callable, possible_starts
+from relprop.targets import possible_starts
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
-from relprop.tracer.readout import Readout, readout_of
 from relprop.tracer.segments import Segment
 
 Nodes = tuple[fx.Node, ...]
-Readings = Mapping[fx.Node, Reading]
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,9 @@ class Needs:
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
-    ``segments``: what runs one after another, if the graph is cut. ``readings``: how relevance
-    passes the end of the graph before outputs of which few elements are explained, ``readouts``:
-    the same for the gradient; ``few``: nothing else of outputs is explained. ``facts``: how the
-    answer is made. ``notices``: what the user is to be warned of."""
+    ``segments``: what runs one after another, if the graph is cut. ``heads``: how the end of the
+    graph is passed. ``facts``: how the answer is made. ``notices``: what the user is to be warned
+    of."""
 
     session: Session
     question: Question
@@ -61,9 +59,7 @@ class Needs:
     features: Nodes = ()
     in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
-    readings: Readings = field(default_factory=dict)
-    readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
-    few: bool = False
+    heads: Heads = field(default_factory=Heads)
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -93,7 +89,7 @@ class Needs:
     def _read_in_passing(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
         plans = (p for p in (self.plan, self.rollup) if p is not None)
         found = {n for plan in plans for n in plan.read_at(nodes)} & self.read
-        return found.union(*(r.entering for n, r in self.readings.items() if n in nodes))
+        return found.union(*(r.entering for n, r in self.heads.readings.items() if n in nodes))
 
 
 def needs_of(
@@ -103,48 +99,46 @@ def needs_of(
     for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
     whole, where they need not be."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    starts = possible_starts(session.program, list(targets))
-    return of(session, question, starts, least, few=not any(map(is_callable, targets)))
+    return of(session, question, targets, least)
 
 
 def needs_at_input(
-    session: Session, question: Question, starts: Nodes, least: int | None, *, few: bool
+    session: Session, question: Question, targets: Sequence[object], least: int | None
 ) -> Needs:
-    """What a method at the input needs; ``few``: nothing but single elements of outputs is
-    explained. Raises ``OptionError`` for what only attention has."""
+    """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
         raise OptionError(
             f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
             f"method {question.method!r} has 'input' to keep"
         )
-    starts = tuple(n for n in starts if n in session.flow.members)
+    possible = possible_starts(session.program, list(targets))
+    starts = tuple(n for n in possible if n in session.flow.members)
     reached = reached_inputs(session, starts)
     if unread := [name for name in session.chosen if name not in reached]:
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
-    readings = _readings(question, plan)
+    heads = Heads.of(question, plan, starts, targets)
     return Needs(
         session,
         question,
         held=frozenset(leaves),
-        read=_read_by(plan, in_chunks, readings, few),
+        read=_read_by(plan, in_chunks, heads),
         watch=leaves if "gradient" in question.needs else (),
         plan=plan,
         in_chunks=in_chunks,
-        readings=readings,
-        readouts=_readouts(question, starts),
-        few=few,
+        heads=heads,
         facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
         notices=session.notices(plan),
     )
 
 
 def needs_over_attention(
-    session: Session, question: Question, starts: Nodes, least: int | None, *, few: bool
+    session: Session, question: Question, targets: Sequence[object], least: int | None
 ) -> Needs:
-    """What a method over attention needs; ``few`` as above."""
+    """What a method over attention needs."""
+    starts = possible_starts(session.program, list(targets))
     sites = sites_between(session, starts)
     layers = chosen_layers(question.settings.get("layers"), len(sites))
     plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
@@ -168,12 +162,12 @@ def needs_over_attention(
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
-    readings = _readings(question, plan)
+    heads = Heads.of(question, plan, starts, targets)
     return Needs(
         session,
         question,
         held=frozenset(held | whole),
-        read=rollup.keep | _read_by(plan, in_chunks, readings, few),
+        read=rollup.keep | _read_by(plan, in_chunks, heads),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
@@ -185,9 +179,7 @@ def needs_over_attention(
         layers=outputs,
         features=features,
         in_chunks=in_chunks,
-        readings=readings,
-        readouts=_readouts(question, starts),
-        few=few,
+        heads=heads,
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -210,29 +202,13 @@ def _relevance_plan(
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
 
 
-def _readings(question: Question, plan: Plan | None) -> Readings:
-    """How relevance passes the end of the graph before each start of a plan."""
-    if plan is None:
-        return {}
-    found = ((n, reading_of(plan, n, question.hooks)) for n in plan.starts)
-    return {n: reading for n, reading in found if reading is not None}
-
-
-def _readouts(question: Question, starts: Nodes) -> dict[fx.Node, Readout]:
-    """Where the gradient of single elements needs no other element."""
-    if "gradient" not in question.needs:
-        return {}
-    found = ((n, readout_of(n)) for n in starts)
-    return {n: r for n, r in found if r is not None and r.can_be_made}
-
-
 def _read_by(
-    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], readings: Readings, few: bool
+    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], heads: Heads
 ) -> frozenset[fx.Node]:
     """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
     are explained of the end of the graph, what enters it."""
-    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *readings.values())
-    parts = regions if few else tuple(in_chunks.values())
+    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *heads.readings.values())
+    parts = regions if heads.few else tuple(in_chunks.values())
     inside = {n for region in parts for n in region.nodes}
     outside = frozenset() if plan is None else plan.keep_outside(inside)
     return outside.union(*(region.entering for region in regions))

@@ -114,11 +114,11 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
-    found = (item for n in needs for item in n.readouts.items())
+    found = (item for n in needs for item in n.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
     keep.update(*((r.below, *r.beside) for r in readouts.values()))
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
-    if all(n.few for n in needs):  # what is left of the graph above these is freed
+    if all(n.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     done = forward(session.program, session.model, part.inputs, keep, watch, ends)
     refuse_nonfinite(session, done)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.interpreter import reading
-from relprop.runner import needs
+from relprop.runner import heads
 from relprop.targets import span, token
 from relprop.tracer import judge
 
@@ -99,7 +99,7 @@ def passed(monkeypatch):
 def whole_head(monkeypatch):
     """From now on every head is passed whole."""
     monkeypatch.setattr(reading, "readout_of", lambda output: None)
-    monkeypatch.setattr(needs, "readout_of", lambda output: None)
+    monkeypatch.setattr(heads, "readout_of", lambda output: None)
 
 
 def assert_same(one, other):
