@@ -80,6 +80,19 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, says that there is no memory left."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, on a GPU
+            return True
+        if "can't allocate memory" in str(error):  # what PyTorch says on a CPU
+            return True
+        error = error.__cause__
+    return False
+
+
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written. Raises ``InputError``, before any work is done for it, where
     its folder does not exist or may not be written into, or where a folder stands."""

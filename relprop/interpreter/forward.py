@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import RelpropError, first_line, message
+from relprop.errors import RelpropError, first_line, message, out_of_memory
 from relprop.operations import Value
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
@@ -56,9 +56,9 @@ def pulled(
     try:
         found = torch.autograd.grad(ends, tensors, arrived, retain_graph=again, allow_unused=True)
         return list(found)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise RelpropError(
             message(
                 f"the gradient cannot be taken: {first_line(error)}",

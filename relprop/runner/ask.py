@@ -19,7 +19,9 @@ from relprop.errors import (
     RollUpError,
     RuleError,
     TargetError,
+    first_line,
     message,
+    out_of_memory,
     warn,
 )
 from relprop.explanation import Explanation, join
@@ -28,7 +30,7 @@ from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Heard, Judge, judged
-from relprop.runner.memory import Memory, fitted, out_of_memory
+from relprop.runner.memory import Memory, fitted
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
@@ -133,7 +135,14 @@ class Asking:
                 raise
             fact = "there is no memory left; once more, with the graph cut into segments"
             warn(message(fact, then=["memory= says how much an answer may take (docs/scale.md)"]))
-        return self._answered(sessions, part, heard_at, 0)
+        try:
+            return self._answered(sessions, part, heard_at, 0)
+        except (RelpropError, RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            fact = f"there is no memory left: {first_line(error)}"
+            then = ["a smaller batch_size=, a shorter input, or nothing in keep="]
+            raise RelpropError(message(fact, then=then)) from error
 
     def _answered(
         self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
@@ -227,7 +236,7 @@ def _refusal(number: int, refused: Refused | None) -> Iterator[None]:
     try:
         yield
     except (OptionError, NoAttentionError, RollUpError, RuleError) as refusal:
-        if refused is None:
+        if refused is None or out_of_memory(refusal):
             raise
         refused.setdefault(number, refusal)
 

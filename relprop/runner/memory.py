@@ -106,17 +106,6 @@ def estimated(make: Make, batch: int, longer: int) -> tuple[int, int]:
     return whole, min(whole, taken(least, batch, longer))
 
 
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that there is no memory left."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return True
-        if "can't allocate memory" in str(error):  # what PyTorch says on a CPU
-            return True
-        error = error.__cause__
-    return False
-
-
 def _at_most(program: Program) -> int:
     """What no answer takes more than, for one sample: every value of the graph, twice, and as many
     maps as there are of a chunk."""

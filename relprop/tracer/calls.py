@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from relprop.errors import InputError, first_line, message
+from relprop.errors import InputError, first_line, message, out_of_memory
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
@@ -78,9 +78,9 @@ def call_node(
         made = KERNELS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         # what is created here, or made of whole numbers, has the default type
         return cast(made, dtype) if isinstance(made, Tensor) else made
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         raise InputError(
             message(f"{node.target} failed: {first_line(error)}", at=describe(node))
         ) from error

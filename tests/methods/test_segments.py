@@ -183,6 +183,11 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
     assert found.facts["segments"] > 1 and gap(whole.scores, found.scores) < EXACT
     with pytest.raises(RuntimeError, match="can't allocate"):
         relprop.explain(model, ids, (63, 3), method="attcat", memory=0)
+    with (
+        pytest.warns(relprop.RelpropWarning, match="no memory left; once more"),
+        pytest.raises(relprop.errors.RelpropError, match=r"no memory left: .*\n.*batch_size="),
+    ):
+        relprop.explain(model, ids, (63, 3), method="attcat")
 
 
 def test_free_memory_is_what_the_machine_says():
