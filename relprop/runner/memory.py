@@ -28,7 +28,7 @@ MAPS = 8
 #: How often the values of a segment are there at once: as they are, as gradients, in rules.
 TIMES = 2
 #: Where a container says how much memory it may have, and how much it has.
-LIMIT, USED = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+CONTAINER = Path("/sys/fs/cgroup")
 
 
 def checked_memory(memory: Memory) -> Memory:
@@ -46,8 +46,10 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     try:
-        return min(free, int(LIMIT.read_text()) - int(USED.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((CONTAINER / f"memory.{n}").read_text()) for n in ("max", "current"))
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(counts["inactive_file"]))  # files are let go
+    except (OSError, ValueError, KeyError):  # no container, or one without a limit
         return free
 
 

@@ -195,6 +195,7 @@ class RollUp:
             here = [n for n in plan.order if n in part.nodes]
             values = {n: v for n, v in part.values.items() if n in plan.keep}
             found |= passing.through(here, values).found
+            del part, values  # before the next segment is loaded
         return found
 
     def _in_parts(

@@ -4,6 +4,7 @@ graph that is not cut is one segment, which the forward pass has kept."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,8 +87,7 @@ class Sweep:
     def _outcome(self) -> _Under:
         """What outlives its segment, once all have been passed."""
         if self._ended is None:
-            for _ in self.backward():
-                pass
+            deque(self.backward(), maxlen=0)  # holds none of them
         assert self._ended is not None
         return self._ended
 

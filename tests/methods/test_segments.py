@@ -190,6 +190,14 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
         relprop.explain(model, ids, (63, 3), method="attcat")
 
 
-def test_free_memory_is_what_the_machine_says():
-    free = free_memory(torch.device("cpu"))
-    assert 0 < free <= psutil.virtual_memory().total
+def test_free_memory_is_what_the_machine_or_its_container_says(tmp_path, monkeypatch):
+    cpu = torch.device("cpu")
+    assert 0 < free_memory(cpu) <= psutil.virtual_memory().total
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    whole = free_memory(cpu)
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 1500\n")
+    assert free_memory(cpu) == 3500  # what is kept of files counts as free
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(cpu) >= whole // 2
