@@ -43,6 +43,7 @@ class Figures:
 
     file: Path
     known: dict[tuple[str, Case], dict[str, Any]] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -50,7 +51,9 @@ class Figures:
         """Those of a file, if it is there."""
         figures = cls(file)
         if file.exists():
-            for record in json.loads(file.read_text())["figures"]:
+            written = json.loads(file.read_text())
+            figures.before = written["environment"]
+            for record in written["figures"]:
                 case = Case(*(record[name] for name in ("model", "method", "tokens", "layers")))
                 figures.known[record["what"], case] = record
         return figures
@@ -67,10 +70,18 @@ class Figures:
         keys = [(what, case) for case in order for what in KINDS]
         others = [key for key in self.known if key not in set(keys)]
         lines = [json.dumps(self.known[key]) for key in keys + others if key in self.known]
-        text = f'{{"environment": {json.dumps(environment())},\n"figures": [\n'
+        text = f'{{"environment": {json.dumps(self.environments())},\n"figures": [\n'
         partial = self.file.with_suffix(".partial")
         partial.write_text(text + ",\n".join(lines) + "\n]}\n")
         partial.replace(self.file)
+
+    def environments(self) -> dict[str, str]:
+        """On what all of these were measured, some perhaps on another machine."""
+        found = {name: [v] for name, v in environment().items()}
+        for name, values in found.items():
+            known = self.before.get(name, "").split(" and ")
+            values[:0] = [v for v in known if v and v not in values]
+        return {name: " and ".join(values) for name, values in found.items()}
 
     def wanted(self, what: str, case: Case, limit: int) -> bool:
         """Whether it is missing, failed or was left out by a lower limit."""

@@ -234,10 +234,11 @@ the answer will take is worked out from the graph: values that rules read, what 
 saves, attention maps. If that is more, the graph is cut into segments. Only what
 crosses a cut is kept by the forward pass; then the last segment is run again, its
 gradient is taken, relevance and the roll-up go through it, and it is let go before the
-one in front of it. That costs one more forward pass, and the numbers are the same: for
-nine kinds of attention and twelve methods, the largest difference in float64 is 2e-15
-of the largest score (`pytest tests/methods/test_segments.py`). With `memory="auto"`,
-which is the default, an answer may take half of what is free; `None` is no limit.
+one in front of it. That costs one more forward pass, and where maps were whole before,
+making them again (see Depth above); the numbers are the same: for nine kinds of
+attention and twelve methods, the largest difference in float64 is 2e-15 of the largest
+score (`pytest tests/methods/test_segments.py`). With `memory="auto"`, which is the
+default, an answer may take half of what is free; `None` is no limit.
 `facts["segments"]` says how many segments there were; `relprop.check` prints the
 estimate, for inputs two and four times as long, too.
 

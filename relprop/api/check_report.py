@@ -30,8 +30,12 @@ class Need:
     least: int
 
     def __str__(self) -> str:
-        sizes = " or ".join(f"{b / 1e6:,.0f} MB" for b in sorted({self.whole, self.least}))
-        return sizes if self.longer == 1 else f"{sizes} for {self.longer} × the tokens"
+        sizes = f"{_megabytes(self.whole)}, in segments {_megabytes(self.least)}"
+        return sizes if self.longer == 1 else f"for {self.longer} × the tokens {sizes}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:.2g} MB"
 
 
 @dataclass(frozen=True, kw_only=True)

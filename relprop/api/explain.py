@@ -85,7 +85,7 @@ def explain(
             anything else than what it returns; ``facts["compared"]`` says what came of it
             (docs/own-model.md). ``False``: trust the captured graph.
         memory: about how many bytes the answer may take beside the model. If it would take more,
-            the graph is cut into segments that run one after another, for one more forward pass;
+            the graph is cut into segments that run one after another, which takes somewhat longer;
             the numbers stay the same. ``"auto"``: half of what is free; ``None``: no limit.
             ``facts["segments"]`` says how many there were (docs/scale.md).
 

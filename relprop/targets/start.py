@@ -57,7 +57,8 @@ class Start:
     def _worth(self, node: fx.Node, seed: Seed, values: Mapping[fx.Node, Tensor]) -> Seed:
         """One seed times what it is a share of: its elements' values, or y_t itself."""
         if isinstance(seed, Points):
-            return seed.times(seed.at(values[node]).detach())
+            own = seed.at(values[node]) if self.is_sum else self.scalars[seed.index[0]]
+            return seed.times(own.detach().to(seed.numbers.dtype))
         whole = self.scalars.reshape(-1, *[1] * (seed.dim() - 1))
         value = values[node] if self.is_sum else whole
         return seed * value.detach().to(seed.dtype)

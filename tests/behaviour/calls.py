@@ -259,7 +259,8 @@ def answer(call: Callable[[], Any], books: bool) -> tuple[dict[str, Tensor], lis
     text = found.pop("text", None)
     said += [text] if isinstance(text, str) else []
     said += [str(w.message) for w in told if issubclass(w.category, relprop.RelpropWarning)]
-    return found, [re.sub(r" at 0x[0-9a-f]+", "", line) for line in said]
+    # addresses are any, and PyTorch's own messages are those of its version
+    return found, [re.sub(r" at 0x[0-9a-f]+|(?<=RuntimeError: ).*", "", line) for line in said]
 
 
 def _tensors(path: str, value: Any, books: bool) -> Iterator[tuple[str, Any]]:

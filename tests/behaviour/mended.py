@@ -2,7 +2,33 @@
 recorded anew."""
 
 BY_NAME = "check called relprop's own operations by their address in memory: now by their name"
+MEMORY = "check says how much memory an explanation takes"
+PYTORCHS = "of an error of the model, what PyTorch said is that of its version, and left out"
+CHECKED = (
+    "ViT",
+    "Swin",
+    "BERT",
+    "Llama",
+    "T5",
+    "CLIP",
+    "DETR",
+    "class token",
+    "tied, shared, post",
+    "parallel, written out",
+    "convolved",
+    "masked",
+)
+FAILED = (
+    "callable uses item",
+    "callable branches on values",
+    "wrong number of features",
+    "missing axis",
+    "wrong dtype",
+    "ints where floats belong",
+    "floats where ids belong",
+)
+NAMED = ("DETR", "parallel, written out")
 MENDED: dict[str, str] = {
-    "DETR/check": BY_NAME,
-    "parallel, written out/check": BY_NAME,
+    **{f"{n}/check": f"{BY_NAME}; {MEMORY}" if n in NAMED else MEMORY for n in CHECKED},
+    **{f"refused/{n}": PYTORCHS for n in FAILED},
 }
