@@ -106,11 +106,16 @@ MODELS = {
 }
 
 
+def lively_case(name):
+    """One of the models with its inputs and target, by its name."""
+    torch.manual_seed(0)
+    model, inputs, target = MODELS[name]()
+    return lively(model), inputs, target
+
+
 @pytest.fixture(params=MODELS, scope="module")
 def case(request):
-    torch.manual_seed(0)
-    model, inputs, target = MODELS[request.param]()
-    return lively(model), inputs, target
+    return lively_case(request.param)
 
 
 def explained(case, method, **options):
@@ -144,6 +149,17 @@ def gap(one, other):
     return float((one - other).abs().max() / one.abs().max())
 
 
+def assert_same(whole, parts):
+    """The same scores, and the same books."""
+    for name in whole.streams:
+        assert gap(whole[name].scores, parts[name].scores) < EXACT
+    if whole.ledger is not None:
+        one, other = whole.ledger.totals(), parts.ledger.totals()
+        assert parts.ledger.balanced()
+        scale = max(float(amount.abs().max()) for amount in one.values())
+        assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
+
+
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 @pytest.mark.parametrize("method", ROW_WISE + AT_INPUT)
 def test_chunks_change_nothing(case, method, monkeypatch):
@@ -152,13 +168,7 @@ def test_chunks_change_nothing(case, method, monkeypatch):
     parts = explained(case, method)
     whole_maps = method == "gae" and len(whole.streams) > 1
     assert len(cut) == (0 if whole_maps else len(sites_of(case)))
-    for name in whole.streams:
-        assert gap(whole[name].scores, parts[name].scores) < EXACT
-    if whole.ledger is not None:
-        one, other = whole.ledger.totals(), parts.ledger.totals()
-        assert parts.ledger.balanced()
-        scale = max(float(amount.abs().max()) for amount in one.values())
-        assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
+    assert_same(whole, parts)
 
 
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")

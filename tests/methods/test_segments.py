@@ -17,10 +17,12 @@ from tests.methods.test_chunks import (
     ROW_WISE,
     TINY,
     LargestTensor,
+    assert_same,
     explained,
     gap,
     in_chunks,
     lively,
+    lively_case,
 )
 
 LEAST = {"memory": 0}
@@ -28,9 +30,7 @@ LEAST = {"memory": 0}
 
 @pytest.fixture(params=MODELS, scope="module")
 def case(request):
-    torch.manual_seed(0)
-    model, inputs, target = MODELS[request.param]()
-    return lively(model), inputs, target
+    return lively_case(request.param)
 
 
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
@@ -42,13 +42,7 @@ def test_segments_change_nothing(case, method):
     assert whole.facts["segments"] == 1
     assert cut == 1 if "not_cut" in parts.facts else cut >= 2
     assert ("not_cut" in parts.facts) == (method == "gae" and len(whole.streams) > 1)
-    for name in whole.streams:
-        assert gap(whole[name].scores, parts[name].scores) < EXACT
-    if whole.ledger is not None:
-        one, other = whole.ledger.totals(), parts.ledger.totals()
-        assert parts.ledger.balanced()
-        scale = max(float(amount.abs().max()) for amount in one.values())
-        assert all((one[k] - other[k]).abs().max() < 1e-9 * scale for k in one)
+    assert_same(whole, parts)
 
 
 def test_segments_and_chunks_together(case, monkeypatch):
