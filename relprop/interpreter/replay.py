@@ -17,7 +17,7 @@ AT_ONCE = 16  # variants in one vmap
 
 
 @dataclass(frozen=True)
-class Segment:
+class Replay:
     """The nodes on the way from ``changed`` to ``end``, in order; ``beside``: what else they
     read."""
 
@@ -28,7 +28,7 @@ class Segment:
     beside: tuple[fx.Node, ...]
 
     @classmethod
-    def between(cls, program: Program, changed: fx.Node, end: fx.Node) -> Segment:
+    def between(cls, program: Program, changed: fx.Node, end: fx.Node) -> Replay:
         """The part of ``program`` from ``changed`` (exclusive) to ``end``, choices included that
         depend on it."""
         nodes = _between(program.graph, changed, end)

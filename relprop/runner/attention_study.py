@@ -228,13 +228,13 @@ class AttentionStudy(Study):
     def replay(self, changed: fx.Node, end: fx.Node, variants: Tensor) -> Tensor:
         """The values at ``end``, (variants, batch, ...), if those at ``changed`` were
         ``variants``."""
-        segment, own = self.session.segment(changed, end), self.program.dtype or val(changed).dtype
+        part, own = self.session.replay(changed, end), self.program.dtype or val(changed).dtype
         dtype = at_least_float32(own)
         if dtype != own:  # small differences are not for half precision
-            segment = replace(segment, program=replace(self.program, dtype=dtype))
-        beside = {n: detached(self.run.forward.values[n]) for n in segment.beside}
+            part = replace(part, program=replace(self.program, dtype=dtype))
+        beside = {n: detached(self.run.forward.values[n]) for n in part.beside}
         beside = {n: wide(v) if isinstance(v, Tensor) else v for n, v in beside.items()}
-        return segment.run(beside, variants.to(dtype))
+        return part.run(beside, variants.to(dtype))
 
     def output(self, name: str, value: Tensor) -> Tensor:
         """y_t (batch,) if input ``name`` were another."""

@@ -266,7 +266,7 @@ def _read_by_method(
     if "inputs" in question.needs:
         found |= set(session.program.leaves.values())
     for site, end in layers.items() if "values" in question.needs else ():
-        found |= {site.values, site.attention, *session.segment(site.values, end).beside}
+        found |= {site.values, site.attention, *session.replay(site.values, end).beside}
     return found
 
 

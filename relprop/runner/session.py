@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from relprop.adapters import Adapter, adapter_for
 from relprop.errors import OptionError, message, warn
-from relprop.interpreter.replay import Segment
+from relprop.interpreter.replay import Replay
 from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
 from relprop.operations import Kind, kind
@@ -79,11 +79,11 @@ class Session:
             lambda: rollup_plan(self.program, nodes, sites, read)[0],
         )
 
-    def segment(self, changed: fx.Node, end: fx.Node) -> Segment:
+    def replay(self, changed: fx.Node, end: fx.Node) -> Replay:
         """The part of the graph from one node to another, to be run again."""
         return self.kept(
-            ("segment", changed, end),
-            lambda: Segment.between(self.program, changed, end),
+            ("replay", changed, end),
+            lambda: Replay.between(self.program, changed, end),
         )
 
     def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
