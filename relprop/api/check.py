@@ -130,7 +130,7 @@ def _memory(session: Session, batch: int) -> tuple[Need, ...]:
         return needs_of(session, Question("transformer_attribution"), [None], least)
 
     try:
-        return tuple(Need(longer, *estimated(make, batch, longer)) for longer in (1, 2, 4))
+        return tuple(Need(*found) for found in estimated(make, batch, (1, 2, 4)))
     except RelpropError:
         return ()
 

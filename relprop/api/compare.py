@@ -15,9 +15,9 @@ from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import METHODS, method_named
 from relprop.runner.ask import ask
-from relprop.runner.conditions import Conditions
+from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.fusion import FUSIONS
-from relprop.runner.memory import Memory, checked_memory
+from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
-from relprop.runner.conditions import Conditions
-from relprop.runner.memory import Memory, checked_memory
+from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.session import chosen_inputs, traced
 from relprop.tracer.binding import bind, refuse_unlike

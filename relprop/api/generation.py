@@ -16,8 +16,8 @@ from relprop.explanation import Explanation, TokenScores
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
-from relprop.runner.conditions import Conditions
-from relprop.runner.memory import Memory, checked_memory
+from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
 from relprop.targets.index import Nothing, Output
 

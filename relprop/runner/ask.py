@@ -28,9 +28,9 @@ from relprop.explanation import Explanation, join
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
-from relprop.runner.conditions import Conditions
+from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.judging import Heard, Judge, judged
-from relprop.runner.memory import Memory, fitted
+from relprop.runner.memory import fitted
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+#: How many bytes an answer may take beside the model, "auto", or no limit.
+Memory = int | str | None
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -21,4 +24,4 @@ class Conditions:
     processor: object = None
     trust_remote_code: bool = False
     verify: bool = True
-    memory: int | str | None = "auto"
+    memory: Memory = "auto"

@@ -3,7 +3,7 @@ anything runs; and where the graph is cut so that it takes less."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,13 @@ import psutil
 import torch
 
 from relprop.errors import OptionError, message
+from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
-from relprop.tracer.program import Program
+from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
 
-#: ``memory=`` of an answer.
-Memory = int | str | None
 #: Needs in which no attention map of more than so many bytes is whole (``None``: of a chunk).
 Make = Callable[[int | None], Needs]
 #: Of the memory that is free, the part that an answer may take where nobody says how much.
@@ -95,17 +94,20 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
         return batch * (kept + TIMES * largest) + chunk
+    maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
     every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
-    return batch * (max(kept, every) + longer**2 * _of_maps(needs)) + chunk
+    return batch * (max(kept, every) + longer**2 * maps) + chunk
 
 
-def estimated(make: Make, batch: int, longer: int) -> tuple[int, int]:
-    """About how many bytes an answer takes if there were ``longer`` times as many tokens, in one
-    piece and in segments."""
-    needs, small = make(CHUNK_BYTES // longer**2), make(0)
-    whole = taken(needs, batch, longer)
-    least = cut(small, batch, 0) if not _why_in_one_piece(small) else needs
-    return whole, min(whole, taken(least, batch, longer))
+def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """About how many bytes an answer takes, in one piece and in segments, if there were so many
+    times as many tokens."""
+    small = make(0)
+    parts = None if _why_in_one_piece(small) else cut(small, batch, 0)
+    for longer in lengths:
+        needs = make(CHUNK_BYTES // longer**2)
+        whole = taken(needs, batch, longer)
+        yield longer, whole, min(whole, taken(parts or needs, batch, longer))
 
 
 def _at_most(program: Program) -> int:
@@ -126,17 +128,21 @@ def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
     return MAPS * min(CHUNK_BYTES, batch * longer**2 * largest)
 
 
-def _of_maps(needs: Needs) -> int:
-    """What gradients and relevances of the maps that are whole take, for one sample."""
-    each = len(needs.question.needs & {"gradient", "relevance"})
-    return sum(each * map_bytes(s) for s in needs.chosen if s.contraction not in needs.in_chunks)
+def _whole(needs: Needs) -> list[Site]:
+    """The chosen sites whose map is whole."""
+    return [s for s in needs.chosen if s.contraction not in needs.in_chunks]
+
+
+def _beside_map(needs: Needs) -> int:
+    """How many tensors as large as a whole map are held beside it: gradient, relevance."""
+    return len(needs.question.needs & {"gradient", "relevance"})
 
 
 def _refuse_maps(needs: Needs, batch: int, budget: int) -> None:
     """Refuse what cannot fit, however the graph is cut."""
-    each = 1 + len(needs.question.needs & {"gradient", "relevance"})
-    whole = [s for s in needs.chosen if s.contraction not in needs.in_chunks]
-    size = batch * sum(each * map_bytes(s) for s in whole if map_bytes(s) > CHUNK_BYTES)
+    whole = _whole(needs)
+    large = sum(b for b in map(map_bytes, whole) if b > CHUNK_BYTES)
+    size = batch * (1 + _beside_map(needs)) * large
     if size <= budget:
         return
     reasons = needs.facts["whole_maps"]

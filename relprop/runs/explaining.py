@@ -15,8 +15,8 @@ from relprop.errors import InputError, OptionError
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
 from relprop.runner.ask import ask
-from relprop.runner.conditions import Conditions
-from relprop.runner.memory import Memory, checked_memory
+from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
