@@ -236,11 +236,11 @@ crosses a cut is kept by the forward pass; then the last segment is run again, i
 gradient is taken, relevance and the roll-up go through it, and it is let go before the
 one in front of it. That costs one more forward pass, and where maps were whole before,
 making them again (see Depth above); the numbers are the same: for nine kinds of
-attention and twelve methods, the largest difference in float64 is 2e-15 of the largest
-score (`pytest tests/methods/test_segments.py`). With `memory="auto"`, which is the
-default, an answer may take half of what is free; `None` is no limit.
-`facts["segments"]` says how many segments there were; `relprop.check` prints the
-estimate, for inputs two and four times as long, too.
+attention and twelve methods `pytest tests/methods/test_segments.py` asserts it in
+float64 to 1e-11 of the largest score. With `memory="auto"`, which is the default, an
+answer may take half of what is free; `None` is no limit. `facts["segments"]` says how
+many segments there were; `relprop.check` prints the estimate, for inputs two and four
+times as long, too.
 
 - A graph is not cut where a map must be whole (see below), or where there are hooks:
   `facts["not_cut"]` names the reason. Maps that alone are more than `memory=` are refused, with

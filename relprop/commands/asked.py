@@ -27,7 +27,7 @@ class AskedModel:
             return "auto" if self.memory == "auto" else None
         try:
             return int(float(self.memory))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise WrongUsage(f"--memory {self.memory}: a number of bytes, auto or none") from None
 
 

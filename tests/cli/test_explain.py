@@ -17,6 +17,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.reporting import pooling
+from relprop.runner import ask as runner_ask
 from tests.e2e.test_opening import CROPPED, clip, llama
 from tests.e2e.test_opening import tokenizer as words
 
@@ -44,6 +45,26 @@ def test_a_text_is_explained_as_the_library_explains_it(relprop_says):
         and [w["text"] for w in found["words"]] == REVIEW.split()
     )
     assert max(found["words"], key=lambda w: w["score"])["text"] == "wonderful"
+
+
+def test_memory_reaches_the_library(relprop_says, monkeypatch):
+    asked = []
+
+    def noted(make, batch, memory, device):
+        asked.append(memory)
+        return make(None)
+
+    monkeypatch.setattr(runner_ask, "fitted", noted)
+    command = ("explain", REVIEW, "--model", "demo:reviews")
+    for given in ("4e9", "auto", "none"):
+        assert relprop_says(*command, "--memory", given).code == 0
+    assert asked == [4 * 10**9, "auto", None]
+
+
+@pytest.mark.parametrize("given", ["much", "inf", "nan"])
+def test_memory_that_is_no_number_is_refused(relprop_says, given):
+    said = relprop_says("explain", REVIEW, "--model", "demo:reviews", "--memory", given)
+    assert said.code == 2 and f"--memory {given}: a number of bytes, auto or none" in said.err
 
 
 def test_the_terminal_shows_the_words_that_count(relprop_says):
