@@ -71,6 +71,14 @@ class Inputs:
         )
         return self.names, kinds, self.static
 
+    @property
+    def family(self) -> tuple[Hashable, ...]:
+        """What two calls share that differ in the lengths of their inputs alone."""
+        kinds = tuple(
+            (t.dim(), b, t.dtype, t.device) for t, b in zip(self.tensors, self.batched, strict=True)
+        )
+        return self.names, kinds, self.static
+
 
 def bind(inputs: Any) -> Inputs:
     """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword

@@ -5,28 +5,52 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Hashable
-from dataclasses import replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TypeVar
 
 from torch import nn
 
 from relprop.errors import InputError
 from relprop.tracer.assemble import assemble, without_tokens
 from relprop.tracer.binding import Inputs
-from relprop.tracer.capture import Capture, capture
+from relprop.tracer.capture import Capture, capture, observed
 from relprop.tracer.draws import is_random_call
-from relprop.tracer.facts import describe
+from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
+from relprop.tracer.lengths import graph_at, is_alike
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.structure import is_places, structure
 from relprop.tracer.surroundings import TRACING, UNSHADOWED, undisturbed
-from relprop.tracer.verify import verify
+from relprop.tracer.verify import agrees, verify
 
-_Programs = dict[Hashable, Program]
-_cache: weakref.WeakKeyDictionary[nn.Module, _Programs] = weakref.WeakKeyDictionary()
-_MOST = 16  # programs of one model
+T = TypeVar("T")
+_MOST = 64  # programs of one model
+_LAST = 4  # captured programs, of which any two may give that of another length
+
+
+@dataclass
+class _Known:
+    """What is known of a model: ``programs`` by what they hold for, and the last of those that were
+    ``captured``, by what they hold for but the lengths of the inputs."""
+
+    programs: dict[Hashable, Program] = field(default_factory=dict)
+    captured: dict[Hashable, deque[Program]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_LAST))
+    )
+
+    def keep(self, key: Hashable, program: Program) -> None:
+        """Keep a program, and let the oldest go if there are many."""
+        if len(self.programs) >= _MOST:
+            self.programs.pop(next(iter(self.programs)))
+        self.programs[key] = program
+
+
+_cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
 def trace_program(
@@ -38,27 +62,54 @@ def trace_program(
     feed an embedding, but for embeddings that are only added to another input's: segments, places).
     The graph is compared with the model on the first sample, once, and a mismatch raises
     ``CaptureError``. Programs are cached per model and input shapes, until the model's structure
-    changes; one that holds for its own input only is not cached. Threads may call this at once: one
-    captures at a time, on a shadow of the model.
+    changes; one that holds for its own input only is not cached. Of inputs that differ in their
+    lengths alone, two are captured, and the others' programs are made of those where the model's
+    outputs agree. Threads may call this at once: one captures at a time, on a shadow of the model.
     """
-    key = (inputs.signature, structure(model), token_inputs)
-    cached = _cache.setdefault(model, {})
-    if key in cached:
-        return cached[key]
+    made = structure(model)
+    key = (inputs.signature, made, token_inputs)
+    known = _cache.setdefault(model, _Known())
+    if key in known.programs:
+        return known.programs[key]
     with TRACING, undisturbed(model):
-        if key in cached:  # by another thread, meanwhile
-            return cached[key]
-        program = _traced(model, inputs.select(0, 1), token_inputs)
+        if key in known.programs:  # by another thread, meanwhile
+            return known.programs[key]
+        sample, others = inputs.select(0, 1), known.captured[inputs.family, made, token_inputs]
+        program = _at_length(model, sample, token_inputs, others)
+        if program is None:
+            program = _traced(model, sample, token_inputs)
+            if not program.input_specialised:
+                others.append(program)
     if not program.input_specialised:
-        if len(cached) >= _MOST:
-            cached.pop(next(iter(cached)))
-        cached[key] = program
+        known.keep(key, program)
     return program
+
+
+def _at_length(
+    model: nn.Module,
+    sample: Inputs,
+    token_inputs: tuple[str, ...] | None,
+    captured: Iterable[Program],
+) -> Program | None:
+    """The program for a sample of another length than the ``captured`` ones; ``None`` where they
+    give none that agrees with the model."""
+    sizes = tuple(tuple(t.shape) for t in sample.tensors)
+    for first, second in combinations(reversed(tuple(captured)), 2):
+        if first.draws or (graph := graph_at(first, second, sizes)) is None:
+            continue
+        eager, outputs = _of_shadow(observed, model, sample)
+        raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
+        held = any(facts_of(p).live is False for p in first.placeholders)
+        program = assemble(raw, sample.names, tuple(first.leaves) if held else token_inputs, model)
+        program = replace(program, constant_inputs=first.constant_inputs)
+        if is_alike(program, first) and agrees(program, model, sample, eager):
+            return program
+    return None
 
 
 def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
     """The model's program for one sample, checked against the model."""
-    raw = _captured(model, sample)
+    raw = _of_shadow(capture, model, sample)
     device = sample.tensors[0].device
     random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
     places = {f"model.{k}": t for k, t in model.named_buffers() if is_places(t)}
@@ -73,19 +124,20 @@ def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | No
     return program
 
 
-def _captured(model: nn.Module, sample: Inputs) -> Capture:
-    """The model's graph, of its shadow; where the shadow does not run (its code knows the modules
-    by what no shadow has), of the model's own modules, which no other thread may then read."""
+def _of_shadow(look: Callable[[nn.Module, Inputs], T], model: nn.Module, sample: Inputs) -> T:
+    """What ``look`` finds in the model's shadow; where the shadow does not run (its code knows the
+    modules by what no shadow has), in the model's own modules, which no other thread may then
+    read."""
     if model not in UNSHADOWED:
         with contextlib.suppress(InputError):
-            return capture(shadow_of(model), sample)
+            return look(shadow_of(model), sample)
         UNSHADOWED.add(model)
         try:
-            return capture(model, sample)
+            return look(model, sample)
         except InputError:  # the model itself fails
             UNSHADOWED.discard(model)
             raise
-    return capture(model, sample)
+    return look(model, sample)
 
 
 def forget(model: nn.Module) -> None:

@@ -3,17 +3,23 @@ does not, the error says which of the model's habits no graph can hold."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs
+from relprop.tracer.calls import Values
 from relprop.tracer.capture import Capture
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
 from relprop.tracer.judge import UNSTEADY, difference, rounding_decides, tolerance, unsteady
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
+
+#: By how much closer a graph that was not captured must be to the model than a captured one.
+CLOSER = 16.0
 
 
 def verify(
@@ -26,10 +32,7 @@ def verify(
     """The canonical graph's outputs against the model's own, on the captured sample.
     ``random_calls``: where the model draws numbers that the graph does not hold."""
     values = execute(program, model, inputs, keep=set(program.output_nodes))
-    outputs = zip(program.outputs.names, program.output_nodes, raw.eager, strict=True)
-    for name, node, eager in outputs:
-        mine = values[node][0] if is_batched(node) else values[node]
-        error, scale = difference(mine, eager)
+    for name, node, eager, error, scale in _compared(program, values, raw.eager):
         if not error <= tolerance(program, eager.dtype) * scale:
             if (habit := _habit(program, model, inputs, raw, random_calls)) is not None:
                 raise habit
@@ -41,6 +44,26 @@ def verify(
             )
             then = ["report this model: a captured graph must equal the model it came from"]
             raise CaptureError(message(fact, at=describe(node), then=then))
+
+
+def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[Tensor]) -> bool:
+    """Whether a graph that was not captured from the model gives its outputs all the same: more
+    closely than a captured one must, since nothing else says that it is the model's."""
+    values = execute(program, model, inputs, keep=set(program.output_nodes))
+    return all(
+        error <= tolerance(program, own.dtype) * scale / CLOSER
+        for *_, own, error, scale in _compared(program, values, eager)
+    )
+
+
+def _compared(
+    program: Program, values: Values, outputs: Sequence[Tensor]
+) -> Iterator[tuple[str, fx.Node, Tensor, float, float]]:
+    """Each output's name, node and own value, by how much the graph's is off, and its largest."""
+    named = zip(program.outputs.names, program.output_nodes, outputs, strict=True)
+    for name, node, own in named:
+        mine = values[node][0] if is_batched(node) else values[node]
+        yield name, node, own, *difference(mine, own)
 
 
 def _habit(

@@ -1,0 +1,176 @@
+"""The graph for one more length of the inputs, from two that were captured.
+
+Two captures of a model that differ in the length of their inputs mostly give the same graph twice,
+with other whole numbers in it: shapes, ends of slices, how many positions are made. Where each of
+these numbers lies on one line through both, the line gives those of a third length, without a
+capture. Whether the model follows the line (it need not: a window may begin to matter at some
+length) is known only from the model's own outputs, with which the graph is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Argument
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from relprop.operations import Value, function_of
+from relprop.tracer.editing import val
+from relprop.tracer.facts import facts_of, know, shape
+from relprop.tracer.program import Program
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class _OffLine(Exception):
+    """What differs between two graphs other than by whole numbers on a line."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """``share``: where the third length lies, from 0 (the first) to 1 (the second) and beyond."""
+
+    share: Fraction
+
+    @classmethod
+    def through(cls, first: Shapes, second: Shapes, third: Shapes) -> _Line:
+        """The line on which all sizes of three inputs lie."""
+        sizes = list(zip(*(sum(s, ()) for s in (first, second, third)), strict=True))
+        moved = next(((a, b, c) for a, b, c in sizes if a != b), None)
+        if moved is None:
+            raise _OffLine
+        a, b, c = moved
+        line = cls(Fraction(c - a, b - a))
+        if any(line.at(a, b) != c for a, b, c in sizes):
+            raise _OffLine
+        return line
+
+    def at(self, a: object, b: object) -> object:
+        """The third of two arguments that are no nodes: a whole number on the line, or what both
+        are."""
+        if type(a) is int and type(b) is int:
+            made = a + self.share * (b - a)
+            if made.denominator != 1:
+                raise _OffLine
+            return int(made)
+        if type(a) is not type(b) or not (a is b or a == b):
+            raise _OffLine
+        return a
+
+
+def graph_at(first: Program, second: Program, sizes: Shapes) -> fx.Graph | None:
+    """The graph of two programs of one model, for inputs of other ``sizes`` (of one sample, leading
+    1); ``None`` where the two differ in more than numbers on a line."""
+    try:
+        line = _Line.through(_sizes(first), _sizes(second), sizes)
+        _compare_constants(first.constants, second.constants)
+        return _graph(first.graph, second.graph, line, sizes)
+    except _OffLine:
+        return None
+
+
+def is_alike(program: Program, other: Program) -> bool:
+    """Whether two programs of one graph's nodes have the same inputs explained and the same
+    attention sites, node by node."""
+    return _structure(program) == _structure(other)
+
+
+def _structure(program: Program) -> tuple[object, ...]:
+    number = {node: i for i, node in enumerate(program.graph.nodes)}
+    sites = [
+        (number[s.contraction], number[s.attention], number[s.values], number[s.softmax])
+        for s in program.sites
+    ]
+    turned = [s.transposed for s in program.sites]
+    leaves = {name: number[leaf] for name, leaf in program.leaves.items()}
+    return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]
+
+
+def _sizes(program: Program) -> Shapes:
+    return tuple(map(shape, program.placeholders))
+
+
+def _compare_constants(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+    if first.keys() != second.keys() or not all(_equal(t, second[n]) for n, t in first.items()):
+        raise _OffLine
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+
+
+def _graph(first: fx.Graph, second: fx.Graph, line: _Line, sizes: Shapes) -> fx.Graph:
+    """The first graph with the numbers of the third length."""
+    if len(first.nodes) != len(second.nodes):
+        raise _OffLine
+    graph, given = fx.Graph(), iter(sizes)
+    made: dict[fx.Node, fx.Node] = {}
+    pairs: dict[fx.Node, fx.Node] = {}
+    for a, b in zip(first.nodes, second.nodes, strict=True):
+        if a.op != b.op or not (a.op == "placeholder" or _same_target(a.target, b.target)):
+            raise _OffLine
+        new = graph.node_copy(a, made.__getitem__)
+        new.args, new.kwargs = _arguments(a, b, line, made, pairs)
+        if a.op == "placeholder":
+            value: Value = val(a).new_empty(next(given))
+        else:
+            value = val(a) if a.op == "get_attr" else _value(new)
+        if facts_of(a).body is not None:
+            raise _OffLine
+        know(new, replace(facts_of(a), value=value))
+        made[a], pairs[a] = new, b
+    return graph
+
+
+def _arguments(
+    a: fx.Node,
+    b: fx.Node,
+    line: _Line,
+    made: Mapping[fx.Node, fx.Node],
+    pairs: Mapping[fx.Node, fx.Node],
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+    """What the third call is given."""
+    (some, tree), (others, other) = (tree_flatten((n.args, n.kwargs)) for n in (a, b))
+    if tree != other:
+        raise _OffLine
+    third = []
+    for x, y in zip(some, others, strict=True):
+        if not isinstance(x, fx.Node):
+            third.append(line.at(x, y))
+        elif pairs[x] is y:
+            third.append(made[x])
+        else:
+            raise _OffLine
+    args, kwargs = tree_unflatten(third, tree)
+    return args, kwargs
+
+
+def _same_target(a: object, b: object) -> bool:
+    """Whether two calls do the same; functions that the user's code writes out are compared by
+    what is known of them, and otherwise by the outputs."""
+    if a is b or a == b:
+        return True
+    if type(a) is not type(b) or not is_dataclass(a):
+        return False
+    for name in (f.name for f in fields(a)):
+        x, y = getattr(a, name), getattr(b, name)
+        same = _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y
+        if not same and not (callable(x) and callable(y)):
+            return False
+    return True
+
+
+def _value(node: fx.Node) -> Value:
+    """What a call gives, without numbers."""
+    if node.op != "call_function":
+        return None
+    kwargs = {**node.kwargs, "device": "meta"} if "device" in node.kwargs else node.kwargs
+    try:
+        made = function_of(node)(*tree_map(val, node.args), **tree_map(val, kwargs))
+    except Exception as refused:  # any operator may refuse sizes, each by an error of its own
+        raise _OffLine from refused
+    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)

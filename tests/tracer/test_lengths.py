@@ -1,0 +1,204 @@
+"""Inputs that differ in length alone: two are captured, and the graph of any other is made of those
+two, if the model itself agrees."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    FunnelConfig,
+    FunnelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import relprop
+from relprop.tracer import bind, trace, trace_program
+
+WIDTH = 8
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "initializer_range": 0.5,
+}
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """How often a model is captured: a list that grows by one for each."""
+    made, capture = [], trace.capture
+    monkeypatch.setattr(trace, "capture", lambda *given: (made.append(given), capture(*given))[1])
+    return made
+
+
+def ids(length, **more):
+    tokens = torch.randint(3, 50, (1, length), generator=torch.manual_seed(length))
+    return {"input_ids": tokens, **more}
+
+
+def masked(length):
+    return ids(length, attention_mask=torch.ones(1, length, dtype=torch.long))
+
+
+def two_texts(length):
+    return ids(length, decoder_input_ids=torch.tensor([[0, 4]]))
+
+
+def bert():
+    return BertForSequenceClassification(BertConfig(**SMALL))
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(num_key_value_heads=1, **SMALL))
+
+
+def t5():
+    config = T5Config(
+        d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50, use_cache=False
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def funnel():
+    """Pools by two: at odd lengths it has one position more than half."""
+    config = FunnelConfig(
+        d_model=16, block_sizes=[1, 1], n_head=2, d_head=8, d_inner=32, vocab_size=50
+    )
+    return FunnelForSequenceClassification(config)
+
+
+class Attention(nn.Module):
+    """Attention over vectors; ``scores`` and ``mixed`` are what a test does to the scores and the
+    result."""
+
+    def __init__(self, scores=lambda s: s, mixed=lambda x: x):
+        super().__init__()
+        self.scores, self.mixed = scores, mixed
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        attention = self.scores(q @ k.transpose(-2, -1)).softmax(-1)
+        return self.out(self.mixed(x + attention @ v).mean(1))
+
+
+def vectors(length):
+    return torch.randn(1, length, WIDTH, generator=torch.manual_seed(length))
+
+
+def window(scores):
+    """From 9 tokens on, each sees its neighbours alone."""
+    n = scores.shape[-1]
+    if n < 9:
+        return scores
+    far = (torch.arange(n)[:, None] - torch.arange(n)).abs() > 2
+    return scores.masked_fill(far, float("-inf"))
+
+
+def by_logarithm(scores):
+    """Scaled by a number that is on no line."""
+    return scores * math.log(scores.shape[-1])
+
+
+def in_pairs(x):
+    """Padded to an even length, and pairs of tokens added."""
+    return nn.functional.pad(x, (0, 0, 0, x.shape[1] % 2)).unflatten(1, (-1, 2)).sum(2)
+
+
+def as_squares(scores):
+    """Through a shape that grows as the square of the length."""
+    return scores.flatten(1).mul(0.5).unflatten(1, scores.shape[1:])
+
+
+SUBJECTS = {
+    "bert": (bert, masked, 1),
+    "llama": (llama, ids, (-1, 7)),
+    "t5": (t5, two_texts, (-1, 7)),
+    "funnel": (funnel, masked, 1),
+    "a window that begins to matter": (lambda: Attention(window), vectors, 1),
+    "a scale by the logarithm of the length": (lambda: Attention(by_logarithm), vectors, 1),
+    "pairs of tokens": (lambda: Attention(mixed=in_pairs), vectors, 1),
+    "a shape that is a square": (lambda: Attention(as_squares), vectors, 1),
+}
+
+
+def scores(model, inputs, target):
+    explained = relprop.explain(model, inputs, target, precision="float64")
+    return {name: stream.scores for name, stream in explained.streams.items()}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_every_length_has_the_map_of_its_own_capture(name):
+    make, inputs, target = SUBJECTS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    lengths = (5, 7, 8, 12, 11)
+    among_others = [scores(model, inputs(n), target) for n in lengths]
+    for n, found in list(zip(lengths, among_others, strict=True))[2:]:
+        trace.forget(model)
+        alone = scores(model, inputs(n), target)
+        assert found.keys() == alone.keys()
+        for stream, expected in alone.items():
+            assert torch.allclose(found[stream], expected, rtol=1e-10, atol=1e-12), (n, stream)
+
+
+def captured_for(name, lengths, captures):
+    make, inputs, _ = SUBJECTS[name]
+    model = make().eval()
+    for n in lengths:
+        trace_program(model, bind(inputs(n)))
+    return len(captures)
+
+
+@pytest.mark.slow
+def test_two_hundred_lengths_take_two_captures(captures):
+    assert captured_for("bert", range(3, 203), captures) == 2
+
+
+@pytest.mark.parametrize(("name", "most"), [("bert", 2), ("llama", 2), ("t5", 2)])
+def test_many_lengths_take_few_captures(name, most, captures):
+    assert captured_for(name, range(3, 203, 29), captures) <= most
+
+
+def test_what_is_on_no_line_is_captured(captures):
+    assert captured_for("a scale by the logarithm of the length", (5, 7, 9), captures) == 3
+
+
+def test_a_window_that_begins_to_matter_is_noticed(captures):
+    torch.manual_seed(0)
+    model = Attention(window).eval()
+    found = {}
+    for n in (4, 6, 8, 10, 12, 14, 7):
+        before = len(captures)
+        trace_program(model, bind(vectors(n)))
+        found[n] = len(captures) - before
+    assert found == {4: 1, 6: 1, 8: 0, 10: 1, 12: 1, 14: 0, 7: 0}
+
+
+def test_decisions_on_values_are_captured_each_time(captures):
+    def larger_half(x):
+        return x if x.sum() > 0 else -x
+
+    model = Attention(mixed=larger_half).eval()
+    for n in (4, 8, 12):
+        trace_program(model, bind(vectors(n)))
+    assert len(captures) == 3
+
+
+def test_a_changed_model_is_captured_anew(captures):
+    model = Attention().eval()
+    for n in (5, 7, 9):
+        trace_program(model, bind(vectors(n)))
+    model.scores = torch.tanh
+    program = trace_program(model, bind(vectors(11)))
+    assert len(captures) == 3
+    assert any("tanh" in str(n.target) for n in program.graph.nodes)
