@@ -46,6 +46,8 @@ class Walk:
 
     def __rmul__(self, factor: float) -> Walk:
         """The walk of a start ``factor`` times as large."""
+        if factor == 1:
+            return self
         return Walk(
             {n: factor * r for n, r in self.found.items()},
             [factor * a for a in self.accounts],

@@ -180,11 +180,9 @@ def attended(field: Field, call: Call) -> Fields:
     """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive
     nothing. No matrix: nothing passes.
 
-    The matrix has a channel axis first: one for all channels, or one each (0 for the channel of the
-    identity).
-
-    With a matrix per channel (M and 0) the channels are scores and identity, apart, so that a small
-    score is not lost beside the identity in float32: scores take from both.
+    A matrix without a channel axis is the scores', the first channel's, which take of all channels,
+    and the identity gets nothing: they are apart so that a small score is not lost beside the
+    identity in float32. A matrix with a channel axis, of length 1, serves every channel.
     """
 
     def through(numbers: Tensor, matrix: Tensor) -> Tensor:
@@ -195,12 +193,11 @@ def attended(field: Field, call: Call) -> Fields:
 
 def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tensor:
     """What keys receive of the queries' ``numbers`` through a matrix: fieldᵀ·M."""
-    if matrix.dim() == numbers.dim() and len(matrix) > 1:
-        numbers = numbers.sum(0, keepdim=True)
-    elif matrix.dim() == numbers.dim():  # one for all channels: one product for all, side by side
+    if matrix.dim() == numbers.dim():  # one for all channels: one product for all, side by side
         side = -2 if transposed else -1
         return _through(numbers.transpose(0, side), matrix, transposed).transpose(0, side)
-    return _through(numbers, matrix, transposed)
+    made = _through(numbers.sum(0), matrix, transposed).unsqueeze(0)
+    return torch.cat([made, torch.zeros_like(made).expand(len(numbers) - 1, *made.shape[1:])])
 
 
 def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:

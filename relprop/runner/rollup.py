@@ -50,9 +50,9 @@ class RollUp:
     def product(self, matrices: Mapping[fx.Node, Matrix], scales: Matrices) -> Pairs:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
-        whole = {n: _beside_nothing(m) for n, m in matrices.items() if isinstance(m, Tensor)}
+        whole = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
         parts = {
-            n: self._in_parts(n, m, _beside_nothing, taken_through)
+            n: self._in_parts(n, m, _as_it_is, taken_through)
             for n, m in matrices.items()
             if isinstance(m, MatrixRows)
         }
@@ -230,9 +230,9 @@ Channels = Callable[[Tensor], Tensor]
 Taken = Callable[..., Tensor]
 
 
-def _beside_nothing(matrix: Tensor) -> Tensor:
-    """A matrix for the scores' channel, and none for the identity's."""
-    return torch.stack([matrix, torch.zeros_like(matrix)], 1)
+def _as_it_is(matrix: Tensor) -> Tensor:
+    """A matrix for the scores alone."""
+    return matrix
 
 
 def _as_channel(matrix: Tensor) -> Tensor:
