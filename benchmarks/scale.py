@@ -172,6 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=(), choices=[*TITLES, *ROWS])
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--limit", type=int, default=600, help="seconds for one figure's process")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--page", action="store_true", help="only write the page again")
@@ -180,7 +181,7 @@ def main() -> None:
     figures = Figures.of(settings.out / "scale.json")
     cases = [] if settings.page else chosen(settings.only, settings.tokens)
     with ThreadPoolExecutor(settings.jobs) as pool:
-        jobs = [pool.submit(measure_all, figures, k, cases, settings.limit) for k in KINDS]
+        jobs = [pool.submit(measure_all, figures, k, cases, settings.limit) for k in settings.kinds]
     for job in jobs:
         job.result()
     write_page(settings.out)
