@@ -69,7 +69,7 @@ class _Watch(TorchFunctionMode):
             self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
         call: Operator = CALLS.get(func, func)
         out = call(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.is_floating_point() and out.dim():
+        if isinstance(out, Tensor) and out.is_floating_point() and out.dim() and out.numel():
             if out.is_inference():
                 self.own.skipped = "the model computes under inference_mode"
                 return out

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import relprop
 from relprop.errors import CaptureError, InputError, RelpropWarning, RoundingError
@@ -380,6 +381,25 @@ def test_gradients_of_the_model_are_compared_at_embeddings_too():
 
     model, ids = build(Recipe(ids=True)), torch.randint(0, 11, (3, TOKENS))
     assert "gradients equal" in relprop.explain(model, ids, 1).facts["compared"]
+
+
+def test_gradients_are_compared_through_a_cache_that_begins_empty():
+    tokens = torch.randint(3, 50, (2, 9))
+    model = tiny_llama()
+    said = relprop.explain(model, {"input_ids": tokens}, (-1, 7)).facts["compared"]
+    assert model.config.use_cache and "gradients equal to autograd's" in said
+
+
+def tiny_llama():
+    """A decoder that keeps keys and values as it runs, in tensors that it first makes empty."""
+    config = LlamaConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 def test_a_part_under_no_grad_is_followed_and_said():
