@@ -109,6 +109,14 @@ def swap(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
+def drop_unused(graph: fx.Graph) -> None:
+    """Erase what nobody reads. PyTorch's own way to do so checks the whole graph each time, which
+    is done once, after all passes."""
+    for node in reversed(graph.nodes):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
 def swap_results(old: fx.Node, results: Sequence[fx.Node]) -> None:
     """Each of several results in place of those that read it of ``old``, which is erased."""
     for user in list(old.users):

@@ -3,6 +3,8 @@ module calls, the line of the user's code."""
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import traceback
 
 import torch
@@ -57,6 +59,18 @@ def frame_source() -> str:
     theirs = [f for f in frames if "/torch/" not in f.filename and "/relprop/" not in f.filename]
     last = (theirs or frames)[-1]
     return f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}: `{(last.line or '').strip()}`"
+
+
+def innermost_forward() -> str:
+    """The line that runs now in the innermost ``forward`` that is not PyTorch's own, as a trace has
+    it."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        file, number = frame.f_code.co_filename, frame.f_lineno
+        if frame.f_code.co_name == "forward" and "/torch/" not in file:
+            return f'File "{file}", line {number}, in forward\n{linecache.getline(file, number)}'
+        frame = frame.f_back
+    return ""
 
 
 def _source(trace: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
+from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
@@ -98,7 +99,7 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
-    Pass(fx.Graph.eliminate_dead_code, "outdated views are not respelled"),
+    Pass(drop_unused, "outdated views are not respelled"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),

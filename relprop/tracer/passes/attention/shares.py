@@ -9,6 +9,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
+    drop_unused,
     emit,
     is_live,
     is_tensor,
@@ -29,7 +30,7 @@ def weigh_masks(graph: fx.Graph) -> None:
             if new is not None:
                 swap(node, new)
                 break
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _weighed(node: fx.Node, whole: fx.Node, share: fx.Node) -> fx.Node | None:

@@ -10,7 +10,16 @@ from torch import fx
 
 from relprop.operations import Kind, kind, operand
 from relprop.operations.vocabulary import Written
-from relprop.tracer.editing import arguments, emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.editing import (
+    arguments,
+    drop_unused,
+    emit,
+    is_float,
+    is_live,
+    shape_of,
+    swap,
+    val,
+)
 from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
@@ -33,7 +42,7 @@ def raise_functions(graph: fx.Graph) -> bool:
         new = _call(subgraph.output, subgraph.source, subgraph.recipe, subgraph.parameters)
         taken |= set(subgraph.nodes)
         swap(subgraph.output, new)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return _raise_chains(graph) or bool(taken)
 
 
@@ -74,7 +83,7 @@ def _raise_chains(graph: fx.Graph) -> bool:
             chain.insert(0, above)
         done |= set(chain)
         shorter |= _shorten(chain)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return shorter
 
 

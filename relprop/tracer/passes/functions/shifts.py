@@ -9,6 +9,7 @@ from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     permuted,
     rank,
@@ -44,7 +45,7 @@ def drop_shifts(graph: fx.Graph) -> None:
             if eps is not None:
                 made = permuted(node, above, order)
                 swap(node, emit(node, aten.layer_norm.default, made, shape, weight, None, eps))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _shifted(flow: Flow, node: fx.Node, order: list[int]) -> tuple[fx.Node, Tensor, Tensor] | None:

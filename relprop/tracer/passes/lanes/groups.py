@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     dims_of,
+    drop_unused,
     emit,
     is_live,
     rank,
@@ -31,7 +32,7 @@ def join_groups(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if is_call(node, aten.sum) and is_live(node) and (new := _of_groups(node)) is not None:
             swap(node, new)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _of_groups(node: fx.Node) -> fx.Node | None:
@@ -82,7 +83,7 @@ def fold_rows(graph: fx.Graph) -> None:
         assert p is not None
         if _has_single_rows(p, p.trimmed(node)):
             swap(node, reshaped(node, product_of(node, p), shape_of(node)))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _has_single_rows(p: Product, trimmed: Product) -> bool:

@@ -12,6 +12,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     dims_of,
+    drop_unused,
     is_float,
     is_live,
     is_tensor,
@@ -43,7 +44,7 @@ def join_choices(graph: fx.Graph, constants: Constants) -> None:
             swap(node, new)
         elif hidden or kind(node) in (Kind.JOIN, Kind.TOTAL, Kind.RESHAPE):
             left += [i for i in node.all_input_nodes if i in chosen]
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _bring_together(graph: fx.Graph, chosen: Iterable[fx.Node]) -> bool:
@@ -62,7 +63,7 @@ def _bring_together(graph: fx.Graph, chosen: Iterable[fx.Node]) -> bool:
             parts = [(1, folded(node, group)) for group in by_input.values()]
             swap(node, folded(node, [*parts, *others]))
             found = True
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     return found
 
 

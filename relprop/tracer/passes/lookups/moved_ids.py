@@ -21,6 +21,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     is_float,
     is_live,
@@ -62,7 +63,7 @@ def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
                 joined |= kind(arguments(node)[1]) is Kind.JOIN
                 swap(node, new)
                 waiting += lookup.made
-    graph.eliminate_dead_code()
+    drop_unused(graph)
     if joined:  # what was looked up at once may be added
         simplify(graph, constants)
         join_choices(graph, constants)

@@ -18,6 +18,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     is_live,
     is_tensor,
@@ -47,7 +48,7 @@ def sink_orders(graph: fx.Graph, constants: Constants) -> None:
             known[node] = _change(node, constants)
             if (new := _Sinking(node, constants, known, made).rewritten()) is not None:
                 swap(node, new)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _change(node: fx.Node, constants: Constants) -> tuple[fx.Node, Orders]:

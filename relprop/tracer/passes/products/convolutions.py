@@ -15,6 +15,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     is_live,
     operands_first,
@@ -44,7 +45,7 @@ def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
             new = _of_rows(node, constants)
             if new is not None:
                 swap(node, new)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:

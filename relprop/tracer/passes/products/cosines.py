@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
+    drop_unused,
     emit,
     is_live,
     permuted,
@@ -52,7 +53,7 @@ def scale_operands(graph: fx.Graph) -> None:
                 if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
                     swap(node, new)
                 break
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _scaled(

@@ -14,6 +14,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     is_live,
     joined,
@@ -205,7 +206,7 @@ def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
         ]
         given = [(1, b) for b in bias if b is not None]
         swap(node, added(node, [*terms, *given]))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
@@ -232,7 +233,7 @@ def join_outputs(graph: fx.Graph) -> None:
         if len(made) < len(joined(node)):
             last = rank(node) - 1
             swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _read(part: fx.Node) -> tuple[fx.Node, torch.dtype] | None:

@@ -10,7 +10,7 @@ from torch import fx
 
 from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, is_tensor, rank, shape_of, swap
+from relprop.tracer.editing import aten, drop_unused, is_tensor, rank, shape_of, swap
 from relprop.tracer.passes.simplify.cuts import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
@@ -48,7 +48,7 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
                 changed = True
                 if new is not node:
                     swap(node, new)
-        graph.eliminate_dead_code()
+        drop_unused(graph)
 
 
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -14,6 +14,7 @@ from relprop.operations import MOVES, Kind, Operator, argument, is_call, kind, o
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_unused,
     emit,
     expanded,
     is_live,
@@ -67,7 +68,7 @@ def make_real(graph: fx.Graph) -> None:
             pairs[node] = made
         else:
             node.replace_all_uses_with(made)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
-from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, shape_of, swap, val
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    drop_unused,
+    emit,
+    is_float,
+    is_live,
+    shape_of,
+    swap,
+    val,
+)
 from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, terms_of
 
 
@@ -22,7 +32,7 @@ def join_multiples(graph: fx.Graph) -> None:
                 rest = [t for t, (y, *_) in zip(terms, found, strict=True) if y is not x]
                 swap(node, added(node, [(1, _multiplied(node, x, own)), *rest]))
                 break
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import is_call, operand
-from relprop.tracer.editing import arguments, aten, emit, is_float, is_live, is_tensor, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    drop_unused,
+    emit,
+    is_float,
+    is_live,
+    is_tensor,
+    swap,
+)
 from relprop.tracer.passes.simplify.numbers import multiple, taken_back
 from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of
 
@@ -28,7 +37,7 @@ def join_signs(graph: fx.Graph) -> None:
             new = layer and emit(node, aten.add.Tensor, operand(node), layer)
         if new is not None:
             swap(node, new)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _turn_sums(graph: fx.Graph) -> None:

@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
+    drop_unused,
     emit,
     is_float,
     is_live,
@@ -91,7 +92,7 @@ def join_terms(
             gone = {n for _, parts in joined for n in parts}
             rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def is_scaled(node: fx.Node) -> bool:

@@ -9,7 +9,17 @@ from torch import fx
 from relprop.operations import is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import arguments, aten, emit, is_number, rank, reshaped, shape_of, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    drop_unused,
+    emit,
+    is_number,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
 from relprop.tracer.passes.writes.masks import case_of, mask_of
 
@@ -29,7 +39,7 @@ def join_sums_by_index(graph: fx.Graph) -> None:
             if one is not None:
                 rest = [(sign, n) for sign, n in terms if n not in parts]
                 swap(node, added(node, [*rest, (1, one)]))
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
