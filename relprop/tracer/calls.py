@@ -47,18 +47,23 @@ def template(
 
     def rebuild(*tensors: Value) -> tuple[Args, Kwargs]:
         it = iter(tensors)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
-        return _plain(args, dtype), _plain(kwargs, dtype)
+        args, kwargs = _filled((node.args, node.kwargs), lambda _: next(it), dtype)
+        return args, kwargs
 
     return operands, rebuild
 
 
-def _plain(x: Value, dtype: torch.dtype | None) -> Value:
-    """fx's immutable containers as ordinary ones, which operators insist on."""
+def _filled(x: Value, value: Callable[[fx.Node], Value], dtype: torch.dtype | None) -> Value:
+    """Arguments with each node's ``value`` in its place, and fx's immutable containers as ordinary
+    ones, which operators insist on."""
+    if isinstance(x, fx.Node):
+        return value(x)
     if isinstance(x, dict):
-        return {k: _plain(v, dtype) for k, v in x.items()}
+        return {k: _filled(v, value, dtype) for k, v in x.items()}
     if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-        return (list if isinstance(x, list) else tuple)(_plain(v, dtype) for v in x)
+        return (list if isinstance(x, list) else tuple)([_filled(v, value, dtype) for v in x])
+    if isinstance(x, slice):
+        return slice(*(_filled(v, value, dtype) for v in (x.start, x.stop, x.step)))
     return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
@@ -70,8 +75,7 @@ def call_node(
 ) -> Value:
     """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
     ``template``; ``replaced``: an argument by position, and what stands there instead."""
-    operands, rebuild = template(node, dtype)
-    args, kwargs = rebuild(*(values[n] for n in operands))
+    args, kwargs = _filled((node.args, node.kwargs), values.__getitem__, dtype)
     if replaced is not None:
         args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
     try:

@@ -8,6 +8,7 @@ Values that depend on an input have the batch first, then the sample's own shape
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
@@ -48,11 +49,16 @@ def execute(
     kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch})
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
-    wanted = _wanted(program.graph, kept | set(watch), sites, known)
-    sections = _sections(wanted, set(watch), sites)
-    later = _read_later(sections, sites)
-    for nodes, still in zip(sections, later, strict=True):
-        for node in nodes:
+
+    def cut() -> list[_Section]:
+        return _sections(
+            _wanted(program.graph, kept | set(watch), sites, known), kept, watch, sites
+        )
+
+    found = None if known is None else frozenset(known)
+    key = "sections", frozenset(kept), frozenset(watch), frozenset(sites), found
+    for section in program.memo.once(key, cut):
+        for node in section.nodes:
             if node.op == "placeholder":
                 given = stacked[node]
                 values[node] = cast(given if attached else normal(given), program.dtype)
@@ -62,19 +68,14 @@ def execute(
                 )
             elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
-        leaving = [n for n in nodes if n in kept or n in still or n in watch]
-        if nodes[0] in sites:
-            values[nodes[0]] = sites[nodes[0]].run(values, program.dtype)
-        else:
-            _run_section(
-                [n for n in nodes if n.op == "call_function" and is_batched(n)],
-                leaving,
-                values,
-                program.dtype,
-            )
-        if visit is not None and nodes[-1] in watch:
-            values[nodes[-1]] = visit(nodes[-1], values[nodes[-1]])
-        for node in [n for n in values if n not in kept and n not in still]:
+        if section.nodes[0] in sites:
+            values[section.nodes[0]] = sites[section.nodes[0]].run(values, program.dtype)
+        elif section.calls:
+            section.run(values, program.dtype)
+        last = section.nodes[-1]
+        if visit is not None and last in watch:
+            values[last] = visit(last, values[last])
+        for node in [n for n in values if n not in kept and n not in section.still]:
             del values[node]
     return values
 
@@ -103,70 +104,73 @@ def _wanted(
     return [n for n in nodes if n in read and n not in found]
 
 
+@dataclass(frozen=True)
+class _Section:
+    """Nodes that run at once, in order. ``still``: what sections after it read; ``calls``: those of
+    its nodes that run for the whole batch, which read the values of ``entering`` and leave those of
+    ``leaving``; after each of them what is ``gone`` is read no more."""
+
+    nodes: list[fx.Node]
+    still: set[fx.Node]
+    calls: list[fx.Node]
+    entering: list[fx.Node]
+    leaving: list[fx.Node]
+    gone: Mapping[fx.Node, list[fx.Node]]
+
+    @classmethod
+    def of(cls, nodes: list[fx.Node], kept: set[fx.Node], still: set[fx.Node]) -> _Section:
+        """A section of ``nodes``, of which are ``kept`` what is read later and what is asked."""
+        calls = [n for n in nodes if n.op == "call_function" and is_batched(n)]
+        inside, leaving = set(calls), [n for n in calls if n in kept or n in still]
+        read = {n: tensor_inputs(n) for n in calls}
+        entering = dict.fromkeys(i for n in calls for i in read[n] if i not in inside)
+        passing = inside.difference(leaving)
+        last = {used: n for n in calls for used in (n, *read[n]) if used in passing}
+        gone: dict[fx.Node, list[fx.Node]] = {}
+        for used, user in last.items():
+            gone.setdefault(user, []).append(used)
+        return cls(nodes, still, calls, [n for n in entering if is_batched(n)], leaving, gone)
+
+    def run(self, values: Values, dtype: torch.dtype | None) -> None:
+        """Run the calls for the whole batch at once and put what leaves into ``values``."""
+
+        def section(*given: object) -> Args:
+            env = _Layered(dict(zip(self.entering, given, strict=True)), values)
+            for node in self.calls:
+                env.own[node] = call_node(node, env, dtype)
+                for done in self.gone.get(node, ()):
+                    del env.own[done]
+            return tuple(env.own[n] for n in self.leaving)
+
+        if not self.entering:
+            results = section()
+        else:
+            results = per_sample(section, *(values[n] for n in self.entering))
+        values.update(zip(self.leaving, results, strict=True))
+
+
 def _sections(
-    nodes: list[fx.Node], watch: set[fx.Node], sites: Mapping[fx.Node, ByQueries]
-) -> list[list[fx.Node]]:
+    nodes: list[fx.Node],
+    kept: set[fx.Node],
+    watch: Collection[fx.Node],
+    sites: Mapping[fx.Node, ByQueries],
+) -> list[_Section]:
     """The nodes in order, cut after each watched one, and before and after each of ``sites``."""
-    sections: list[list[fx.Node]] = [[]]
+    cut: list[list[fx.Node]] = [[]]
     for node in nodes:
         if node.op == "output":
             continue
         if node in sites:
-            sections += [[node], []]
+            cut += [[node], []]
             continue
-        sections[-1].append(node)
+        cut[-1].append(node)
         if node in watch:
-            sections.append([])
-    return [s for s in sections if s]
-
-
-def _read_later(
-    sections: list[list[fx.Node]], sites: Mapping[fx.Node, ByQueries]
-) -> list[set[fx.Node]]:
-    """For each section, the nodes that sections after it read."""
-    after: list[set[fx.Node]] = [set()]
-    for nodes in reversed(sections[1:]):
-        after.append(after[-1] | {i for n in nodes for i in _reads(n, sites)})
-    return after[::-1][: len(sections)]
-
-
-def _run_section(
-    nodes: list[fx.Node], wanted: list[fx.Node], values: Values, dtype: torch.dtype | None
-) -> None:
-    """Run ``nodes`` for the whole batch at once and put what is ``wanted`` of them into
-    ``values``."""
-    if not nodes:
-        return
-    inside = set(nodes)
-    entering = [
-        n
-        for n in dict.fromkeys(i for node in nodes for i in tensor_inputs(node) if i not in inside)
-        if is_batched(n)
-    ]
-    leaving = [n for n in nodes if n in set(wanted)]
-    last = {
-        used: node
-        for node in nodes
-        for used in (node, *tensor_inputs(node))
-        if used in inside and used not in set(leaving)
-    }
-    gone: dict[fx.Node, list[fx.Node]] = {}
-    for used, user in last.items():
-        gone.setdefault(user, []).append(used)
-
-    def section(*given: object) -> Args:
-        env = _Layered(dict(zip(entering, given, strict=True)), values)
-        for node in nodes:
-            env.own[node] = call_node(node, env, dtype)
-            for done in gone.get(node, ()):
-                del env.own[done]
-        return tuple(env.own[n] for n in leaving)
-
-    if not entering:
-        results = section()
-    else:
-        results = per_sample(section, *(values[n] for n in entering))
-    values.update(zip(leaving, results, strict=True))
+            cut.append([])
+    sections, still = list[_Section](), set[fx.Node]()
+    for part in filter(None, reversed(cut)):
+        sections.append(_Section.of(part, kept.union(watch), still))
+        still = still | {i for n in part for i in _reads(n, sites)}
+    return sections[::-1]
 
 
 class _Layered:

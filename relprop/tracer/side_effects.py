@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +131,7 @@ def _mapping_restored(mapping: dict[object, object]) -> Callable[[], None]:
     before = dict(mapping)
 
     def put_back() -> None:
-        if list(before) != list(mapping) or any(mapping[k] is not v for k, v in before.items()):
+        if not (_same(mapping, before) and _same(mapping.values(), before.values())):
             mapping.clear()
             mapping.update(before)
 
@@ -141,12 +142,15 @@ def _items_restored(items: list[object] | deque[object] | set[object]) -> Callab
     before = list(items)
 
     def put_back() -> None:
-        same = len(items) == len(before)
-        if not same or any(a is not b for a, b in zip(items, before, strict=True)):
+        if not _same(items, before):
             items.clear()
             (items.update if isinstance(items, set) else items.extend)(before)
 
     return put_back
+
+
+def _same(now: Collection[object], before: Collection[object]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
