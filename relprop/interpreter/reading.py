@@ -122,7 +122,13 @@ def _of_part(step: Step, cut: Cut) -> Step:
 def reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node] = ()) -> Reading | None:
     """How relevance passes the end of the graph before an output; ``None`` if it must pass whole:
     a rule does not split parts, something is handed out there, or relevance comes from elsewhere,
-    too."""
+    too. Worked out once per plan."""
+    return plan.memo.once(
+        ("reading", output, frozenset(hooks)), lambda: _reading_of(plan, output, hooks)
+    )
+
+
+def _reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node]) -> Reading | None:
     readout = readout_of(output)
     if readout is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -21,6 +21,7 @@ from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.calls import template
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.memo import Memo
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, is_floating
 
@@ -28,7 +29,8 @@ from relprop.tracer.program import Program, Site, describe, is_floating
 @dataclass(frozen=True)
 class Plan:
     """What to do at every node, from the target down. ``steps`` run in order; ``keep`` are the
-    values they read; ``wanted`` where relevance is handed out."""
+    values they read; ``wanted`` where relevance is handed out. ``memo``: what others worked out
+    about this plan."""
 
     program: Program
     rules: RuleSet
@@ -39,6 +41,7 @@ class Plan:
     joined: frozenset[fx.Node]
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
+    memo: Memo = field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @cached_property
     def step_at(self) -> dict[fx.Node, Step]:

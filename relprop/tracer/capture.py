@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph_module import _assign_attr
 
 from relprop.errors import CaptureError, first_line, message
 from relprop.operations import Args, Kind, Kwargs, Value, is_inplace, kind
@@ -205,11 +208,30 @@ def _export(flat: Flat, inputs: Inputs) -> _Recorded:
             for n in exported.graph.nodes
         ):
             exported = exported.run_decompositions({})  # flat_apply becomes what it applies
-        module = exported.module(check_guards=False)
+            module = exported.module(check_guards=False)
+        else:
+            module = _with_parameters(exported)
     _refuse_writes(module, flat)
     graph, constants = import_graph(module, flat)
     decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
     return _Recorded(graph, constants, "export", decisions)
+
+
+def _with_parameters(exported: ExportedProgram) -> fx.GraphModule:
+    """``exported.module()`` without the copies and the Python code that it makes, where nothing is
+    decomposed: what the graph takes as inputs beside the user's is held by name."""
+    module: fx.GraphModule = exported.graph_module
+    held = {**exported.state_dict, **exported.constants}
+    inputs = exported.graph_signature.input_specs
+    for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if given.kind is not InputKind.USER_INPUT and given.target is not None:
+            with module.graph.inserting_after(node):
+                own = module.graph.create_node("get_attr", given.target)
+            own.meta = node.meta
+            node.replace_all_uses_with(own)
+            module.graph.erase_node(node)
+            _assign_attr(held[given.target], module, given.target)
+    return module
 
 
 def _refuse_writes(module: fx.GraphModule, flat: Flat) -> None:
