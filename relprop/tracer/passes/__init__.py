@@ -9,6 +9,7 @@ lanes that run side by side are one. Numbers do not change (a check against the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
@@ -66,6 +67,7 @@ from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.sums import join_sums_by_index
 
 Needs = Literal["nothing", "constants", "places"]
+_Written = list[tuple[fx.Node, object, Args, Mapping[str, object]]]
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,10 @@ PASSES = (
 )
 
 
+#: What stands in the table more than once.
+_AGAIN = frozenset(run for run, times in Counter(p.run for p in PASSES).items() if times > 1)
+
+
 def canonicalise(
     graph: fx.Graph,
     device: torch.device,
@@ -174,16 +180,28 @@ def canonicalise(
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
     ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
-    ``again``: the graph has been through them once."""
+    ``again``: the graph has been through them once. A pass that has left this very graph as it was
+    does so again, and is left out."""
     held: dict[Needs, Mapping[str, Tensor] | None] = {
         "constants": given,
         "places": {**(given or {}), **(places or {})},
     }
     found: dict[Callable[..., object], object] = {}
+    left: dict[Callable[..., object], _Written] = {}
     for step in PASSES:
         if (step.once and again) or not (step.after is None or found[step.after]):
+            continue
+        before = _written(graph) if step.run in _AGAIN else None
+        if before is not None and left.get(step.run) == before:
             continue
         alone = step.needs == "nothing"
         more = () if alone else (Constants(held[step.needs], device),)
         found[step.run] = step.run(graph, *more)
+        if before is not None and _written(graph) == before:
+            left[step.run] = before
     graph.lint()
+
+
+def _written(graph: fx.Graph) -> _Written:
+    """All of a graph that a pass could change."""
+    return [(n, n.target, n.args, n.kwargs) for n in graph.nodes]
