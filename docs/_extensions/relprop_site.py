@@ -11,6 +11,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 from sphinx_gallery.scrapers import figure_rst
 
@@ -93,6 +94,13 @@ def figures(block: Any, variables: dict[str, Any], settings: dict[str, Any]) -> 
     return figure_rst(paths, settings["src_dir"])
 
 
+def drawn(app: Sphinx, page: str, source: list[str]) -> None:
+    """A script of the gallery draws something and prints something; else there is no site."""
+    shown = all(mark in source[0] for mark in ("image-sg::", "sphx-glr-script-out"))
+    if page.startswith("gallery/plot_") and not shown:
+        raise ExtensionError(f"{page} draws nothing, or prints nothing")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hooks of this site."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
@@ -100,6 +108,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", shapes, priority=900)
     app.connect("autodoc-process-signature", defaults)
     app.connect("doctree-resolved", titles)
+    app.connect("source-read", drawn)
     logging.getLogger("torch.utils._pytree").setLevel(
         logging.ERROR
     )  # what imports say of each other is not an example's output

@@ -1,14 +1,11 @@
-"""The site is whole: every page is in its table of contents, every public name in its reference,
-and the gallery's scripts run."""
+"""The site is whole: every page is in its table of contents and every public name in its reference.
+That the gallery's scripts run, draw and print is held where they run: ``make docs``."""
 
 import importlib
 import re
-import runpy
 from pathlib import Path
 
 import pytest
-import torch
-from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -74,13 +71,6 @@ def test_every_public_function_and_class_says_what_it_is(module):
         thing = getattr(importlib.import_module(module), name)
         if isinstance(thing, type) or callable(thing):
             assert thing.__doc__, f"{module}.{name}"
-
-
-@pytest.mark.parametrize("script", GALLERY, ids=lambda p: p.stem)
-def test_the_gallery_runs_and_draws(script, capsys):
-    torch.manual_seed(0)
-    made = runpy.run_path(str(script))
-    assert any(isinstance(value, Figure) for value in made.values()) and capsys.readouterr().out
 
 
 def test_the_gallery_is_what_the_site_builds():
