@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +21,6 @@ from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph_module import _assign_attr
 
 from relprop.errors import CaptureError, first_line, message
 from relprop.operations import Args, Kind, Kwargs, Value, is_inplace, kind
@@ -208,20 +208,20 @@ def _export(flat: Flat, inputs: Inputs) -> _Recorded:
             for n in exported.graph.nodes
         ):
             exported = exported.run_decompositions({})  # flat_apply becomes what it applies
-            module = exported.module(check_guards=False)
+            module, held = exported.module(check_guards=False), dict[str, object]()
         else:
-            module = _with_parameters(exported)
-    _refuse_writes(module, flat)
-    graph, constants = import_graph(module, flat)
+            module, held = _with_parameters(exported)
+    _refuse_writes(module, flat, held)
+    graph, constants = import_graph(module, flat, held)
     decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
     return _Recorded(graph, constants, "export", decisions)
 
 
-def _with_parameters(exported: ExportedProgram) -> fx.GraphModule:
+def _with_parameters(exported: ExportedProgram) -> tuple[fx.GraphModule, dict[str, object]]:
     """``exported.module()`` without the copies and the Python code that it makes, where nothing is
-    decomposed: what the graph takes as inputs beside the user's is held by name."""
+    decomposed: what the graph takes as inputs beside the user's is an attribute by its name. And
+    these by name: PyTorch may keep the module, and with it what it holds."""
     module: fx.GraphModule = exported.graph_module
-    held = {**exported.state_dict, **exported.constants}
     inputs = exported.graph_signature.input_specs
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if given.kind is not InputKind.USER_INPUT and given.target is not None:
@@ -230,18 +230,17 @@ def _with_parameters(exported: ExportedProgram) -> fx.GraphModule:
             own.meta = node.meta
             node.replace_all_uses_with(own)
             module.graph.erase_node(node)
-            _assign_attr(held[given.target], module, given.target)
-    return module
+    return module, {**exported.state_dict, **exported.constants}
 
 
-def _refuse_writes(module: fx.GraphModule, flat: Flat) -> None:
+def _refuse_writes(module: fx.GraphModule, flat: Flat, held: Mapping[str, object]) -> None:
     """Raise ``CaptureError`` where the model writes into a tensor that no later run would have."""
     for node in module.graph.nodes:
         base = node.args[0] if node.op == "call_function" and is_inplace(node) else None
         if (
             isinstance(base, fx.Node)
             and base.op == "get_attr"
-            and flat.name_of(_attribute(module, str(base.target)), str(base.target)) is None
+            and flat.name_of(_attribute(module, str(base.target), held), str(base.target)) is None
         ):
             raise CaptureError(
                 f"the model writes into {str(base.target).removeprefix('model.')!r}, "
@@ -278,16 +277,22 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
     return _Recorded(graph, constants, "concrete", (*reads(graph, constants), *baked))
 
 
-def import_graph(module: fx.GraphModule, flat: Flat | None) -> tuple[fx.Graph, dict[str, Tensor]]:
+def import_graph(
+    module: fx.GraphModule,
+    flat: Flat | None,
+    attributes: Mapping[str, object] = MappingProxyType({}),
+) -> tuple[fx.Graph, dict[str, Tensor]]:
     """A copy of the graph that holds no tensor of the user's: values as meta tensors, parameters by
-    name; the rest as constants."""
-    graph, constants = fx.Graph(), {}
+    name; the rest as constants. ``attributes``: those of the module that it does not hold
+    itself."""
+    graph, constants = fx.Graph(), dict[str, Tensor]()
     copied: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         if node.op == "call_module":  # the guards function of export
             continue
         new = graph.node_copy(node, lambda n: copied[n])
-        held = _attribute(module, str(node.target)) if node.op == "get_attr" else None
+        own = node.op == "get_attr"
+        held = _attribute(module, str(node.target), attributes) if own else None
         if isinstance(held, Tensor):
             name = flat.name_of(held, str(node.target)) if flat is not None else None
             new.target = name or str(node.target)
@@ -300,7 +305,11 @@ def import_graph(module: fx.GraphModule, flat: Flat | None) -> tuple[fx.Graph, d
     return graph, constants
 
 
-def _attribute(module: nn.Module, target: str) -> object:
+def _attribute(
+    module: nn.Module, target: str, held: Mapping[str, object] = MappingProxyType({})
+) -> object:
+    if target in held:
+        return held[target]
     value: object = module
     for part in target.split("."):
         value = getattr(value, part)
