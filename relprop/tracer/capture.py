@@ -9,7 +9,6 @@ whose ``get_attr`` nodes name parameters and buffers, and whose nodes carry ``va
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,11 +18,10 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import CaptureError, first_line, message
-from relprop.operations import Args, Kind, Kwargs, Value, is_inplace, kind
+from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
@@ -31,7 +29,7 @@ from relprop.tracer.flat import Flat, memory, run_eager
 from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
 from relprop.tracer.recorded import (
-    innermost_forward,
+    of_one_thread,
     recorded_place,
     recorded_value,
     without_values,
@@ -150,49 +148,12 @@ def _weights_of_integers(model: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def _of_one_thread() -> Iterator[None]:
-    """A tracer puts its own ``__call__`` and ``__getattr__`` into ``nn.Module``, for every thread:
-    the modules that others call meanwhile are none of its. And of each operation it writes down
-    the whole stack of calls, a tenth of the time of a capture; one line of it is read."""
-    mine, call, get = threading.get_ident(), Tracer.call_module, Tracer.getattr
-    create = Tracer.create_node
-
-    def call_module(
-        self: Tracer, m: nn.Module, forward: Callable[..., object], args: Args, kwargs: Kwargs
-    ) -> Value:
-        if threading.get_ident() != mine:
-            return forward(*args, **kwargs)
-        return call(self, m, forward, args, kwargs)
-
-    def getattr_(self: Tracer, name: str, value: object, proxies: dict[str, fx.Proxy]) -> object:
-        return value if threading.get_ident() != mine else get(self, name, value, proxies)
-
-    def create_node(self: Tracer, *args: object, **kwargs: object) -> fx.Node:
-        if threading.get_ident() != mine:
-            return create(self, *args, **kwargs)
-        self.record_stack_traces = False
-        node = create(self, *args, **kwargs)
-        if node.op not in ("placeholder", "output") and not node.stack_trace:
-            node.stack_trace = innermost_forward()
-        return node
-
-    try:
-        Tracer.call_module = call_module  # type: ignore[method-assign]
-        Tracer.getattr = getattr_  # type: ignore[assignment, method-assign]
-        Tracer.create_node = create_node  # type: ignore[method-assign]
-        yield
-    finally:
-        Tracer.call_module, Tracer.getattr = call, get  # type: ignore[method-assign]
-        Tracer.create_node = create  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
 def _tracing(flat: Flat) -> Iterator[None]:
     """Tracers warn and log when they refuse; the fallback reports instead. They write Python code
     for every graph on their way, none of which is ever run: a fifth of the time of a capture."""
     flat.traced = True
     try:
-        with unwarned(), unlogged(), _of_one_thread(), _use_lazy_graph_module(True):
+        with unwarned(), unlogged(), of_one_thread(), _use_lazy_graph_module(True):
             yield
     finally:
         flat.traced = False
