@@ -30,6 +30,7 @@ from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
 from relprop.tracer.recorded import (
     of_one_thread,
+    record_alike,
     recorded_place,
     recorded_value,
     without_values,
@@ -188,7 +189,7 @@ def _with_parameters(exported: ExportedProgram) -> tuple[fx.GraphModule, dict[st
         if given.kind is not InputKind.USER_INPUT and given.target is not None:
             with module.graph.inserting_after(node):
                 own = module.graph.create_node("get_attr", given.target)
-            own.meta = node.meta
+            record_alike(own, node)
             node.replace_all_uses_with(own)
             module.graph.erase_node(node)
     return module, {**exported.state_dict, **exported.constants}

@@ -37,6 +37,11 @@ def without_values(value: object) -> object:
     return value
 
 
+def record_alike(node: fx.Node, other: fx.Node) -> None:
+    """A node stands for another: what PyTorch recorded of that is recorded of it."""
+    node.meta = other.meta
+
+
 def recorded_place(node: fx.Node) -> Place:
     """The calls around the node. Second calls of a module are told apart by the stack's keys
     (``a``, ``a@1``), not by its paths."""
