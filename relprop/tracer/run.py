@@ -8,10 +8,9 @@ Values that depend on an input have the batch first, then the sample's own shape
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from operator import attrgetter
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from relprop.operations import Args, Value
 from relprop.tracer.binding import Inputs
@@ -21,6 +20,7 @@ from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
+from relprop.tracer.weights import AT_ONCE, Sizes, fetched, made_of, weight
 
 Visit = Callable[[fx.Node, Value], Value]
 
@@ -41,29 +41,32 @@ def execute(
 
     Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
     graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
-    section reads is freed unless kept. What is ``known`` is not worked out again, nor what it alone
-    is made of. A large attention site of whose map nothing is kept or watched runs some queries at
-    a time, a section of its own.
+    section reads is freed unless kept. Weights that take memory when they are read are read for one
+    section, few at a time. What is ``known`` is not worked out again, nor what it alone is made of.
+    A large attention site of whose map nothing is kept or watched runs some queries at a time, a
+    section of its own.
     """
     kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch})
+    sizes = fetched(program, model)
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
     wanted = _wanted(program.graph, kept | set(watch), sites, known)
-    sections = _sections(wanted, set(watch), sites)
-    later = _read_later(sections, sites)
-    for nodes, still in zip(sections, later, strict=True):
-        for node in nodes:
+    order = {n: i for i, n in enumerate(wanted)}
+    sections = [*_sections(wanted, set(watch), sites, sizes), []]
+    own = [made_of({i for n in nodes for i in _reads(n, sites)}, sizes) for nodes in sections]
+    own[-1] = made_of(kept.intersection(wanted).difference(*own), sizes)  # what nobody reads
+    later = _read_later(sections, own, sites)
+    for nodes, weights, still in zip(sections, own, later, strict=True):
+        for node in sorted({*nodes, *weights}.difference(values), key=order.__getitem__):
             if node.op == "placeholder":
                 given = stacked[node]
                 values[node] = cast(given if attached else normal(given), program.dtype)
             elif node.op == "get_attr":
-                values[node] = cast(
-                    normal(_parameter(program, model, str(node.target))), program.dtype
-                )
+                values[node] = weight(program, model, node)
             elif not is_batched(node):
                 values[node] = call_node(node, values, program.dtype)
         leaving = [n for n in nodes if n in kept or n in still or n in watch]
-        if nodes[0] in sites:
+        if nodes and nodes[0] in sites:
             values[nodes[0]] = sites[nodes[0]].run(values, program.dtype)
         else:
             _run_section(
@@ -72,7 +75,7 @@ def execute(
                 values,
                 program.dtype,
             )
-        if visit is not None and nodes[-1] in watch:
+        if visit is not None and nodes and nodes[-1] in watch:
             values[nodes[-1]] = visit(nodes[-1], values[nodes[-1]])
         for node in [n for n in values if n not in kept and n not in still]:
             del values[node]
@@ -104,13 +107,20 @@ def _wanted(
 
 
 def _sections(
-    nodes: list[fx.Node], watch: set[fx.Node], sites: Mapping[fx.Node, ByQueries]
+    nodes: list[fx.Node], watch: set[fx.Node], sites: Mapping[fx.Node, ByQueries], sizes: Sizes
 ) -> list[list[fx.Node]]:
-    """The nodes in order, cut after each watched one, and before and after each of ``sites``."""
+    """The nodes in order without those of ``sizes``, cut after each watched one, before and after
+    each of ``sites``, and where enough weights are read."""
     sections: list[list[fx.Node]] = [[]]
+    here = set[fx.Node]()
     for node in nodes:
-        if node.op == "output":
+        if node.op == "output" or node in sizes:
             continue
+        weights = {i for i in _reads(node, sites) if i in sizes}
+        if weights - here and sum(map(sizes.__getitem__, here | weights)) > AT_ONCE:
+            sections.append([])
+            here = set()
+        here |= weights
         if node in sites:
             sections += [[node], []]
             continue
@@ -121,12 +131,16 @@ def _sections(
 
 
 def _read_later(
-    sections: list[list[fx.Node]], sites: Mapping[fx.Node, ByQueries]
+    sections: list[list[fx.Node]], own: list[list[fx.Node]], sites: Mapping[fx.Node, ByQueries]
 ) -> list[set[fx.Node]]:
-    """For each section, the nodes that sections after it read."""
+    """For each section, the nodes that sections after it read, or the weights that are made for
+    these."""
     after: list[set[fx.Node]] = [set()]
-    for nodes in reversed(sections[1:]):
-        after.append(after[-1] | {i for n in nodes for i in _reads(n, sites)})
+    for nodes, weights in zip(sections[:0:-1], own[:0:-1], strict=True):
+        read = {i for n in nodes for i in _reads(n, sites)} - set(weights)
+        after.append(
+            after[-1] | read | {i for n in weights for i in tensor_inputs(n)} - set(weights)
+        )
     return after[::-1][: len(sections)]
 
 
@@ -177,10 +191,3 @@ class _Layered:
 
     def __getitem__(self, node: fx.Node) -> Value:
         return self.own[node] if node in self.own else self.outer[node]
-
-
-def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor:
-    if target in program.constants:
-        return program.constants[target]
-    found: Tensor = attrgetter(target.removeprefix("model."))(model)
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,7 @@ def _inside(value: object, seen: dict[int, Hashable], depth: int) -> Hashable:
     """A container, or an object with attributes, as something that compares."""
     if isinstance(value, (list, tuple)):
         return tuple(_setting(v, seen, depth) for v in value)
-    items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    plain = isinstance(value, (dict, types.MappingProxyType))  # others may make what they give
+    items = value if plain else getattr(value, "__dict__", {})
     kind = _Same(value) if callable(value) else type(value).__name__
     return kind, tuple((str(k), _setting(v, seen, depth)) for k, v in items.items())
