@@ -232,8 +232,8 @@ class AttentionStudy(Study):
         dtype = at_least_float32(own)
         if dtype != own:  # small differences are not for half precision
             part = replace(part, program=replace(self.program, dtype=dtype))
-        beside = {n: detached(self.run.forward.values[n]) for n in part.beside}
-        beside = {n: wide(v) if isinstance(v, Tensor) else v for n, v in beside.items()}
+        values = self.run.values(self.session, part.beside)
+        beside = {n: wide(v.detach()) if isinstance(v, Tensor) else v for n, v in values.items()}
         return part.run(beside, variants.to(dtype))
 
     def output(self, name: str, value: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -90,18 +90,21 @@ class Run:
             if not isinstance(seed, Points) or not start.is_sum:
                 return start.scalars
             if node in self.readouts:
-                elements = self._read_again(self.readouts[node], seed, session)
+                readout = self.readouts[node]
+                read = self.values(session, (readout.below, *readout.beside))
+                elements = read_again(readout, read, seed, session.program.dtype)
             else:
                 elements = seed.at(values[node])
             amount = amount + factor * seed.summed(elements * seed.numbers)
         return start.scalars.detach() + (amount - amount.detach())
 
-    def _read_again(self, readout: Readout, seed: Points, session: Session) -> Tensor:
-        """The elements of an output at which a ``seed`` is; weights that were let go are read."""
-        program, values = session.program, self.forward.values
-        if left := set(readout.beside) - values.keys():
-            values = values | execute(program, session.model, self.inputs, left, known=values)
-        return read_again(readout, values, seed, program.dtype)
+    def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
+        """The values of some nodes that are kept; weights that were let go are read again."""
+        kept = self.forward.values
+        found = {n: kept[n] for n in nodes if n in kept}
+        if left := set(nodes) - kept.keys():
+            found |= execute(session.program, session.model, self.inputs, left, known=kept)
+        return {n: found[n] for n in nodes}
 
     def context(self, session: Session) -> Context:
         """What targets are resolved against: the outputs are still attached to autograd."""

@@ -64,7 +64,7 @@ class Study:
 
     def value(self, node: fx.Node) -> Tensor:
         """A kept value, batch first."""
-        return detached(self.run.forward.values[node])  # type: ignore[no-any-return]
+        return detached(self.run.values(self.session, [node])[node])  # type: ignore[no-any-return]
 
     def output_at(self, leaves: Sequence[fx.Node], values: Iterable[Tensor]) -> Tensor:
         """y_t of every sample, (batch,), if ``values`` stood at ``leaves``; attached to autograd

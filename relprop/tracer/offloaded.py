@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-#: A hook of accelerate's that brings a module's weights to a device.
+#: A hook that brings a module's weights to a device, and the attribute of the module that it is.
 Hook = Any
+HOOK = "_hf_hook"
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
@@ -121,7 +122,7 @@ def _kept(module: nn.Module, key: str, like: Tensor) -> Iterator[Tensor]:
 
 def _offloading(module: nn.Module) -> Iterator[Hook]:
     """The hooks of a module that keep its weights elsewhere."""
-    left = [vars(module).get("_hf_hook")]
+    left = [vars(module).get(HOOK)]
     while left:
         hook = left.pop()
         left += getattr(hook, "hooks", ())

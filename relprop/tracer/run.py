@@ -48,7 +48,7 @@ def execute(
     """
     kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch})
-    sizes = fetched(program, model)
+    sizes = {n: size for n, size in fetched(program, model).items() if n not in watch}
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
     wanted = _wanted(program.graph, kept | set(watch), sites, known)
     order = {n: i for i, n in enumerate(wanted)}
