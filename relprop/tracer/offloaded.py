@@ -42,6 +42,15 @@ def device_of(model: nn.Module, name: str) -> torch.device:
     return next((torch.empty(0, device=h.execution_device).device for h in hooks), held.device)
 
 
+def home_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a model takes its inputs, and in which floating type: as its first floating parameter
+    is while it runs."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            return device_of(model, name), parameter.dtype
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
 def is_offloaded(model: nn.Module) -> bool:
     """Whether any weight is kept elsewhere between calls."""
     return any(True for module in model.modules() for _ in _offloading(module))
