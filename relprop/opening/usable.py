@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from relprop.errors import InputError, message
 from relprop.opening.wrapped import refuse_opaque, unwrapped
 from relprop.tracer.binding import Inputs
-from relprop.tracer.offloaded import device_of
+from relprop.tracer.offloaded import device_of, moves_inputs
 
 
 def usable_model(model: object) -> nn.Module:
@@ -39,13 +39,15 @@ def usable_model(model: object) -> nn.Module:
 
 
 def check_devices(model: nn.Module, inputs: Inputs) -> None:
-    """Inputs and parameters must be on one device, and hold values."""
+    """Parameters must hold values, and be on the inputs' device, unless hooks bring to each module
+    what it is given."""
+    hooked = moves_inputs(model)
     first: tuple[str, torch.device] | None = None
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         where = device_of(model, name)
         _refuse_without_values(name, parameter, where)
         first = first or (name, where)
-        if where != first[1]:
+        if where != first[1] and not hooked:
             one = str(first[1])
             raise InputError(
                 f"the model is on several devices: {first[0]!r} on {one}, {name!r} on {where}",
@@ -54,7 +56,7 @@ def check_devices(model: nn.Module, inputs: Inputs) -> None:
                 ],
             )
     for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
-        if first is not None and tensor.device != first[1]:
+        if first is not None and tensor.device != first[1] and not hooked:
             raise InputError(
                 f"input {given!r} is on {tensor.device}, the model's parameter "
                 f"{first[0]!r} on {first[1]}: move one of them"

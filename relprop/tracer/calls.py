@@ -4,7 +4,7 @@ under ``vmap``, for every sample of a batch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -14,9 +14,10 @@ from relprop.errors import InputError, first_line, message, out_of_memory
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
-from relprop.tracer.program import describe
+from relprop.tracer.program import describe, place
 
 Values = dict[fx.Node, Value]
+V = TypeVar("V")
 
 
 class Reads(Protocol):
@@ -71,7 +72,7 @@ def call_node(
     """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
     ``template``; ``replaced``: an argument by position, and what stands there instead."""
     operands, rebuild = template(node, dtype)
-    args, kwargs = rebuild(*(values[n] for n in operands))
+    args, kwargs = rebuild(*together(node, [values[n] for n in operands]))
     if replaced is not None:
         args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
     try:
@@ -84,6 +85,17 @@ def call_node(
         raise InputError(
             message(f"{node.target} failed: {first_line(error)}", at=describe(node))
         ) from error
+
+
+def together(node: fx.Node, values: V) -> V:
+    """The tensors among the values that a call reads, on one device: where they lie on several, on
+    the one on which the model made this call."""
+    devices = dict.fromkeys(t.device for t in tree_leaves(values) if isinstance(t, Tensor))
+    if len(devices) < 2:
+        return values
+    where = place(node).device or next(iter(devices))
+    moved: V = tree_map_only(Tensor, lambda t: t.to(where), values)
+    return moved
 
 
 def cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:

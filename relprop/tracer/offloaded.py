@@ -51,6 +51,23 @@ def home_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return torch.device("cpu"), torch.get_default_dtype()
 
 
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """Where its parameters and buffers are while it runs."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {device_of(model, name) for name, _ in tensors}
+
+
+def moves_inputs(model: nn.Module) -> bool:
+    """Whether hooks bring what a module is given to the device on which it runs."""
+    hooks = (hook for module in model.modules() for hook in _hooks(module))
+    return any(getattr(hook, "execution_device", None) is not None for hook in hooks)
+
+
+def runs_on(model: nn.Module, given: Tensor) -> torch.device:
+    """Where it begins to run, if it is ``given`` this."""
+    return home_of(model)[0] if moves_inputs(model) else given.device
+
+
 def is_offloaded(model: nn.Module) -> bool:
     """Whether any weight is kept elsewhere between calls."""
     return any(True for module in model.modules() for _ in _offloading(module))
@@ -131,9 +148,16 @@ def _kept(module: nn.Module, key: str, like: Tensor) -> Iterator[Tensor]:
 
 def _offloading(module: nn.Module) -> Iterator[Hook]:
     """The hooks of a module that keep its weights elsewhere."""
+    for hook in _hooks(module):
+        if getattr(hook, "offload", False) is True and hasattr(hook, "weights_map"):
+            yield hook
+
+
+def _hooks(module: nn.Module) -> Iterator[Hook]:
+    """The hooks of a module, those inside others, too."""
     left = [vars(module).get(HOOK)]
     while left:
         hook = left.pop()
         left += getattr(hook, "hooks", ())
-        if getattr(hook, "offload", False) is True and hasattr(hook, "weights_map"):
+        if hook is not None:
             yield hook

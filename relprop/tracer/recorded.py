@@ -7,7 +7,7 @@ import traceback
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.operations import Value
 from relprop.tracer.facts import Place
@@ -42,7 +42,9 @@ def recorded_place(node: fx.Node) -> Place:
             number = f"@{str(key).rpartition('@')[2]}" if again else ""
             kind = owner if isinstance(owner, str) else f"{owner.__module__}.{owner.__qualname__}"
             stack.append((clean.removeprefix("model").removeprefix(".") + number, kind))
-    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
+    made = tree_leaves(node.meta.get("val", node.meta.get("tensor_meta")))
+    device = next((t.device for t in made if isinstance(t, Tensor)), None)
+    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""), device)
 
 
 def _of_the_model(path: str) -> str:

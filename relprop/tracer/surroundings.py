@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.tracer.offloaded import devices_of
+
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
 #: Models that were captured in their own modules, for want of a shadow: one thread at a time.
@@ -98,17 +100,19 @@ def unlogged() -> Iterator[None]:
 @contextmanager
 def same_chance(model: nn.Module) -> Iterator[None]:
     """The random state of CPU and GPU put back afterwards: what runs next starts from the same."""
-    with torch.random.fork_rng(
-        sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    ):
+    with torch.random.fork_rng(_gpus(model)):
         yield
+
+
+def _gpus(model: nn.Module) -> list[int]:
+    return sorted({d.index or 0 for d in devices_of(model) if d.type == "cuda"})
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
     put back. A model without a shadow is read by one thread at a time."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    devices = _gpus(model)
     with ExitStack() as stack:
         if model in UNSHADOWED:
             stack.enter_context(TRACING)
