@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 #: A hook that brings a module's weights to a device, and the attribute of the module that it is.
 Hook = Any
 HOOK = "_hf_hook"
+#: Devices of which there is one.
+HOSTS = ("cpu", "meta")
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
@@ -39,7 +41,8 @@ def device_of(model: nn.Module, name: str) -> torch.device:
     if held.device.type != "meta":
         return held.device
     hooks = (hook for module, _ in around[::-1] for hook in _offloading(module))
-    return next((torch.empty(0, device=h.execution_device).device for h in hooks), held.device)
+    found = next((torch.device(hook.execution_device) for hook in hooks), held.device)
+    return found if found.index is not None or found.type in HOSTS else torch.device(found.type, 0)
 
 
 def home_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:

@@ -1,12 +1,17 @@
 """Devices for a machine that has none: tensors that say where they are, hold their numbers in
 memory, and refuse to be used together with a tensor that is elsewhere."""
 
+import contextlib
+
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+aten = torch.ops.aten
+#: What may be given tensors on several devices: copies, and an index that lies in memory.
+MOVES = (aten._to_copy.default, aten.copy_.default, aten.index.Tensor)
 ONE, TWO = torch.device("lazy:0"), torch.device("lazy:1")
 
 
@@ -39,12 +44,10 @@ def _run(func, args, kwargs):
     given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     places = {t.device for t in given if t.dim() or t.device.type == ONE.type}
     wanted = kwargs.get("device")
-    moves = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-    if len(places) > 1 and not moves:
+    if len(places) > 1 and func not in MOVES:
         raise RuntimeError(f"tensors on {sorted(map(str, places))} in {func}")
     where = torch.device(wanted) if wanted is not None else next(iter(places), None)
-    if func is torch.ops.aten.copy_.default:
-        where = args[0].device
+    where = args[0].device if func in MOVES and wanted is None else where
     if wanted is not None:
         kwargs = {**kwargs, "device": "cpu"}
     made = func(*_inner(args), **_inner(kwargs))
@@ -72,16 +75,26 @@ class Devices(TorchDispatchMode):
 
 
 class Written(TorchFunctionMode):
-    """Numbers that Python gives are put on such a device."""
+    """Numbers that Python gives to such a device, or takes from it."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         wanted = kwargs.get("device")
         if func is torch.tensor and wanted is not None and torch.device(wanted).type == ONE.type:
             return put(func(*args, **{**kwargs, "device": "cpu"}), wanted)
+        if func is torch.Tensor.__getitem__ and isinstance(args[1], tuple):
+            index = [torch.tensor(i) if isinstance(i, list) else i for i in args[1]]
+            args = args[0], tuple(index)
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
             return func(*_inner(args), **kwargs)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def devices():
+    """While they are there."""
+    with Devices(), Written():
+        yield
 
 
 def put(tensor, device):
