@@ -64,7 +64,8 @@ def _is_made(program: Program, model: nn.Module, node: fx.Node) -> bool:
         return True
     if value.dtype.itemsize == 1 and value.dtype != torch.bool:
         return True
-    return _held(model, target.removeprefix("model.")).device.type == "meta"
+    held = _held(model, target.removeprefix("model."))
+    return held.device.type == "meta" or hasattr(held, "__tensor_flatten__")
 
 
 def _held(model: nn.Module, name: str) -> Tensor:
