@@ -1,5 +1,5 @@
-"""Whether a module can be explained as it stands: a float model with its weights there, on one
-device. What cannot is refused by name, with what to do."""
+"""Whether a module can be explained as it stands: a float model with its weights somewhere, on the
+device of its inputs or joined by hooks. What cannot is refused by name, with what to do."""
 
 from __future__ import annotations
 
