@@ -5,6 +5,7 @@ import copy
 import os
 import subprocess
 import sys
+import threading
 
 import accelerate
 import pytest
@@ -16,6 +17,7 @@ import relprop
 from relprop.errors import InputError
 from relprop.tracer import run, weights
 from tests.common.models import build, closeness, sample
+from tests.e2e.test_opening import TEXTS, classifier, tokenizer
 from tests.methods.test_chunks import lively_case
 from tests.methods.test_segments import Held, llama
 from tools.sweep.snapshot import differences, snapshot
@@ -129,6 +131,33 @@ def test_a_graph_that_only_values_give_is_captured_with_all_weights(tmp_path):
     assert found.facts["front_end"] == "concrete"
     assert closeness(found.scores, relprop.explain(whole, x, 1).scores) <= EXACT
     assert all(p.is_meta for p in model.parameters())
+
+
+def test_texts_are_prepared_for_where_the_model_runs(tmp_path):
+    whole = classifier()
+    model = by_turns(copy.deepcopy(whole), tmp_path)
+    one, other = (relprop.explain(m, TEXTS, 1, processor=tokenizer()) for m in (whole, model))
+    assert closeness(one.scores, other.scores) <= 1e-6
+    pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer())
+    assert closeness(relprop.explain(pipe, TEXTS, 1).scores, other.scores) <= 1e-6
+
+
+def test_other_threads_may_call_the_model_meanwhile(tmp_path):
+    case = lively_case("grouped queries")
+    model, found = on_disk(copy.deepcopy(case[0]), tmp_path), []
+    _, expected = scores(case[0], case, "attnlrp", 0)
+
+    def explain():
+        found.append(scores(model, case, "attnlrp", 0)[1])
+
+    threads = [threading.Thread(target=explain) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    own = [model(**case[1]).logits for _ in range(5)]
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(o, own[0]) for o in own)
+    assert len(found) == 2 and all(closeness(s, expected) <= 1e-6 for s in found)
 
 
 def test_gradients_are_said_not_to_be_compared(tmp_path):
