@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from relprop.errors import InputError
 from relprop.tracer.calls import cast
@@ -47,11 +48,15 @@ def fetched(program: Program, model: nn.Module | None) -> Sizes:
             made = model is not None and _is_made(program, model, node)
         else:
             made = not is_batched(node) and any(i in found for i in tensor_inputs(node))
-        value = val(node)
-        if made and isinstance(value, Tensor) and value.numel() >= LARGE:
-            dtype = program.dtype if value.is_floating_point() else None
-            found[node] = value.numel() * (dtype or value.dtype).itemsize
+        parts = [t for t in tree_leaves(val(node)) if isinstance(t, Tensor)] if made else []
+        if sum(t.numel() for t in parts) >= LARGE:
+            found[node] = sum(_bytes(t, program.dtype) for t in parts)
     return found
+
+
+def _bytes(value: Tensor, dtype: torch.dtype | None) -> int:
+    own = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    return int(value.numel() * own.itemsize)
 
 
 def _is_made(program: Program, model: nn.Module, node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 import relprop
 from relprop.errors import InputError
 from relprop.tracer import run, weights
+from relprop.tracer.facts import is_batched
 from tests.common.models import build, closeness, sample
 from tests.e2e.test_opening import TEXTS, classifier, tokenizer
 from tests.methods.test_chunks import lively_case
@@ -183,6 +184,26 @@ def test_segments_hold_the_weights_of_one(tmp_path):
             relprop.explain(model, ids, (7, 3), verify=False, memory=memory)
         most[memory] = held.most
     assert most[0] < 0.4 * most[None]
+
+
+def test_weights_that_a_model_cuts_into_pieces_are_let_go(tmp_path):
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(6, 8, 6) / 3)
+
+        def forward(self, x):
+            up, down, *_ = self.weights.unbind()
+            return ((x @ up.T).relu() @ down).mean(1)
+
+    whole, x = Cut(), torch.randn(2, 5, 6)
+    model = on_disk(copy.deepcopy(whole), tmp_path)
+    program = relprop.trace(model, x)
+    made = set(weights.fetched(program, model))
+    still = {n for n in program.graph.nodes if n.op == "get_attr" or not is_batched(n)}
+    assert made == {n for n in still if n.op != "output"}
+    one, other = (relprop.explain(m, x, 1, method="lrp", memory=0) for m in (whole, model))
+    assert closeness(one.scores, other.scores) <= 1e-6
 
 
 def test_the_graph_is_cut_by_the_weights_that_are_read(tmp_path):
