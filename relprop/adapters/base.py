@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from relprop.adapters.pictures import Original, originals
 from relprop.errors import InputError, TargetError, first_line, message
 from relprop.tracer.binding import Inputs
+from relprop.tracer.offloaded import home_of
 
 Word = tuple[str, list[int]]
 
@@ -78,9 +79,8 @@ class Adapter:
         if processor is None or ready(inputs):
             return Prepared(inputs, processor)
         things = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-        device = next((p.device for p in model.parameters()), None)
         try:
-            tensors = torch.stack([processor(thing) for thing in things]).to(device)
+            tensors = torch.stack([processor(thing) for thing in things]).to(home_of(model)[0])
         except (TypeError, RuntimeError, ValueError, AttributeError) as error:
             raise cannot_prepare(things[0], processor, error) from error
         return Prepared(

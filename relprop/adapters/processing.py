@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.base import cannot_prepare
 from relprop.adapters.pictures import Original, originals, picture_size
+from relprop.tracer.offloaded import home_of
 
 
 def tokenizer_of(processor: Any) -> Any:
@@ -121,12 +122,11 @@ def _is_image(value: Any) -> bool:
 
 def _accepted(model: nn.Module, made: Any) -> Any:
     """What the model's ``forward`` takes of it, on the model's device and in its floating type."""
-    takes = inspect.signature(model.forward).parameters
+    takes, (device, dtype) = inspect.signature(model.forward).parameters, home_of(model)
     for name in [n for n in made if n not in takes]:
         del made[name]
     for name in list(made):
         if isinstance(made[name], Tensor):
-            made[name] = made[name].to(
-                model.device, model.dtype if made[name].is_floating_point() else None
-            )
+            floating = made[name].is_floating_point()
+            made[name] = made[name].to(device, dtype if floating else None)
     return made

@@ -26,6 +26,7 @@ from relprop.runner.session import Session, open_session
 from relprop.runner.sites import reached_inputs
 from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 START = 0.1
@@ -200,11 +201,10 @@ def _moving(leaves: Any) -> tuple[str, fx.Node]:
 
 def _drawn(model: nn.Module, shape: tuple[int, ...], seed: int) -> Tensor:
     """The start image where none is given."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
     one = START * torch.randn(
         shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
-    return one.to(like.device, like.dtype).expand(shape).clone()
+    return one.to(*home_of(model)).expand(shape).clone()
 
 
 def _refuse_start(unit: Any, shape: Any, start: Any, seed: Any) -> None:

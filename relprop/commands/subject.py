@@ -22,6 +22,7 @@ from relprop.opening.wrapped import base_model
 from relprop.runs import processes
 from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model, tokenizer_of
 from relprop.targets import token
+from relprop.tracer.offloaded import home_of
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
 SAVE_PROCESSOR = (
@@ -140,7 +141,7 @@ def _cut(text: str, max_length: int, opened: Opened) -> Any:
     """A text as its first tokens."""
     tokenizer = tokenizer_of(opened.processor)
     cut = tokenizer([text], return_tensors="pt", truncation=True, max_length=max_length)
-    return cut.to(next(opened.model.parameters()).device)
+    return cut.to(home_of(opened.model)[0])
 
 
 def typical_subject(asked: AskedModel) -> Subject:

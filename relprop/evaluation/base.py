@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.errors import InputError, OptionError
+from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import evaluating
 
 
@@ -148,9 +149,8 @@ def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:
 
 def place_of(model: Any, otherwise: Tensor) -> tuple[torch.device, torch.dtype | None]:
     """The model's device, and the floating-point type of its parameters if it has any."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
-    first = next((p for p in parameters if p.is_floating_point()), None)
-    return (otherwise.device, None) if first is None else (first.device, first.dtype)
+    own = model.parameters() if isinstance(model, nn.Module) else ()
+    return home_of(model) if any(map(torch.is_floating_point, own)) else (otherwise.device, None)
 
 
 @contextmanager

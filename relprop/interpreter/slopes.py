@@ -16,6 +16,7 @@ from relprop.interpreter.model_gradients import gradients_of_batch, mixture, mod
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, tolerance
+from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.surroundings import undisturbed
@@ -47,6 +48,8 @@ def slopes(
     """Compare the gradients of a fixed random mixture of the output ``nodes``."""
     program, model = replace(program, dtype=None), beside_others(model)
     nodes = [n for n in nodes if is_floating(n)]
+    if is_offloaded(model):
+        return Slopes(skipped="a backward pass of the model would hold all offloaded weights")
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")
     some = inputs.select(0, 1) if program.input_specialised else _two(inputs)

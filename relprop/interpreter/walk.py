@@ -17,7 +17,7 @@ from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance
-from relprop.tracer.calls import Values
+from relprop.tracer.calls import Values, together
 from relprop.tracer.editing import val
 from relprop.tracer.program import describe
 
@@ -84,7 +84,9 @@ def walk(
             if account:
                 done.ended[node] = total(relevance)
             continue
-        split = apply(step, relevance, values, extras.get(node))
+        read = {n: values[n] for n in (node, *step.operands) if n in values}
+        relevance, read, extra = together(node, (relevance, read, extras.get(node)))
+        split = apply(step, relevance, read, extra)
         if account:
             done.accounts.append(account_of(step, relevance, split))
         for edge, share in zip(step.edges, split.shares, strict=True):
@@ -100,6 +102,7 @@ def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Val
     if isinstance(outputs, Tensor):
         return join(plan, node, values, pending.pop((node, 0), []))
     parts = {i: pending.pop((node, i), []) for i in range(len(outputs))}
+    parts = together(node, parts)
     sums = {i: sum(p[1:], p[0]) for i, p in parts.items() if p}
     if not sums:
         return None
@@ -116,7 +119,9 @@ def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tens
     """A value used k times receives the sum of k relevances, or what the rule set makes of them;
     ``None`` of none."""
     if len(parts) > 1 and plan.rules.fan_out is not None:
-        return plan.rules.fan_out(values[node], tuple(parts))
+        value, parts = together(node, (values[node], parts))
+        return plan.rules.fan_out(value, tuple(parts))
+    parts = together(node, parts)
     return sum(parts[1:], parts[0]) if parts else None
 
 

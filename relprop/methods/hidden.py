@@ -64,7 +64,7 @@ def gradcam_features(
         shape = [
             s if i in features.token_axes else 1 for i, s in enumerate(features.value.shape[1:])
         ]
-        kept = content.reshape(len(content), *shape).to(gradient.dtype)
+        kept = content.reshape(len(content), *shape).to(gradient)
         axes = [i + 1 for i in features.token_axes]
         weights = (gradient * kept).sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(
             min=1
@@ -75,7 +75,7 @@ def gradcam_features(
             )
         )
     return {
-        name: TokenMap(torch.stack([m[name] for m in maps]).mean(0) * at.content[name])
+        name: TokenMap(torch.stack([m[name] for m in maps]).mean(0) * at.content[name].to(at.home))
         for name in at.content
     }
 

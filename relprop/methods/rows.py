@@ -72,7 +72,7 @@ def gradcam(
         if name not in at.last:
             found[name] = TokenMap(torch.zeros(content.shape, device=content.device))
             continue
-        values = at.sites[at.last[name]]
+        values, content = at.sites[at.last[name]], content.to(at.home)
         attention, gradient = (
             at.heads(values, _there(v))[name] for v in (values.attention, values.gradient)
         )

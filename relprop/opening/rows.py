@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from relprop.errors import InputError, message
 from relprop.opening.wrapped import base_model
+from relprop.tracer.offloaded import home_of
 
 Rows = dict[str, Tensor]
 #: Something of a library that need not be there: a pipeline, a config, a processor, a tokenizer.
@@ -26,11 +27,11 @@ def for_model(made: Foreign, model: nn.Module) -> Rows:
     names = inspect.signature(base_model(model).forward).parameters
     found = {name: t for name, t in _tensors(made) if name in names}
     count = max((len(t) for t in found.values()), default=0)
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    device, dtype = home_of(model)
     for name, t in found.items():
-        half = t.is_floating_point() and like.dtype.itemsize == 2
+        half = t.is_floating_point() and dtype.itemsize == 2
         t = t.expand(count, *t.shape[1:]) if len(t) == 1 else t  # one image, several texts
-        found[name] = t.to(like.device, like.dtype if half else t.dtype)
+        found[name] = t.to(device, dtype if half else t.dtype)
     return found
 
 

@@ -1,5 +1,5 @@
-"""Whether a module can be explained as it stands: a float model with its weights there, on one
-device. What cannot is refused by name, with what to do."""
+"""Whether a module can be explained as it stands: a float model with its weights somewhere, on the
+device of its inputs or joined by hooks. What cannot is refused by name, with what to do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from relprop.errors import InputError, message
 from relprop.opening.wrapped import refuse_opaque, unwrapped
 from relprop.tracer.binding import Inputs
+from relprop.tracer.offloaded import device_of, moves_inputs
 
 
 def usable_model(model: object) -> nn.Module:
@@ -38,30 +39,32 @@ def usable_model(model: object) -> nn.Module:
 
 
 def check_devices(model: nn.Module, inputs: Inputs) -> None:
-    """Inputs and parameters must be on one device, and hold values."""
+    """Parameters must hold values, and be on the inputs' device, unless hooks bring to each module
+    what it is given."""
+    hooked = moves_inputs(model)
     first: tuple[str, torch.device] | None = None
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        _refuse_without_values(model, name, parameter)
-        first = first or (name, parameter.device)
-        if parameter.device != first[1]:
+        where = device_of(model, name)
+        _refuse_without_values(name, parameter, where)
+        first = first or (name, where)
+        if where != first[1] and not hooked:
             one = str(first[1])
             raise InputError(
-                f"the model is on several devices: {first[0]!r} on {one}, "
-                f"{name!r} on {parameter.device}",
+                f"the model is on several devices: {first[0]!r} on {one}, {name!r} on {where}",
                 then=[
                     f"put it on one: model.to({one!r}), or load it with device_map={{'': {one!r}}}"
                 ],
             )
     for given, tensor in zip(inputs.names, inputs.tensors, strict=True):
-        if first is not None and tensor.device != first[1]:
+        if first is not None and tensor.device != first[1] and not hooked:
             raise InputError(
                 f"input {given!r} is on {tensor.device}, the model's parameter "
                 f"{first[0]!r} on {first[1]}: move one of them"
             )
 
 
-def _refuse_without_values(model: nn.Module, name: str, parameter: torch.Tensor) -> None:
-    """A parameter that has no shape, only a part of its values, or none."""
+def _refuse_without_values(name: str, parameter: torch.Tensor, where: torch.device) -> None:
+    """A parameter that has no shape, only a part of its values, or none anywhere."""
     if is_lazy(parameter):
         raise InputError(
             f"parameter {name!r} has no shape yet",
@@ -72,20 +75,8 @@ def _refuse_without_values(model: nn.Module, name: str, parameter: torch.Tensor)
             f"parameter {name!r} is sharded ({type(parameter).__name__})",
             then=["explain the whole model: load its full state dict into one on one device"],
         )
-    if parameter.device.type == "meta":
-        raise InputError(_without_values(model, name))
-
-
-def _without_values(model: nn.Module, name: str) -> str:
-    """Why a tensor of the model is on the meta device: never loaded, or kept elsewhere between
-    calls."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    if getattr(getattr(owner, "_hf_hook", None), "offload", False):
-        return message(
-            f"parameter {name!r} is offloaded: its weights are there only while its module runs",
-            then=["load the model with device_map={'': device}, without offloading"],
+    if where.type == "meta":
+        raise InputError(
+            f"parameter {name!r} is on the meta device: the model has no weights yet",
+            then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"],
         )
-    return message(
-        f"parameter {name!r} is on the meta device: the model has no weights yet",
-        then=["load them: from_pretrained, or model.to_empty(device=...) and load_state_dict"],
-    )

@@ -37,6 +37,7 @@ from relprop.runner.run import Part, Run, run
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.offloaded import runs_on
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 #: An explanation per question (``None``: refused), for each target.
@@ -148,11 +149,11 @@ class Asking:
         self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
     ) -> Rows:
         targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
-        needs: dict[int, Needs] = {}
+        needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
                 make = partial(needs_of, session, question, targets)
-                needs[i] = fitted(make, part.batch, memory, part.inputs.tensors[0].device)
+                needs[i] = fitted(make, part.batch, memory, device)
         for one in needs.values():
             one.session.tell(one.notices)
 

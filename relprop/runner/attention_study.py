@@ -82,7 +82,7 @@ class AttentionStudy(Study):
     def _at_site(self, site: Site) -> SiteValues:
         node = site.attention
         held = detached(self.run.forward.watched[node])
-        return SiteValues(site, wide(held), self.gradient(node), self.relevance(node))
+        return SiteValues(site, wide(held).to(self.home), self.gradient(node), self.relevance(node))
 
     def _layer(self, node: fx.Node, site: Site | None = None) -> LayerValues:
         value, axes = wide(self.value(node)), token_axes(self.program, node)
@@ -232,9 +232,9 @@ class AttentionStudy(Study):
         dtype = at_least_float32(own)
         if dtype != own:  # small differences are not for half precision
             part = replace(part, program=replace(self.program, dtype=dtype))
-        beside = {n: detached(self.run.forward.values[n]) for n in part.beside}
-        beside = {n: wide(v) if isinstance(v, Tensor) else v for n, v in beside.items()}
-        return part.run(beside, variants.to(dtype))
+        values = self.run.values(self.session, part.beside)
+        beside = {n: wide(v.detach()) if isinstance(v, Tensor) else v for n, v in values.items()}
+        return part.run(beside, variants.to(dtype)).to(self.home)
 
     def output(self, name: str, value: Tensor) -> Tensor:
         """y_t (batch,) if input ``name`` were another."""

@@ -56,6 +56,8 @@ def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[
     by = chunked(attention, study.sweep.holding(end).values, study.program.dtype)
     arrived, plan = study.found_at(end), study.needs.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
-    for rows in map_rows(by, wanted, study.gradient(end), relevance):
+    gradient = study.sweep.gradient(end)
+    gradient = None if gradient is None else wide(gradient)
+    for rows in map_rows(by, wanted, gradient, relevance):
         slope = None if rows.gradient is None else wide(rows.gradient)
         yield rows.chunk, SiteValues(site, wide(rows.attention), slope, rows.relevance)

@@ -14,9 +14,10 @@ from relprop.errors import OptionError, message
 from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
-from relprop.tracer.program import Program, Site
+from relprop.tracer.program import Site
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
+from relprop.tracer.weights import fetched
 
 #: Needs in which no attention map of more than so many bytes is whole (``None``: of a chunk).
 Make = Callable[[int | None], Needs]
@@ -63,7 +64,7 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     if memory is None:
         return needs
     budget = int(SHARE * free_memory(device)) if isinstance(memory, str) else memory
-    if batch * _at_most(needs.program) <= budget or taken(needs, batch) <= budget:
+    if _at_most(needs, batch) <= budget or taken(needs, batch) <= budget:
         return needs
     _refuse_maps(needs, batch, int(budget / SHARE) if isinstance(memory, str) else budget)
     small = make(0)
@@ -74,9 +75,9 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
 
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
-    lives = Lives(needs.program, needs.read_at)
+    lives = _lives(needs, batch)
     held = sum(map(lives.bytes_of, needs.held.union(needs.program.output_nodes)))
-    cuts = lives.within((budget - _of_chunks(needs, batch)) // batch - held, TIMES)
+    cuts = lives.within(budget - _of_chunks(needs, batch) - held, TIMES)
     if len(cuts) < 3:
         return needs
     found = replace(needs, segments=lives.segments(cuts))
@@ -87,16 +88,16 @@ def cut(needs: Needs, batch: int, budget: int) -> Needs:
 def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     """About how many bytes an answer takes beside the model and the inputs, at the most at one
     time; if there were ``longer`` times as many tokens."""
-    lives = Lives(needs.program, needs.read_at, longer)
+    lives = _lives(needs, batch, longer)
     chunk = _of_chunks(needs, batch, longer)
     kept = sum(map(lives.bytes_of, needs.keep.union(needs.program.output_nodes)))
     if needs.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
-        return batch * (kept + TIMES * largest) + chunk
+        return kept + TIMES * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
     every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
-    return batch * (max(kept, every) + longer**2 * maps) + chunk
+    return max(kept, every) + batch * longer**2 * maps + chunk
 
 
 def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -110,16 +111,24 @@ def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[
         yield longer, whole, min(whole, taken(parts or needs, batch, longer))
 
 
-def _at_most(program: Program) -> int:
-    """What no answer takes more than, for one sample: every value of the graph, twice, and as many
-    maps as there are of a chunk."""
-    lives = Lives(program, lambda node: node.all_input_nodes)
+def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
+    """How many bytes each value takes, and when it is there."""
+    weights = fetched(needs.program, needs.session.model)
+    return Lives(needs.program, needs.read_at, longer, batch, weights)
 
-    def most() -> int:
+
+def _at_most(needs: Needs, batch: int) -> int:
+    """What no answer takes more than: every value of the graph, twice, all weights that are not in
+    memory, and as many maps as there are of a chunk."""
+    program = needs.program
+
+    def of_one() -> int:
+        lives = Lives(program, lambda node: node.all_input_nodes)
         maps = max((map_bytes(s) for s in program.sites), default=0)
         return TIMES * sum(map(lives.bytes_of, program.graph.nodes)) + MAPS * maps
 
-    return program.memo.once(("bytes",), most)
+    weights = sum(fetched(program, needs.session.model).values())
+    return batch * program.memo.once(("bytes",), of_one) + TIMES * weights
 
 
 def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:

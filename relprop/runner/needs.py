@@ -30,6 +30,7 @@ from relprop.targets import possible_starts
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
 from relprop.tracer.segments import Segment
+from relprop.tracer.weights import fetched
 
 Nodes = tuple[fx.Node, ...]
 
@@ -158,7 +159,7 @@ def needs_over_attention(
         {n for s in streams for n in placing(s, session.flow)}
         | {*outputs.values(), *features}
         | _read_by_method(session, question, chosen, outputs)
-    )
+    ) - fetched(session.program, session.model).keys()  # read again where they are asked for
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}

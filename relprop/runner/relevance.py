@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
 
 from relprop.interpreter.batch import Passage, Passing, Walk, pending_at
 from relprop.interpreter.crossing import Crossing
@@ -75,7 +76,8 @@ class Relevance:
         """The books of the whole ``walk``."""
         reached = {_end_name(self.plan.program, n): amount for n, amount in walk.ended.items()}
         like = next(iter(reached.values()), self.started)
-        return Ledger(tuple(walk.accounts), self.started.to(like.dtype), reached)
+        books = tree_map_only(Tensor, lambda t: t.to(like.device), (walk.accounts, reached))
+        return Ledger(tuple(books[0]), self.started.to(like), books[1])
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,10 @@ from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.offloaded import tensor_of
 from relprop.tracer.readout import Readout
+from relprop.tracer.run import execute
+from relprop.tracer.weights import fetched
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,9 @@ class Run:
         """Where relevance starts for a target."""
         with torch.enable_grad():
             start = resolve(target, self.context(session))
-            return replace(start, scalars=self._attached(start, session.program.dtype))
+            return replace(start, scalars=self._attached(start, session))
 
-    def _attached(self, start: Start, dtype: torch.dtype | None) -> Tensor:
+    def _attached(self, start: Start, session: Session) -> Tensor:
         """y_t with its gradient by way of the elements that it reads alone, where that is known."""
         seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
         values, amount = self.forward.values, torch.zeros_like(start.scalars)
@@ -87,11 +90,21 @@ class Run:
             if not isinstance(seed, Points) or not start.is_sum:
                 return start.scalars
             if node in self.readouts:
-                elements = read_again(self.readouts[node], values, seed, dtype)
+                readout = self.readouts[node]
+                read = self.values(session, (readout.below, *readout.beside))
+                elements = read_again(readout, read, seed, session.program.dtype)
             else:
                 elements = seed.at(values[node])
             amount = amount + factor * seed.summed(elements * seed.numbers)
         return start.scalars.detach() + (amount - amount.detach())
+
+    def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
+        """The values of some nodes that are kept; weights that were let go are read again."""
+        kept = self.forward.values
+        found = {n: kept[n] for n in nodes if n in kept}
+        if left := set(nodes) - kept.keys():
+            found |= execute(session.program, session.model, self.inputs, left, known=kept)
+        return {n: found[n] for n in nodes}
 
     def context(self, session: Session) -> Context:
         """What targets are resolved against: the outputs are still attached to autograd."""
@@ -116,7 +129,8 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
     found = (item for n in needs for item in n.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
-    keep.update(*((r.below, *r.beside) for r in readouts.values()))
+    weights = fetched(session.program, session.model)  # read again where they are asked for
+    keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
     if all(n.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
@@ -136,7 +150,9 @@ def refuse_nonfinite(session: Session, done: Forward) -> None:
         if node not in session.flow.members or not value.is_floating_point():
             continue
         if not is_finite(value):
-            bad = [n for n, p in session.model.named_parameters() if not torch.isfinite(p).all()]
+            model = session.model
+            names = [n for n, _ in model.named_parameters()]
+            bad = [n for n in names if not torch.isfinite(tensor_of(model, n)).all()]
             cause = (
                 f"parameter {bad[0]!r} holds NaN or infinite values"
                 if bad

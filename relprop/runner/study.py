@@ -38,6 +38,11 @@ class Study:
         self.sweep = Sweep(needs, run, start, gradients)
 
     @property
+    def home(self) -> torch.device:
+        """The device of y_t: methods find all tensors there, wherever the model computed them."""
+        return self.start.scalars.device
+
+    @property
     def ledger(self) -> Ledger | None:
         """The books of the relevance pass; ``None`` without one."""
         return self.sweep.ledger
@@ -51,7 +56,7 @@ class Study:
         if found is None:
             held = self.run.forward.watched.get(node)
             found = torch.zeros_like(wide(self.run.forward.values[node]) if held is None else held)
-        return found
+        return found.to(self.home)
 
     def found_at(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""
@@ -60,11 +65,12 @@ class Study:
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node, batch first; ``None`` if it was not asked for."""
         found = self.sweep.gradient(node)
-        return None if found is None else wide(found)
+        return None if found is None else wide(found).to(self.home)
 
     def value(self, node: fx.Node) -> Tensor:
         """A kept value, batch first."""
-        return detached(self.run.forward.values[node])  # type: ignore[no-any-return]
+        value: Tensor = detached(self.run.values(self.session, [node])[node])
+        return value.to(self.home)
 
     def output_at(self, leaves: Sequence[fx.Node], values: Iterable[Tensor]) -> Tensor:
         """y_t of every sample, (batch,), if ``values`` stood at ``leaves``; attached to autograd

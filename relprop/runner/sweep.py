@@ -160,7 +160,8 @@ class Sweep:
         under.kept |= {n: g for n, g in gradients.items() if n not in inside}
         moving = _moving(g for n, g in gradients.items() if n in inside)
         if moving is not None:
-            under.moves = moving if under.moves is None else under.moves | moving
+            before = moving if under.moves is None else under.moves
+            under.moves = before | moving.to(before.device)
         return Stretch(segment.nodes, values, gradients, walk.found)
 
     def _values_and_gradients(
@@ -190,4 +191,4 @@ class Sweep:
 def _moving(gradients: Iterable[Tensor]) -> Tensor | None:
     """In which samples any of these is not 0, (batch,); ``None`` of none."""
     found = [g.flatten(1).any(1) for g in gradients]
-    return torch.stack(found).any(0) if found else None
+    return torch.stack([f.to(found[0].device) for f in found]).any(0) if found else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from relprop.errors import InputError, OptionError
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import registered
+from relprop.tracer.offloaded import tensor_of
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 UNTOLD = "so that a run cannot tell whether it is the same when it goes on"
@@ -27,12 +28,13 @@ def of_model(model: nn.Module) -> dict[str, Any]:
     """Its class, the SHA-256 of its state dict, and that of its settings (the modules as they print
     themselves, a config if it has one).
 
-    Raises ``InputError`` for weights that are not there (on the meta device, offloaded).
+    Raises ``InputError`` for weights that are nowhere.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        _hash(digest, value, name)
+        offloaded = isinstance(value, Tensor) and value.is_meta
+        _hash(digest, tensor_of(model, name) if offloaded else value, name)
     settings = [ADDRESS.sub("", repr(model))]
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
@@ -113,7 +115,7 @@ def _hash(digest: Any, value: Any, name: str) -> None:
         digest.update(ADDRESS.sub("", repr(value)).encode())
         return
     if value.is_meta:
-        fact = f"the weight {name!r} is on the meta device: it is not loaded, or offloaded"
+        fact = f"the weight {name!r} is on the meta device: it is not loaded"
         raise InputError(fact, then=["load the model whole"])
     digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
     if hasattr(value, "__tensor_flatten__"):  # a quantised weight, made of others

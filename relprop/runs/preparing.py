@@ -15,6 +15,7 @@ from relprop.data import Sample
 from relprop.errors import InputError, OptionError
 from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
+from relprop.tracer.offloaded import home_of
 
 STEP = 32  # texts are padded to multiples of this: one captured graph for each length
 
@@ -57,13 +58,12 @@ class Images:
 
     def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
         """By shape, in the order in which the shapes appear."""
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
         images = [self.image(s) for s in samples]
         shapes = [(tuple(i.shape), i.dtype) for i in images]
         for shape in dict.fromkeys(shapes):
             places = tuple(i for i, s in enumerate(shapes) if s == shape)
             batch = torch.stack([images[i] for i in places])
-            yield Group(places, batch.to(like.device, like.dtype))
+            yield Group(places, batch.to(*home_of(model)))
 
     def image(self, sample: Sample) -> Tensor:
         """One image as the model takes it. Raises ``InputError`` with the sample's key."""
@@ -160,7 +160,6 @@ def _accepted(made: Any, model: nn.Module) -> Any:
     """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since
     it knows the words."""
     takes = inspect.signature(base_model(model).forward).parameters
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for name in [n for n in made if n not in takes]:
         del made[name]
-    return made.to(device)
+    return made.to(home_of(model)[0])

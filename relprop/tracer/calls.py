@@ -4,7 +4,7 @@ under ``vmap``, for every sample of a batch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -14,9 +14,10 @@ from relprop.errors import InputError, first_line, message, out_of_memory
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.kernels import KERNELS
-from relprop.tracer.program import describe
+from relprop.tracer.program import describe, place
 
 Values = dict[fx.Node, Value]
+V = TypeVar("V")
 
 
 class Reads(Protocol):
@@ -75,7 +76,8 @@ def call_node(
 ) -> Value:
     """One sample's value of a node, from ``values`` of what it reads. ``dtype`` as in
     ``template``; ``replaced``: an argument by position, and what stands there instead."""
-    args, kwargs = _filled((node.args, node.kwargs), values.__getitem__, dtype)
+    read = together(node, {n: values[n] for n in node.all_input_nodes})
+    args, kwargs = _filled((node.args, node.kwargs), read.__getitem__, dtype)
     if replaced is not None:
         args = (*args[: replaced[0]], replaced[1], *args[replaced[0] + 1 :])
     try:
@@ -88,6 +90,29 @@ def call_node(
         raise InputError(
             message(f"{node.target} failed: {first_line(error)}", at=describe(node))
         ) from error
+
+
+def together(node: fx.Node, values: V) -> V:
+    """The tensors among the values that a call reads, on one device: where they lie on several, on
+    the one on which the model made this call."""
+    devices: dict[torch.device, None] = {}
+    _note_devices(values, devices)
+    if len(devices) < 2:
+        return values
+    where = place(node).device or next(iter(devices))
+    moved: V = tree_map_only(Tensor, lambda t: t.to(where), values)
+    return moved
+
+
+def _note_devices(value: Value, found: dict[torch.device, None]) -> None:
+    if isinstance(value, Tensor):
+        found[value.device] = None
+    elif isinstance(value, dict):
+        for part in value.values():
+            _note_devices(part, found)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _note_devices(part, found)
 
 
 def cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:

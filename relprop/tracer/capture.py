@@ -20,12 +20,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import CaptureError, first_line, message
+from relprop.errors import CaptureError, first_line, message, warn
 from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.flat import Flat, memory, run_eager
+from relprop.tracer.offloaded import in_outline, is_offloaded, loaded
 from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
 from relprop.tracer.recorded import (
@@ -38,6 +39,12 @@ from relprop.tracer.recorded import (
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, unlogged, unwarned
 from relprop.tracer.transforms import seen_through
+
+#: What is said where values must be there for a graph to be recorded.
+ALL_LOADED = (
+    "all offloaded weights are loaded at once while the graph is captured, since torch.export "
+    "refuses this model: {}"
+)
 
 
 @dataclass
@@ -75,14 +82,16 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         assert outputs is not None
         take_back()
         try:
-            with seen_through():
+            with seen_through(), in_outline(model):
                 recorded = _export(flat, inputs)
             return _captured(recorded, outputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             try:
-                with seen_through():
-                    recorded = _concrete(flat, inputs, take_back)
+                if is_offloaded(model):
+                    warn(ALL_LOADED.format(first_line(refused)))
+                with seen_through(), loaded(model):
+                    recorded = _concrete(Flat(model, inputs), inputs, take_back)
             except Exception as failed:
                 raise _neither(model, refused, failed) from failed
             return _captured(recorded, outputs, eager, draws)

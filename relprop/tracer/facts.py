@@ -23,10 +23,11 @@ _KEY = "relprop"
 @dataclass(frozen=True)
 class Place:
     """Where a node comes from in the user's model: the modules around it (outermost first, paths
-    with ``@1`` on second calls) and the source line."""
+    with ``@1`` on second calls), the source line, and the device that it ran on."""
 
     modules: tuple[tuple[str, str], ...] = ()
     source: str = ""
+    device: torch.device | None = None
 
     @property
     def path(self) -> str:

@@ -6,17 +6,22 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.facts import Place
+
+#: Where PyTorch's own code is.
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def recorded_value(node: fx.Node) -> Value:
@@ -53,7 +58,9 @@ def recorded_place(node: fx.Node) -> Place:
             number = f"@{str(key).rpartition('@')[2]}" if again else ""
             kind = owner if isinstance(owner, str) else f"{owner.__module__}.{owner.__qualname__}"
             stack.append((clean.removeprefix("model").removeprefix(".") + number, kind))
-    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""))
+    made = tree_leaves(node.meta.get("val", node.meta.get("tensor_meta")))
+    device = next((t.device for t in made if isinstance(t, Tensor)), None)
+    return Place(tuple(stack), _source(node.meta.get("stack_trace") or ""), device)
 
 
 def _of_the_model(path: str) -> str:
@@ -76,7 +83,7 @@ def innermost_forward() -> str:
     frame = inspect.currentframe()
     while frame is not None:
         file, number = frame.f_code.co_filename, frame.f_lineno
-        if frame.f_code.co_name == "forward" and "/torch/" not in file:
+        if frame.f_code.co_name == "forward" and not file.startswith(TORCH):
             return f'File "{file}", line {number}, in forward\n{linecache.getline(file, number)}'
         frame = frame.f_back
     return ""

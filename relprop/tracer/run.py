@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from relprop.operations import Args, Value
 from relprop.tracer.binding import Inputs
@@ -22,6 +21,7 @@ from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
+from relprop.tracer.weights import AT_ONCE, Sizes, fetched, made_of, weight
 
 Visit = Callable[[fx.Node, Value], Value]
 
@@ -42,38 +42,38 @@ def execute(
 
     Parameters are read from ``model`` now, detached, and so are inputs unless ``attached``. The
     graph runs in sections that end at watched nodes, each section in one ``vmap``; what no later
-    section reads is freed unless kept. What is ``known`` is not worked out again, nor what it alone
-    is made of. A large attention site of whose map nothing is kept or watched runs some queries at
-    a time, a section of its own.
+    section reads is freed unless kept. Weights that take memory when they are read are read for one
+    section, few at a time. What is ``known`` is not worked out again, nor what it alone is made of.
+    A large attention site of whose map nothing is kept or watched runs some queries at a time, a
+    section of its own.
     """
     kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch})
+    sizes = {n: size for n, size in fetched(program, model).items() if n not in watch}
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
 
     def cut() -> list[_Section]:
-        return _sections(
-            _wanted(program.graph, kept | set(watch), sites, known), kept, watch, sites
-        )
+        wanted = _wanted(program.graph, kept | set(watch), sites, known)
+        return _sections(wanted, kept, set(watch), sites, sizes)
 
     found = None if known is None else frozenset(known)
-    key = "sections", frozenset(kept), frozenset(watch), frozenset(sites), found
+    key = "sections", frozenset(kept), frozenset(watch), frozenset(sites), frozenset(sizes), found
     for section in program.memo.once(key, cut):
-        for node in section.nodes:
+        for node in section.first:
+            if node in values:
+                continue
             if node.op == "placeholder":
                 given = stacked[node]
                 values[node] = cast(given if attached else normal(given), program.dtype)
             elif node.op == "get_attr":
-                values[node] = cast(
-                    normal(_parameter(program, model, str(node.target))), program.dtype
-                )
-            elif not is_batched(node):
+                values[node] = weight(program, model, node)
+            else:
                 values[node] = call_node(node, values, program.dtype)
-        if section.nodes[0] in sites:
-            values[section.nodes[0]] = sites[section.nodes[0]].run(values, program.dtype)
+        if section.site is not None:
+            values[section.site] = sites[section.site].run(values, program.dtype)
         elif section.calls:
             section.run(values, program.dtype)
-        last = section.nodes[-1]
-        if visit is not None and last in watch:
+        if visit is not None and (last := section.last) is not None and last in watch:
             values[last] = visit(last, values[last])
         for node in [n for n in values if n not in kept and n not in section.still]:
             del values[node]
@@ -106,11 +106,14 @@ def _wanted(
 
 @dataclass(frozen=True)
 class _Section:
-    """Nodes that run at once, in order. ``still``: what sections after it read; ``calls``: those of
-    its nodes that run for the whole batch, which read the values of ``entering`` and leave those of
-    ``leaving``; after each of them what is ``gone`` is read no more."""
+    """What runs at once: the calls for no sample and the tensors that come ``first``, in order, and
+    then either a ``site`` or the ``calls`` for the whole batch, which read the values of
+    ``entering`` and leave those of ``leaving``; after each of them what is ``gone`` is read no
+    more. ``last``: its last node; ``still``: what sections after it read."""
 
-    nodes: list[fx.Node]
+    first: list[fx.Node]
+    site: fx.Node | None
+    last: fx.Node | None
     still: set[fx.Node]
     calls: list[fx.Node]
     entering: list[fx.Node]
@@ -118,9 +121,19 @@ class _Section:
     gone: Mapping[fx.Node, list[fx.Node]]
 
     @classmethod
-    def of(cls, nodes: list[fx.Node], kept: set[fx.Node], still: set[fx.Node]) -> _Section:
-        """A section of ``nodes``, of which are ``kept`` what is read later and what is asked."""
+    def of(
+        cls,
+        nodes: list[fx.Node],
+        weights: list[fx.Node],
+        order: Mapping[fx.Node, int],
+        kept: set[fx.Node],
+        still: set[fx.Node],
+        sites: Mapping[fx.Node, ByQueries],
+    ) -> _Section:
+        """A section of ``nodes``, for which ``weights`` are made, of which are ``kept`` what is
+        asked for and ``still`` what is read later."""
         calls = [n for n in nodes if n.op == "call_function" and is_batched(n)]
+        first = sorted({*nodes, *weights}.difference(calls), key=order.__getitem__)
         inside, leaving = set(calls), [n for n in calls if n in kept or n in still]
         read = {n: tensor_inputs(n) for n in calls}
         entering = dict.fromkeys(i for n in calls for i in read[n] if i not in inside)
@@ -129,7 +142,10 @@ class _Section:
         gone: dict[fx.Node, list[fx.Node]] = {}
         for used, user in last.items():
             gone.setdefault(user, []).append(used)
-        return cls(nodes, still, calls, [n for n in entering if is_batched(n)], leaving, gone)
+        site = nodes[0] if nodes and nodes[0] in sites else None
+        batched = [n for n in entering if is_batched(n)]
+        end = nodes[-1] if nodes else None
+        return cls(first, site, end, still, calls, batched, leaving, gone)
 
     def run(self, values: Values, dtype: torch.dtype | None) -> None:
         """Run the calls for the whole batch at once and put what leaves into ``values``."""
@@ -150,27 +166,61 @@ class _Section:
 
 
 def _sections(
-    nodes: list[fx.Node],
+    wanted: list[fx.Node],
     kept: set[fx.Node],
-    watch: Collection[fx.Node],
+    watch: set[fx.Node],
     sites: Mapping[fx.Node, ByQueries],
+    sizes: Sizes,
 ) -> list[_Section]:
-    """The nodes in order, cut after each watched one, and before and after each of ``sites``."""
-    cut: list[list[fx.Node]] = [[]]
+    """The sections of the ``wanted`` nodes, and one for weights that are kept and that nobody
+    reads."""
+    order = {n: i for i, n in enumerate(wanted)}
+    parts = [*_cut(wanted, watch, sites, sizes), []]
+    own = [made_of({i for n in nodes for i in _reads(n, sites)}, sizes) for nodes in parts]
+    own[-1] = made_of(kept.intersection(wanted).difference(*own), sizes)
+    held, later = kept | watch, _read_later(parts, own, sites)
+    return [
+        _Section.of(nodes, [w for w in weights if w in order], order, held, still, sites)
+        for nodes, weights, still in zip(parts, own, later, strict=True)
+    ]
+
+
+def _cut(
+    nodes: list[fx.Node], watch: set[fx.Node], sites: Mapping[fx.Node, ByQueries], sizes: Sizes
+) -> list[list[fx.Node]]:
+    """The nodes in order without those of ``sizes``, cut after each watched one, before and after
+    each of ``sites``, and where enough weights are read."""
+    sections: list[list[fx.Node]] = [[]]
+    here = set[fx.Node]()
     for node in nodes:
-        if node.op == "output":
+        if node.op == "output" or node in sizes:
             continue
+        weights = {i for i in _reads(node, sites) if i in sizes}
+        if weights - here and sum(map(sizes.__getitem__, here | weights)) > AT_ONCE:
+            sections.append([])
+            here = set()
+        here |= weights
         if node in sites:
-            cut += [[node], []]
+            sections += [[node], []]
             continue
-        cut[-1].append(node)
+        sections[-1].append(node)
         if node in watch:
-            cut.append([])
-    sections, still = list[_Section](), set[fx.Node]()
-    for part in filter(None, reversed(cut)):
-        sections.append(_Section.of(part, kept.union(watch), still))
-        still = still | {i for n in part for i in _reads(n, sites)}
-    return sections[::-1]
+            sections.append([])
+    return [s for s in sections if s]
+
+
+def _read_later(
+    sections: list[list[fx.Node]], own: list[list[fx.Node]], sites: Mapping[fx.Node, ByQueries]
+) -> list[set[fx.Node]]:
+    """For each section, the nodes that sections after it read, or the weights that are made for
+    these."""
+    after: list[set[fx.Node]] = [set()]
+    for nodes, weights in zip(sections[:0:-1], own[:0:-1], strict=True):
+        read = {i for n in nodes for i in _reads(n, sites)} - set(weights)
+        after.append(
+            after[-1] | read | {i for n in weights for i in tensor_inputs(n)} - set(weights)
+        )
+    return after[::-1][: len(sections)]
 
 
 class _Layered:
@@ -181,10 +231,3 @@ class _Layered:
 
     def __getitem__(self, node: fx.Node) -> Value:
         return self.own[node] if node in self.own else self.outer[node]
-
-
-def _parameter(program: Program, model: nn.Module | None, target: str) -> Tensor:
-    if target in program.constants:
-        return program.constants[target]
-    found: Tensor = attrgetter(target.removeprefix("model."))(model)
-    return found

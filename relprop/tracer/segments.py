@@ -4,8 +4,8 @@ what was made before the cut and is read after it. Cuts are chosen by how many b
 from __future__ import annotations
 
 from bisect import bisect, bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -39,11 +39,14 @@ Cuts = tuple[int, ...]
 @dataclass(frozen=True)
 class Lives:
     """When each value of a program is made and last read: by ``reads`` of each node that runs.
-    ``longer``: sizes are those for so many times as many tokens."""
+    Sizes are those for ``batch`` samples of ``longer`` times as many tokens. ``weights``: those
+    that are there only while what reads them runs, and how many bytes each takes."""
 
     program: Program
     reads: Callable[[fx.Node], Iterable[fx.Node]]
     longer: int = 1
+    batch: int = 1
+    weights: Mapping[fx.Node, int] = field(default_factory=dict)
 
     @cached_property
     def order(self) -> tuple[fx.Node, ...]:
@@ -63,12 +66,12 @@ class Lives:
         return last
 
     def bytes_of(self, node: fx.Node) -> int:
-        """The size of one sample's value; 0 of what is the same for all samples."""
+        """The size of a node's value; 0 of what is the same for all samples, but for weights."""
         value = val(node)
         if not is_batched(node) or not isinstance(value, Tensor):
-            return 0
+            return self.weights.get(node, 0)
         dtype = self.program.dtype if value.is_floating_point() else None
-        size = int(value.numel() * (dtype or value.dtype).itemsize)
+        size = self.batch * int(value.numel() * (dtype or value.dtype).itemsize)
         if self.longer > 1:
             for axis in self.program.axes.get(node, ()):
                 size *= self.longer if is_token(axis) else 1
@@ -95,9 +98,12 @@ class Lives:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The bytes that each node takes which runs: a view none."""
-        own = (n in self.last_read and kind(n) not in VIEWS for n in self.order)
-        return [self.bytes_of(n) if runs else 0 for n, runs in zip(self.order, own, strict=True)]
+        """The bytes that each node takes which runs, with the weights it reads: a view none."""
+        return [self._size(n) if is_batched(n) and n in self.last_read else 0 for n in self.order]
+
+    def _size(self, node: fx.Node) -> int:
+        read = sum(self.weights.get(i, 0) for i in set(self.reads(node))) if self.weights else 0
+        return read + (0 if kind(node) in VIEWS else self.bytes_of(node))
 
     def cuts(self, least: int) -> Cuts:
         """Segments of at least so many bytes, cut where least is alive: between that and twice as
@@ -116,8 +122,8 @@ class Lives:
         return (*at, len(self.order))
 
     def peak(self, cuts: Cuts, times: int) -> int:
-        """The bytes that one sample needs: what crosses a cut, and ``times`` the values of the
-        largest segment."""
+        """The bytes that are needed: what crosses a cut, and ``times`` the values of the largest
+        segment."""
         inner = cuts[1:-1]
         held = (
             n for n, first, last in self.spans if bisect(inner, last) > bisect_left(inner, first)
@@ -126,8 +132,8 @@ class Lives:
         return sum(map(self.bytes_of, held)) + times * max(own)
 
     def within(self, budget: int, times: int) -> Cuts:
-        """The fewest segments for which one sample's ``peak`` is no more than ``budget`` bytes;
-        else those for which it is least."""
+        """The fewest segments for which the ``peak`` is no more than ``budget`` bytes; else those
+        for which it is least."""
         whole, found, least = sum(self.sizes), list[Cuts](), max(1.0, max(self.sizes))
         while least < whole:
             found.append(self.cuts(int(least)))

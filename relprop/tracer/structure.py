@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
+from relprop.tracer.offloaded import HOOK
+
 
 def is_places(buffer: Tensor) -> bool:
     """Whether a buffer holds whole numbers of an axis, such as positions: read as constants."""
@@ -31,7 +33,8 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> Iterator[Hashabl
     yield _Same(module)
     yield _Same(type(module))
     own = ((k, v) for k, v in vars(module).items() if k not in _OF_EVERY_MODULE)
-    yield tuple((k, _setting(v, seen)) for k, v in own if k != "training")
+    settings = ((k, v) for k, v in own if k != "training")
+    yield tuple((k, _Same(v) if k == HOOK else _setting(v, seen)) for k, v in settings)
     tensors = (*module._parameters.items(), *module._buffers.items())
     yield tuple((k, *_kind(t, seen)) for k, t in tensors if t is not None)
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
@@ -96,6 +99,9 @@ def _inside(value: object, seen: dict[int, Hashable], depth: int) -> Hashable:
     """A container, or an object with attributes, as something that compares."""
     if isinstance(value, (list, tuple)):
         return tuple(_setting(v, seen, depth) for v in value)
-    items = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    if isinstance(value, (dict, types.MappingProxyType)):  # others may make what they give
+        items: Mapping[object, object] = value
+    else:
+        items = getattr(value, "__dict__", {})
     kind = _Same(value) if callable(value) else type(value).__name__
     return kind, tuple((str(k), _setting(v, seen, depth)) for k, v in items.items())

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.tracer.offloaded import devices_of
+
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
 #: Models that were captured in their own modules, for want of a shadow: one thread at a time.
@@ -106,7 +108,7 @@ def _gpus(model: nn.Module) -> list[int]:
     """The GPUs that hold a model's parameters."""
     if not torch.cuda.is_initialized():
         return []
-    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    return sorted({d.index or 0 for d in devices_of(model) if d.type == "cuda"})
 
 
 @contextmanager

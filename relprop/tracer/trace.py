@@ -21,6 +21,7 @@ from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, is_alike
+from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
@@ -110,9 +111,9 @@ def _at_length(
 def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
     """The model's program for one sample, checked against the model."""
     raw = _of_shadow(capture, model, sample)
-    device = sample.tensors[0].device
+    device = runs_on(model, sample.tensors[0])
     random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
-    places = {f"model.{k}": t for k, t in model.named_buffers() if is_places(t)}
+    places = {f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)}
     canonicalise(raw.graph, device, raw.constants, places)
     program = assemble(raw, sample.names, token_inputs, model)
     if still := without_tokens(program, raw.constants):

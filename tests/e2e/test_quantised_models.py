@@ -5,6 +5,10 @@ What has no derivative and stands for nothing else is refused by the name of its
 module.
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -14,11 +18,14 @@ from torchao.quantization import (
     Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    PerGroup,
     quantize_,
 )
 
 import relprop
 from relprop.errors import InputError, RelpropError, UnknownOperation
+from relprop.tracer import weights
 from tests.common.models import closeness
 from tests.e2e.test_adapted_models import (
     SIZES,
@@ -75,6 +82,69 @@ def test_quantised_weights_are_read_anew():
         closeness(after, model(**x).logits[:, 1].detach()) <= 1e-5
         and closeness(before, after) > 1e-2
     )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Int8WeightOnlyConfig(),
+        IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
+    ],
+    ids=["int8", "int4"],
+)
+def test_quantised_weights_are_let_go_with_their_segment(config, monkeypatch):
+    monkeypatch.setattr(weights, "LARGE", 1)
+    model, x = classifier(), inputs()
+    segments = relprop.explain(model, x, 1, memory=30_000).facts["segments"]
+    quantize_(model, config)
+    whole, parts = (relprop.explain(model, x, 1, memory=m) for m in (None, 30_000))
+    assert parts.facts["segments"] > segments
+    assert closeness(whole.scores, parts.scores) <= 1e-5
+    program = relprop.trace(model, x)
+    wide = sum(m.weight.numel() * 4 for m in model.modules() if isinstance(m, nn.Linear))
+    assert sum(weights.fetched(program, model).values()) > wide
+
+
+GROWTH = """
+import sys, threading
+import torch, transformers
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+import relprop
+
+def model(layers, width):
+    sizes = dict(num_hidden_layers=layers, hidden_size=width, intermediate_size=2 * width)
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=8, vocab_size=64)
+    made = transformers.LlamaForCausalLM(config).eval()
+    quantize_(made, Int8WeightOnlyConfig())
+    return made
+
+def read():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(l for l in lines if l.startswith("RssAnon")).split()[1]) * 1024
+
+ids, done, most = torch.arange(3, 9)[None], threading.Event(), [0]
+relprop.explain(model(2, 64), ids, (5, 3), memory=0, verify=False)
+large = model(6, 1024)
+before = read()
+
+def watch():
+    while not done.wait(0.001):
+        most[0] = max(most[0], read())
+
+threading.Thread(target=watch).start()
+relprop.explain(large, ids, (5, 3), memory=0, verify=False)
+done.set()
+print(most[0] - before, sum(p.numel() * 4 for p in large.parameters()))
+"""
+
+
+@pytest.mark.slow
+def test_a_quantised_model_is_never_there_in_floats():
+    exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000"}  # what is freed is given back
+    command = [sys.executable, "-W", "ignore", "-c", GROWTH]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, env=exact)
+    growth, floats = map(int, said.stdout.split())
+    assert growth < floats / 3
 
 
 def test_quantised_activations_are_refused_by_the_operations_name():

@@ -11,7 +11,7 @@ from relprop.errors import CaptureError
 from relprop.operations import name_of
 from relprop.tracer.editing import val
 from relprop.tracer.program import place
-from relprop.tracer.run import _parameter
+from relprop.tracer.weights import weight
 from tests.common.models import closeness
 
 WIDTH, TOKENS = 8, 5
@@ -62,7 +62,7 @@ def run_plainly(program, model, x):
         if node.op == "placeholder":
             values[node] = x
         elif node.op == "get_attr":
-            values[node] = _parameter(program, model, str(node.target))
+            values[node] = weight(program, model, node)
         elif node.op == "call_function":
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
             values[node] = node.target(*args, **kwargs)
