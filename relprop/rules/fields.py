@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from relprop.rules.call import Call
-from relprop.rules.coarse import Shape, as_fine, finer, finer_along
+from relprop.rules.coarse import Shape, as_fine, finer
 from relprop.rules.families import move
 from relprop.rules.notes import FieldNote, LinearNote, ReductionNote, SiteNote
 from relprop.rules.rule import Rule, rule
@@ -243,7 +243,10 @@ def of_queries(field: Field, note: SiteNote) -> tuple[Tensor, Tensor]:
     """A site's field as one number per query and head, and whether something is present at the
     keys: wherever a query has something."""
     feature, query = (-2, -1) if note.transposed else (-1, -2)
-    numbers, present = number(finer_along(field, query, note.shape[query]), (feature,))
+    own = field.shape[1:]
+    lengths = [n if coarse > 1 else 1 for n, coarse in zip(note.shape, own, strict=True)]
+    lengths[feature], lengths[query] = own[feature], note.shape[query]
+    numbers, present = number(finer(field, lengths), (feature,))
     return numbers, present.amax(query, keepdim=True)
 
 

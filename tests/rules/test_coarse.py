@@ -2,14 +2,16 @@
 number."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relprop.rules import coarse
+from relprop.rules import coarse, fields
 from relprop.rules.families import move
+from relprop.rules.notes import SiteNote
 from tests.common.calls import make_call
 
 aten = torch.ops.aten
@@ -100,6 +102,28 @@ def test_heads_side_by_side_stay_one_number_each(data):
     assert torch.equal(coarse.refolded(beside, (tokens, heads * features), wide), apart)
     alone = coarse.refolded(drawn((tokens, 1, 1)), wide, (tokens, heads * features))
     assert alone.shape == (CHANNELS, tokens, 1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@given(data=st.data())
+def test_an_attention_site_takes_fields_as_coarse_as_they_come(transposed, data):
+    """Its axes of heads may be tokens and heads in one, each with a number for some of its
+    places."""
+    attention, v = torch.rand(6, 4, 9), torch.randn(6, 9, 8)
+    operands = (v.mT, attention.mT) if transposed else (attention, v)
+    call = make_call(aten.matmul.default, *operands)
+    shape = tuple(call.output.shape)
+    note = SiteNote((False,) * 3, shape=shape, transposed=transposed)
+    matrix = torch.rand_like(operands[1 if transposed else 0])
+    call = replace(call, note=note, extra=matrix)
+    field = drawn(data.draw(lengths(shape)))
+    found, expected = (
+        fields.number(coarse.finer(share, operands[0 if transposed else 1].shape), ())[0]
+        for f in (field, coarse.finer(field, shape))
+        for share in fields.attended.function(f, call)
+        if share is not None
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_fields_of_one_value_become_as_fine_as_all_need():
