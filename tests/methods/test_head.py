@@ -302,6 +302,19 @@ def test_nothing_as_large_is_made_but_the_logits(method, dtype, words, features,
     assert large.count == (1 if tokens > features else 0)
 
 
+def test_a_model_that_is_asked_for_few_logits_makes_no_others():
+    """What ``docs/models.md`` advises for a large vocabulary."""
+    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 4000, "hidden_size": 16})
+    model, tokens = transformers.LlamaForCausalLM(config).eval(), 200
+    inputs = {"input_ids": torch.randint(3, 4000, (1, tokens)), "logits_to_keep": 1}
+    few = relprop.explain(model, inputs, (-1, 3))
+    large = Made(tokens * 4000 * torch.float32.itemsize)
+    with large:
+        relprop.explain(model, inputs, (-1, 3))
+    assert large.count == 0
+    assert gap(relprop.explain(model, inputs["input_ids"], (-1, 3)).scores, few.scores) < 1e-5
+
+
 def test_outputs_are_compared_in_pieces_as_whole(monkeypatch):
     mine = torch.arange(22.0).reshape(2, 11)
     theirs = mine.clone()
