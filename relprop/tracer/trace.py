@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -32,6 +32,7 @@ from relprop.tracer.verify import agrees, verify
 T = TypeVar("T")
 _MOST = 64  # programs of one model
 _LAST = 4  # captured programs, of which any two may give that of another length
+_FAMILIES = 8  # of calls that differ in the lengths of their inputs alone
 
 
 @dataclass
@@ -40,15 +41,19 @@ class _Known:
     ``captured``, by what they hold for but the lengths of the inputs."""
 
     programs: dict[Hashable, Program] = field(default_factory=dict)
-    captured: dict[Hashable, deque[Program]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=_LAST))
-    )
+    captured: dict[Hashable, deque[Program]] = field(default_factory=dict)
 
     def keep(self, key: Hashable, program: Program) -> None:
         """Keep a program, and let the oldest go if there are many."""
         if len(self.programs) >= _MOST:
             self.programs.pop(next(iter(self.programs)))
         self.programs[key] = program
+
+    def of_family(self, family: Hashable) -> deque[Program]:
+        """The captured programs of a family, to which others may be added."""
+        if family not in self.captured and len(self.captured) >= _FAMILIES:
+            self.captured.pop(next(iter(self.captured)))
+        return self.captured.setdefault(family, deque(maxlen=_LAST))
 
 
 _cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
@@ -75,7 +80,8 @@ def trace_program(
     with TRACING, undisturbed(model):
         if key in known.programs:  # by another thread, meanwhile
             return known.programs[key]
-        sample, others = inputs.select(0, 1), known.captured[inputs.family, made, token_inputs]
+        sample = inputs.select(0, 1)
+        others = known.of_family((inputs.family, made, token_inputs))
         program = _at_length(model, sample, token_inputs, others)
         if program is None:
             program = _traced(model, sample, token_inputs)

@@ -202,3 +202,11 @@ def test_a_changed_model_is_captured_anew(captures):
     program = trace_program(model, bind(vectors(11)))
     assert len(captures) == 3
     assert any("tanh" in str(n.target) for n in program.graph.nodes)
+
+
+def test_what_is_kept_of_a_model_that_changes_has_a_bound():
+    model = Attention().eval()
+    for i in range(12):
+        model.times = i
+        trace_program(model, bind(vectors(5)))
+    assert len(trace._cache[model].captured) == 8
