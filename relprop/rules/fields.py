@@ -219,8 +219,8 @@ def attended_once(first: int) -> Rule:
 
 
 def taken_once(numbers: Tensor, matrices: Tensor, first: int, *, transposed: bool) -> Tensor:
-    """What keys receive of the identity's numbers, the last, through a matrix per channel, in the
-    channels from ``first`` on."""
+    """What keys receive of the identity's numbers, the last, through a matrix per channel, or one
+    without a channel axis, in the channels from ``first`` on."""
     identity = numbers[-1:]
     made = identity @ matrices.mT if transposed else matrices.mT @ identity
     none, behind = torch.zeros_like(made[:1]), len(numbers) - first - len(made)

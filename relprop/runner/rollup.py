@@ -52,7 +52,7 @@ class RollUp:
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
         whole = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
         parts = {
-            n: self._in_parts(n, m, _as_it_is, taken_through)
+            n: self._in_parts(n, m, taken_through)
             for n, m in matrices.items()
             if isinstance(m, MatrixRows)
         }
@@ -159,7 +159,7 @@ class RollUp:
             self._field(count),
             {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
             {
-                n: self._in_parts(n, m, _as_channel, partial(taken_once, first=first))
+                n: self._in_parts(n, m, partial(taken_once, first=first))
                 for n, (m, first) in extras.items()
                 if isinstance(m, MatrixRows)
             },
@@ -198,10 +198,8 @@ class RollUp:
             del part, values  # before the next segment is loaded
         return found
 
-    def _in_parts(
-        self, node: fx.Node, rows: MatrixRows, channels: Channels, taken: Taken
-    ) -> Passage:
-        return _passage(self.plan.step_at[node], rows, channels, taken)
+    def _in_parts(self, node: fx.Node, rows: MatrixRows, taken: Taken) -> Passage:
+        return _passage(self.plan.step_at[node], rows, taken)
 
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
@@ -226,23 +224,12 @@ class RollUp:
         )
 
 
-Channels = Callable[[Tensor], Tensor]
 Taken = Callable[..., Tensor]
 
 
-def _as_it_is(matrix: Tensor) -> Tensor:
-    """A matrix for the scores alone."""
-    return matrix
-
-
-def _as_channel(matrix: Tensor) -> Tensor:
-    """A matrix for one channel."""
-    return matrix.unsqueeze(1)
-
-
-def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> Passage:
+def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
     """How the field passes a site whose matrix is made some rows at a time. ``taken``: what keys
-    receive through the rows, put into ``channels``."""
+    receive through the rows."""
     assert isinstance(step.note, SiteNote)
     note = step.note
     at, queries = (0, -1) if note.transposed else (1, -2)
@@ -259,7 +246,7 @@ def _passage(step: Step, rows: MatrixRows, channels: Channels, taken: Taken) -> 
         for chunk, matrix in rows.of(present):
             through = partial(taken, transposed=note.transposed)
             here = numbers.narrow(queries, *chunk)
-            received = received + per_sample(through, here, channels(matrix))
+            received = received + per_sample(through, here, matrix)
         made = per_sample(lambda r, t: of_values(r, t, values, note, count), received, there)
         edge = step.edges[at]
         return Walk(), {} if edge is None else {edge: [made]}

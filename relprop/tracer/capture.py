@@ -97,15 +97,6 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
             return _captured(recorded, outputs, eager, draws)
 
 
-def observed(model: nn.Module, inputs: Inputs) -> tuple[list[Tensor], OutputTree]:
-    """What ``model`` returns for ``inputs`` (one sample), and how it is put together."""
-    flat = Flat(model, inputs)
-    with torch.no_grad(), as_python(model), taken_back(model):
-        eager = run_eager(flat, inputs)
-    assert flat.outputs is not None
-    return eager, flat.outputs
-
-
 def _captured(
     recorded: _Recorded, outputs: OutputTree, eager: list[Tensor], draws: Draws
 ) -> Capture:

@@ -17,7 +17,7 @@ from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
-from relprop.tracer.program import Program, is_floating
+from relprop.tracer.program import OutputTree, Program, is_floating
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
@@ -80,9 +80,16 @@ def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
 
 
 def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()) -> list[Tensor]:
-    """The tensors that the model itself returns, in eval mode, without gradients; what running it
-    changes is taken back, or seen by nobody (other threads may call the model meanwhile).
-    ``draws``: the numbers that it draws from nothing but a shape."""
+    """The tensors that the model itself returns (see ``model_run``)."""
+    return model_run(model, inputs, draws)[0]
+
+
+def model_run(
+    model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()
+) -> tuple[list[Tensor], OutputTree]:
+    """The tensors that the model itself returns, in eval mode, without gradients, and how they are
+    put together; what running it changes is taken back, or seen by nobody (other threads may call
+    the model meanwhile). ``draws``: the numbers that it draws from nothing but a shape."""
     run = beside_others(model)
     if run is not model:
         with contextlib.suppress(InputError):  # a model that no shadow runs for
@@ -90,10 +97,16 @@ def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()
     return _outputs(model, inputs, draws)
 
 
-def _outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]) -> list[Tensor]:
+def _outputs(
+    model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]
+) -> tuple[list[Tensor], OutputTree]:
+    trees: list[OutputTree] = []
+
     def call(*tensors: Tensor) -> list[Tensor]:
         args, kwargs = inputs.rebuild(tensors)
-        return flatten_output(model(*args, **kwargs))[0]
+        flat, tree = flatten_output(model(*args, **kwargs))
+        trees.append(tree)
+        return flat
 
     with (
         undisturbed(model),
@@ -102,7 +115,7 @@ def _outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]) -> list[
         taken_back(model),
         Replayed(draws) if draws else torch.no_grad(),
     ):
-        return run_eager(call, inputs)
+        return run_eager(call, inputs), trees[0]
 
 
 @dataclass(frozen=True)

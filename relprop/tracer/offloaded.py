@@ -25,8 +25,7 @@ HOSTS = ("cpu", "meta")
 def tensor_of(model: nn.Module, name: str) -> Tensor:
     """A parameter, a buffer or a part of one, by its name; one that is kept elsewhere is read from
     there, and lies where its module runs. One that has no values anywhere is on the meta device."""
-    around, parts = _around(model, name)
-    held: Tensor = getattr(around[-1][0], around[-1][1])
+    held, around, parts = _held(model, name)
     if held.device.type == "meta":
         held = next((t for m, key in around[::-1] for t in _kept(m, key, held)), held)
     for part in parts:
@@ -36,8 +35,7 @@ def tensor_of(model: nn.Module, name: str) -> Tensor:
 
 def device_of(model: nn.Module, name: str) -> torch.device:
     """Where a parameter or a buffer is while its module runs."""
-    around, _ = _around(model, name)
-    held: Tensor = getattr(around[-1][0], around[-1][1])
+    held, around, _ = _held(model, name)
     if held.device.type != "meta":
         return held.device
     hooks = (hook for module, _ in around[::-1] for hook in _offloading(module))
@@ -128,15 +126,15 @@ def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator
         yield
 
 
-def _around(model: nn.Module, name: str) -> tuple[list[tuple[nn.Module, str]], list[str]]:
-    """The modules around a tensor, the innermost last, each with the tensor's name as seen from it;
-    and what of the name is behind the tensor."""
+def _held(model: nn.Module, name: str) -> tuple[Tensor, list[tuple[nn.Module, str]], list[str]]:
+    """The tensor that a model holds under a name; the modules around it, the innermost last, each
+    with its name as seen from there; and what of the name is behind the tensor."""
     parts, modules = name.split("."), [model]
     while (inner := modules[-1]._modules.get(parts[len(modules) - 1])) is not None:
         modules.append(inner)
     last = len(modules)
     around = [(module, ".".join(parts[i:last])) for i, module in enumerate(modules)]
-    return around, parts[last:]
+    return getattr(modules[-1], parts[last - 1]), around, parts[last:]
 
 
 def _kept(module: nn.Module, key: str, like: Tensor) -> Iterator[Tensor]:

@@ -69,8 +69,8 @@ def execute(
                 values[node] = weight(program, model, node)
             else:
                 values[node] = call_node(node, values, program.dtype)
-        if section.site is not None:
-            values[section.site] = sites[section.site].run(values, program.dtype)
+        if section.calls and (site := section.calls[0]) in sites:
+            values[site] = sites[site].run(values, program.dtype)
         elif section.calls:
             section.run(values, program.dtype)
         if visit is not None and (last := section.last) is not None and last in watch:
@@ -107,12 +107,11 @@ def _wanted(
 @dataclass(frozen=True)
 class _Section:
     """What runs at once: the calls for no sample and the tensors that come ``first``, in order, and
-    then either a ``site`` or the ``calls`` for the whole batch, which read the values of
-    ``entering`` and leave those of ``leaving``; after each of them what is ``gone`` is read no
-    more. ``last``: its last node; ``still``: what sections after it read."""
+    then the ``calls`` for the whole batch (a site alone), which read the values of ``entering`` and
+    leave those of ``leaving``; after each of them what is ``gone`` is read no more. ``last``: its
+    last node; ``still``: what sections after it read."""
 
     first: list[fx.Node]
-    site: fx.Node | None
     last: fx.Node | None
     still: set[fx.Node]
     calls: list[fx.Node]
@@ -128,7 +127,6 @@ class _Section:
         order: Mapping[fx.Node, int],
         kept: set[fx.Node],
         still: set[fx.Node],
-        sites: Mapping[fx.Node, ByQueries],
     ) -> _Section:
         """A section of ``nodes``, for which ``weights`` are made, of which are ``kept`` what is
         asked for and ``still`` what is read later."""
@@ -142,10 +140,9 @@ class _Section:
         gone: dict[fx.Node, list[fx.Node]] = {}
         for used, user in last.items():
             gone.setdefault(user, []).append(used)
-        site = nodes[0] if nodes and nodes[0] in sites else None
         batched = [n for n in entering if is_batched(n)]
         end = nodes[-1] if nodes else None
-        return cls(first, site, end, still, calls, batched, leaving, gone)
+        return cls(first, end, still, calls, batched, leaving, gone)
 
     def run(self, values: Values, dtype: torch.dtype | None) -> None:
         """Run the calls for the whole batch at once and put what leaves into ``values``."""
@@ -180,7 +177,7 @@ def _sections(
     own[-1] = made_of(kept.intersection(wanted).difference(*own), sizes)
     held, later = kept | watch, _read_later(parts, own, sites)
     return [
-        _Section.of(nodes, [w for w in weights if w in order], order, held, still, sites)
+        _Section.of(nodes, [w for w in weights if w in order], order, held, still)
         for nodes, weights, still in zip(parts, own, later, strict=True)
     ]
 

@@ -6,19 +6,19 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TypeVar
 
 from torch import nn
 
 from relprop.errors import InputError
 from relprop.tracer.assemble import assemble, without_tokens
 from relprop.tracer.binding import Inputs
-from relprop.tracer.capture import Capture, capture, observed
+from relprop.tracer.capture import Capture, capture
 from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
+from relprop.tracer.judge import model_run
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, is_alike
 from relprop.tracer.offloaded import runs_on, tensor_of
@@ -29,7 +29,6 @@ from relprop.tracer.structure import is_places, structure
 from relprop.tracer.surroundings import TRACING, UNSHADOWED, undisturbed
 from relprop.tracer.verify import agrees, verify
 
-T = TypeVar("T")
 _MOST = 64  # programs of one model
 _LAST = 4  # captured programs, of which any two may give that of another length
 _FAMILIES = 8  # of calls that differ in the lengths of their inputs alone
@@ -100,11 +99,11 @@ def _at_length(
 ) -> Program | None:
     """The program for a sample of another length than the ``captured`` ones; ``None`` where they
     give none that agrees with the model."""
-    sizes = tuple(tuple(t.shape) for t in sample.tensors)
+    sizes, run = tuple(tuple(t.shape) for t in sample.tensors), None
     for first, second in combinations(reversed(tuple(captured)), 2):
         if first.draws or (graph := graph_at(first, second, sizes)) is None:
             continue
-        eager, outputs = _of_shadow(observed, model, sample)
+        eager, outputs = run = run or model_run(model, sample)
         raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
         held = any(facts_of(p).live is False for p in first.placeholders)
         program = assemble(raw, sample.names, tuple(first.leaves) if held else token_inputs, model)
@@ -116,7 +115,7 @@ def _at_length(
 
 def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
     """The model's program for one sample, checked against the model."""
-    raw = _of_shadow(capture, model, sample)
+    raw = _captured(model, sample)
     device = runs_on(model, sample.tensors[0])
     random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
     places = {f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)}
@@ -131,20 +130,19 @@ def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | No
     return program
 
 
-def _of_shadow(look: Callable[[nn.Module, Inputs], T], model: nn.Module, sample: Inputs) -> T:
-    """What ``look`` finds in the model's shadow; where the shadow does not run (its code knows the
-    modules by what no shadow has), in the model's own modules, which no other thread may then
-    read."""
+def _captured(model: nn.Module, sample: Inputs) -> Capture:
+    """The model's graph, of its shadow; where the shadow does not run (its code knows the modules
+    by what no shadow has), of the model's own modules, which no other thread may then read."""
     if model not in UNSHADOWED:
         with contextlib.suppress(InputError):
-            return look(shadow_of(model), sample)
+            return capture(shadow_of(model), sample)
         UNSHADOWED.add(model)
         try:
-            return look(model, sample)
+            return capture(model, sample)
         except InputError:  # the model itself fails
             UNSHADOWED.discard(model)
             raise
-    return look(model, sample)
+    return capture(model, sample)
 
 
 def forget(model: nn.Module) -> None:

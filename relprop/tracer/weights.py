@@ -4,6 +4,7 @@ read: what is kept elsewhere, what is made wider, and what is made of either."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import torch
 from torch import Tensor, fx, nn
@@ -70,17 +71,8 @@ def _is_made(program: Program, model: nn.Module, node: fx.Node) -> bool:
         return True
     if value.dtype.itemsize == 1 and value.dtype != torch.bool:
         return True
-    held = _held(model, target.removeprefix("model."))
+    held = attrgetter(target.removeprefix("model."))(model)
     return held.device.type == "meta" or hasattr(held, "__tensor_flatten__")
-
-
-def _held(model: nn.Module, name: str) -> Tensor:
-    """What the model itself holds under a name."""
-    held: object = model
-    for part in name.split("."):
-        held = getattr(held, part)
-    assert isinstance(held, Tensor)
-    return held
 
 
 def made_of(nodes: Iterable[fx.Node], sizes: Sizes) -> list[fx.Node]:

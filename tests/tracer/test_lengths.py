@@ -119,6 +119,23 @@ def as_squares(scores):
     return scores.flatten(1).mul(0.5).unflatten(1, scores.shape[1:])
 
 
+def gated(x):
+    """An activation that is written out."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gated_by_length(x):
+    """One whose shape depends on the length."""
+    return x * torch.sigmoid(math.log(x.shape[1]) * x)
+
+
+def by_einsum(x):
+    """A head by itself, and a row written in place."""
+    x = torch.einsum("bnd,de->bne", x, torch.eye(WIDTH, dtype=x.dtype) * 0.5)
+    x[:, -1] = x[:, 0]
+    return x
+
+
 SUBJECTS = {
     "bert": (bert, masked, 1),
     "llama": (llama, ids, (-1, 7)),
@@ -127,6 +144,9 @@ SUBJECTS = {
     "a window that begins to matter": (lambda: Attention(window), vectors, 1),
     "a scale by the logarithm of the length": (lambda: Attention(by_logarithm), vectors, 1),
     "pairs of tokens": (lambda: Attention(mixed=in_pairs), vectors, 1),
+    "an activation written out": (lambda: Attention(mixed=gated), vectors, 1),
+    "an activation by the length": (lambda: Attention(mixed=gated_by_length), vectors, 1),
+    "einsum and a row in place": (lambda: Attention(mixed=by_einsum), vectors, 1),
     "a shape that is a square": (lambda: Attention(as_squares), vectors, 1),
 }
 
@@ -169,8 +189,18 @@ def test_many_lengths_take_few_captures(name, most, captures):
     assert captured_for(name, range(3, 203, 29), captures) <= most
 
 
-def test_what_is_on_no_line_is_captured(captures):
-    assert captured_for("a scale by the logarithm of the length", (5, 7, 9), captures) == 3
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("a scale by the logarithm of the length", 3),
+        ("an activation by the length", 3),
+        ("an activation written out", 2),
+        ("einsum and a row in place", 2),
+    ],
+)
+def test_what_is_on_no_line_is_captured(name, count, captures):
+    torch.manual_seed(0)
+    assert captured_for(name, (5, 7, 9), captures) == count
 
 
 def test_a_window_that_begins_to_matter_is_noticed(captures):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from relprop.operations import name_of
 from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import emit, is_live
+from relprop.tracer.editing import drop_unused, emit, is_live
 from relprop.tracer.facts import Facts, know
 from relprop.tracer.passes.lanes.merging import merge_lanes
 from relprop.tracer.passes.products.factors import join_factors
@@ -472,6 +472,7 @@ def test_lanes_of_any_length_are_merged():
         lanes = [emit(end, torch.ops.aten.softmax.int, n, -1) for n in lanes]
     end.args = (emit(end, torch.ops.aten.cat.default, lanes, 1),)
     merge_lanes(graph)
+    drop_unused(graph)
     assert [name_of(n) for n in graph.nodes if n.op == "call_function"] == ["softmax"] * long
 
 
@@ -485,6 +486,7 @@ def test_sums_and_products_of_any_length_are_one():
     signs = [1, *([-1, 1] * long)[:long]]
     assert terms_of(total) == [(sign, x) for sign in signs]
     join_factors(graph)
+    drop_unused(graph)
     assert not any(name_of(n) == "div" and n.args[1] is not x for n in graph.nodes)
 
 

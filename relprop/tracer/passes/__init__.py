@@ -101,7 +101,6 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
-    Pass(drop_unused, "outdated views are not respelled"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
@@ -180,8 +179,8 @@ def canonicalise(
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
     ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
-    ``again``: the graph has been through them once. A pass that has left this very graph as it was
-    does so again, and is left out."""
+    ``again``: the graph has been through them once. What nobody reads after a pass is
+    erased; a pass that has left this very graph as it was does so again, and is left out."""
     held: dict[Needs, Mapping[str, Tensor] | None] = {
         "constants": given,
         "places": {**(given or {}), **(places or {})},
@@ -197,6 +196,7 @@ def canonicalise(
         alone = step.needs == "nothing"
         more = () if alone else (Constants(held[step.needs], device),)
         found[step.run] = step.run(graph, *more)
+        drop_unused(graph)
         if before is not None and _written(graph) == before:
             left[step.run] = before
     graph.lint()

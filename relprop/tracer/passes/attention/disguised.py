@@ -13,7 +13,7 @@ from torch import fx
 
 from relprop.operations import MOVES, Kind, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import drop_unused, is_float, is_live, tensor_inputs, val
+from relprop.tracer.editing import is_float, is_live, tensor_inputs, val
 from relprop.tracer.passes.attention.maps import attention
 from relprop.tracer.passes.attention.means import masked_mean
 from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts
@@ -26,7 +26,6 @@ def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
         yield from _parts_of_several(output, constants)
 
     raise_parts([n for n in graph.nodes if is_live(n)], tried)
-    drop_unused(graph)
 
 
 def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[Piece, Recogniser]]:

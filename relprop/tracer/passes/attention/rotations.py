@@ -14,7 +14,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
-    drop_unused,
     emit,
     expanded,
     is_float,
@@ -52,7 +51,6 @@ def join_rotations(graph: fx.Graph, constants: Constants) -> None:
             if (whole := _whole(node, straight, constants)) is not None:
                 swap(node, _rotation(node, whole, straight, other))
                 break
-    drop_unused(graph)
 
 
 def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:

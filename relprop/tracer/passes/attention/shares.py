@@ -9,7 +9,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
-    drop_unused,
     emit,
     is_live,
     is_tensor,
@@ -30,7 +29,6 @@ def weigh_masks(graph: fx.Graph) -> None:
             if new is not None:
                 swap(node, new)
                 break
-    drop_unused(graph)
 
 
 def _weighed(node: fx.Node, whole: fx.Node, share: fx.Node) -> fx.Node | None:

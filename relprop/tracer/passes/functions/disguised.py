@@ -20,7 +20,6 @@ from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -56,7 +55,6 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
         yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
 
     raise_parts(flow.nodes, tried)
-    drop_unused(graph)
 
 
 def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Piece]:

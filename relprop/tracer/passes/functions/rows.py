@@ -11,7 +11,7 @@ from torch import fx
 
 from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, drop_unused, emit, shape_of, swap
+from relprop.tracer.editing import aten, emit, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.masked import is_mask, softmax_of
 from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
@@ -37,7 +37,6 @@ def raise_rows(graph: fx.Graph, constants: Constants) -> None:
         if new is not None:
             taken |= set(subgraph.nodes)
             swap(subgraph.output, new)
-    drop_unused(graph)
 
 
 def _with_centring(flow: Flow, subgraph: Subgraph) -> Subgraph:

@@ -9,7 +9,6 @@ from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     permuted,
     rank,
@@ -45,7 +44,6 @@ def drop_shifts(graph: fx.Graph) -> None:
             if eps is not None:
                 made = permuted(node, above, order)
                 swap(node, emit(node, aten.layer_norm.default, made, shape, weight, None, eps))
-    drop_unused(graph)
 
 
 def _shifted(flow: Flow, node: fx.Node, order: list[int]) -> tuple[fx.Node, Tensor, Tensor] | None:

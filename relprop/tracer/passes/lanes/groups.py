@@ -14,7 +14,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     dims_of,
-    drop_unused,
     emit,
     is_live,
     rank,
@@ -32,7 +31,6 @@ def join_groups(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if is_call(node, aten.sum) and is_live(node) and (new := _of_groups(node)) is not None:
             swap(node, new)
-    drop_unused(graph)
 
 
 def _of_groups(node: fx.Node) -> fx.Node | None:
@@ -83,7 +81,6 @@ def fold_rows(graph: fx.Graph) -> None:
         assert p is not None
         if _has_single_rows(p, p.trimmed(node)):
             swap(node, reshaped(node, product_of(node, p), shape_of(node)))
-    drop_unused(graph)
 
 
 def _has_single_rows(p: Product, trimmed: Product) -> bool:

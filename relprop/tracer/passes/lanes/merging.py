@@ -15,7 +15,7 @@ from itertools import groupby
 from torch import fx
 
 from relprop.operations import is_call, kind, operand
-from relprop.tracer.editing import arguments, aten, drop_unused, emit, is_live, joined, rank, swap
+from relprop.tracer.editing import arguments, aten, emit, is_live, joined, rank, swap
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
@@ -33,7 +33,6 @@ def merge_lanes(graph: fx.Graph) -> None:
         new = _merged(node, known) or _in_runs(node, known)
         if new is not None:
             swap(node, new)
-    drop_unused(graph)
 
 
 def _merged(node: fx.Node, known: Known) -> fx.Node | None:

@@ -13,7 +13,6 @@ from relprop.operations import Kind, Value, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_live,
     is_tensor,
@@ -45,7 +44,6 @@ def part_towers(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if is_call(node, aten.cat) and is_live(node) and (tower := _Tower(node)).stands_apart():
             tower.part()
-    drop_unused(graph)
 
 
 class _Along(NamedTuple):

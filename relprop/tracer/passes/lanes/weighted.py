@@ -9,7 +9,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -45,7 +44,6 @@ def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
             made = made if scale == 1 else emit(node, aten.mul.Tensor, made, scale)
             rest = [(sign, n) for sign, n in terms if n not in gone]
             swap(node, added(node, [*rest, (1, made)]))
-    drop_unused(graph)
 
 
 def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:

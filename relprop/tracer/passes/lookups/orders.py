@@ -18,7 +18,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_live,
     is_tensor,
@@ -48,7 +47,6 @@ def sink_orders(graph: fx.Graph, constants: Constants) -> None:
             known[node] = _change(node, constants)
             if (new := _Sinking(node, constants, known, made).rewritten()) is not None:
                 swap(node, new)
-    drop_unused(graph)
 
 
 def _change(node: fx.Node, constants: Constants) -> tuple[fx.Node, Orders]:

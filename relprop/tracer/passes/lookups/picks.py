@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     dims_of,
-    drop_unused,
     emit,
     expanded,
     is_float,
@@ -70,7 +69,6 @@ def pick_tokens(graph: fx.Graph, constants: Constants) -> None:
             if empty is not None:
                 swap(node, reshaped(node, _picked(node, x, mask, empty), shape_of(node)))
                 break
-    drop_unused(graph)
 
 
 def _candidates(node: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, Mask]]:

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import arguments, aten, drop_unused, emit, is_live, shape_of, swap, val
+from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap, val
 from relprop.tracer.passes.simplify.layouts import cuts, reordered
 from relprop.tracer.passes.trials.parts import Piece
 
@@ -23,7 +23,6 @@ def raise_blocks(graph: fx.Graph, constants: Constants) -> None:
             new = _of_blocks(node, constants)
             if new is not None:
                 swap(node, new)
-    drop_unused(graph)
 
 
 def _of_blocks(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -15,7 +15,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_live,
     operands_first,
@@ -45,7 +44,6 @@ def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
             new = _of_rows(node, constants)
             if new is not None:
                 swap(node, new)
-    drop_unused(graph)
 
 
 def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -14,7 +14,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     before_reshapes,
-    drop_unused,
     emit,
     is_live,
     permuted,
@@ -53,7 +52,6 @@ def scale_operands(graph: fx.Graph) -> None:
                 if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
                     swap(node, new)
                 break
-    drop_unused(graph)
 
 
 def _scaled(

@@ -12,7 +12,6 @@ from relprop.operations import Kind, Value, is_call, kind
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -37,7 +36,6 @@ def join_factors(graph: fx.Graph) -> None:
         apart = len(groups) > 1 and (gated or any(len(g) > 1 for g in groups.values()))
         if apart or _inverts_twice(node):
             swap(node, multiplied(node, [_group(node, r, g) for r, g in groups.items()], scale))
-    drop_unused(graph)
 
 
 def is_product(node: object) -> TypeGuard[fx.Node]:

@@ -10,7 +10,6 @@ from relprop.operations import MOVES, Kind, argument, is_call, kind, of, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -48,7 +47,6 @@ def raise_totals(graph: fx.Graph) -> None:
                 continue
             if val(p.x).dtype == val(p.w).dtype:
                 swap(node, reshaped(node, _of_mean(node, product_of(node, p)), shape_of(node)))
-    drop_unused(graph)
 
 
 def is_mask(x: fx.Node | None) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
-from relprop.tracer.editing import arguments, aten, drop_unused, emit, is_live, shape_of, swap
+from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.products.factors import factors_of, is_outermost, is_product, multiplied
 from relprop.tracer.passes.trials.subgraphs import fits, flow_of
@@ -29,7 +29,6 @@ def scale_inputs(graph: fx.Graph) -> None:
                 rest = [f for f in factors if f not in scales and f[1] is not layer]
                 swap(node, multiplied(node, [(1, made), *rest], number))
                 break
-    drop_unused(graph)
 
 
 def _is_plain_linear(node: fx.Node) -> bool:

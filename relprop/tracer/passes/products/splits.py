@@ -14,7 +14,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_live,
     joined,
@@ -206,7 +205,6 @@ def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
         ]
         given = [(1, b) for b in bias if b is not None]
         swap(node, added(node, [*terms, *given]))
-    drop_unused(graph)
 
 
 def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
@@ -233,7 +231,6 @@ def join_outputs(graph: fx.Graph) -> None:
         if len(made) < len(joined(node)):
             last = rank(node) - 1
             swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
-    drop_unused(graph)
 
 
 def _read(part: fx.Node) -> tuple[fx.Node, torch.dtype] | None:

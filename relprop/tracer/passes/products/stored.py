@@ -10,7 +10,6 @@ from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -28,7 +27,6 @@ def scale_stored(graph: fx.Graph) -> None:
             found = _stored(node)
             if found is not None and (new := _scaled(node, *found)) is not None:
                 swap(node, reshaped(node, new, shape_of(node)))
-    drop_unused(graph)
 
 
 def _stored(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -14,7 +14,6 @@ from relprop.operations import MOVES, Kind, Operator, argument, is_call, kind, o
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     expanded,
     is_live,
@@ -68,7 +67,6 @@ def make_real(graph: fx.Graph) -> None:
             pairs[node] = made
         else:
             node.replace_all_uses_with(made)
-    drop_unused(graph)
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -13,7 +13,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     dims_of,
-    drop_unused,
     emit,
     expanded,
     is_tensor,
@@ -31,7 +30,6 @@ def leave_out_missing(graph: fx.Graph, constants: Constants) -> None:
             x, mask = _marked(node, operand(node), constants)
             if x is not None and mask is not None:
                 swap(node, _without(node, x, mask))
-    drop_unused(graph)
 
 
 def mean_of_numbers(node: fx.Node) -> fx.Node | None:

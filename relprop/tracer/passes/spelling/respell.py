@@ -10,7 +10,7 @@ from torch import fx
 
 from relprop.operations import Kind, Operator, is_call, kind, packet
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import Rewrite, aten, drop_unused, swap
+from relprop.tracer.editing import Rewrite, aten, swap
 from relprop.tracer.passes.attention.fused import split_attention
 from relprop.tracer.passes.spelling.arithmetic import (
     between,
@@ -69,7 +69,6 @@ def respell(graph: fx.Graph, constants: Constants) -> None:
             done.add(node)
             if not node._erased:
                 _respell(node, constants.device)
-    drop_unused(graph)
 
 
 def _respell(node: fx.Node, device: torch.device) -> None:

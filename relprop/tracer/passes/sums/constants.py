@@ -11,7 +11,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     expanded,
     is_live,
@@ -37,7 +36,6 @@ def drop_constant_inputs(graph: fx.Graph, constants: Constants) -> None:
         bias = emit(node, aten.sum.dim_IntList, rest, [1])
         bias = bias if number == 1 else emit(node, aten.mul.Tensor, bias, number)
         swap(node, emit(node, aten.linear.default, live, own, bias))
-    drop_unused(graph)
 
 
 def _beside_a_number(x: fx.Node, constants: Constants) -> tuple[fx.Node, float, int] | None:
@@ -70,7 +68,6 @@ def read_constants(graph: fx.Graph, constants: Constants) -> None:
         if len(node.args) > 2 and arguments(node)[2] is not None:
             new = emit(node, aten.add.Tensor, new, arguments(node)[2])
         swap(node, new)
-    drop_unused(graph)
 
 
 def _by_numbers(node: fx.Node, weight: Tensor) -> fx.Node | None:

@@ -18,7 +18,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -67,7 +66,6 @@ def raise_disguised_sums(graph: fx.Graph, constants: Constants) -> None:
         if part is not None and new is not None:
             within |= set(part.nodes)
             swap(output, new)
-    drop_unused(graph)
 
 
 def _is_linear(node: fx.Node, constants: Constants) -> bool:

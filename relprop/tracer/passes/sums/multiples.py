@@ -8,7 +8,6 @@ from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -32,7 +31,6 @@ def join_multiples(graph: fx.Graph) -> None:
                 rest = [t for t, (y, *_) in zip(terms, found, strict=True) if y is not x]
                 swap(node, added(node, [(1, _multiplied(node, x, own)), *rest]))
                 break
-    drop_unused(graph)
 
 
 def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import Kind, kind
-from relprop.tracer.editing import aten, drop_unused, emit, is_live, reshaped, shape_of, swap
+from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap
 from relprop.tracer.passes.simplify.totals import total_of_parts
 from relprop.tracer.passes.sums.terms import Terms, added, folded, is_top, position, terms_of
 
@@ -33,7 +33,6 @@ def join_sums(graph: fx.Graph) -> None:
             terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
-    drop_unused(graph)
 
 
 def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:

@@ -8,7 +8,6 @@ from relprop.operations import is_call, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_float,
     is_live,
@@ -37,7 +36,6 @@ def join_signs(graph: fx.Graph) -> None:
             new = layer and emit(node, aten.add.Tensor, operand(node), layer)
         if new is not None:
             swap(node, new)
-    drop_unused(graph)
 
 
 def _turn_sums(graph: fx.Graph) -> None:

@@ -12,7 +12,6 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
-    drop_unused,
     emit,
     is_number,
     rank,
@@ -39,7 +38,6 @@ def join_sums_by_index(graph: fx.Graph) -> None:
             if one is not None:
                 rest = [(sign, n) for sign, n in terms if n not in parts]
                 swap(node, added(node, [*rest, (1, one)]))
-    drop_unused(graph)
 
 
 def _summed_at_once(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
