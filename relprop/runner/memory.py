@@ -44,13 +44,26 @@ def free_memory(device: torch.device) -> int:
     """How many bytes a device has left for this process."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
+    free = min([int(psutil.virtual_memory().available), *_left_by_limits()])
     try:
         limit, used = (int((CONTAINER / f"memory.{n}").read_text()) for n in ("max", "current"))
         counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
         return min(free, limit - used + int(counts["inactive_file"]))  # files are let go
     except (OSError, ValueError, KeyError):  # no container, or one without a limit
         return free
+
+
+def _left_by_limits() -> Iterator[int]:
+    """What the limits of this process (``ulimit -v`` and ``-d``) leave it of addresses and data,
+    where the system has such limits."""
+    this = psutil.Process()
+    if not hasattr(this, "rlimit"):
+        return
+    taken = this.memory_info()
+    for kind, used in ((psutil.RLIMIT_AS, taken.vms), (psutil.RLIMIT_DATA, taken.data)):
+        limit = this.rlimit(kind)[0]
+        if limit != psutil.RLIM_INFINITY:
+            yield max(0, int(limit - used))
 
 
 def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Needs:

@@ -138,13 +138,14 @@ def _held(model: nn.Module, name: str) -> tuple[Tensor, list[tuple[nn.Module, st
 
 
 def _kept(module: nn.Module, key: str, like: Tensor) -> Iterator[Tensor]:
-    """What the hooks of a module keep under a name, where the module runs."""
+    """What the hooks of a module keep under a name, where the module runs: a copy, since a part of
+    a file that is mapped into memory would keep the address space of the whole file."""
     for hook in _offloading(module):
         try:
             value = hook.weights_map[key]
         except KeyError:
             continue
-        yield value.to(hook.execution_device, like.dtype)
+        yield value.to(hook.execution_device, like.dtype, copy=True)
 
 
 def _offloading(module: nn.Module) -> Iterator[Hook]:

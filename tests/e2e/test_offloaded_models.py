@@ -17,6 +17,7 @@ import relprop
 from relprop.errors import InputError
 from relprop.tracer import run, weights
 from relprop.tracer.facts import is_batched
+from relprop.tracer.offloaded import tensor_of
 from tests.common.models import build, closeness, sample
 from tests.e2e.test_opening import TEXTS, classifier, tokenizer
 from tests.methods.test_chunks import lively_case
@@ -166,6 +167,20 @@ def test_gradients_are_said_not_to_be_compared(tmp_path):
     assert found.facts["compared"].endswith(
         "gradients not compared: a backward pass of the model would hold all offloaded weights"
     )
+
+
+def test_a_weight_that_is_read_does_not_keep_its_file_mapped(tmp_path):
+    model = lively_case("grouped queries")[0]
+    model.save_pretrained(tmp_path / "model")
+    places = dict.fromkeys((n for n, _ in model.named_parameters()), "disk")
+    more = {"device_map": {n.rpartition(".")[0]: "disk" for n in places}}
+    read = type(model).from_pretrained(
+        tmp_path / "model", offload_folder=tmp_path / "offloaded", **more
+    )
+    held = [tensor_of(read, name) for name in places]
+    assert all(t.device.type == "cpu" for t in held)
+    with open("/proc/self/maps") as maps:
+        assert not [line for line in maps if str(tmp_path) in line]
 
 
 def test_weights_that_are_nowhere_are_refused():

@@ -195,3 +195,15 @@ def test_free_memory_is_what_the_machine_or_its_container_says(tmp_path, monkeyp
     assert free_memory(cpu) == 3500  # what is kept of files counts as free
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory(cpu) >= whole // 2
+
+
+@pytest.mark.parametrize(("kind", "used"), [("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")])
+def test_free_memory_is_within_the_limits_of_the_process(kind, used, monkeypatch):
+    taken = getattr(psutil.Process().memory_info(), used)
+    limits = {getattr(psutil, kind): taken + 2**20}
+    monkeypatch.setattr(
+        psutil.Process, "rlimit", lambda self, k: (limits.get(k, psutil.RLIM_INFINITY),) * 2
+    )
+    assert free_memory(torch.device("cpu")) < 2**24
+    limits[getattr(psutil, kind)] = taken // 2
+    assert free_memory(torch.device("cpu")) == 0
