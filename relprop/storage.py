@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
-from relprop.errors import InputError, writable
+from relprop.errors import InputError
 from relprop.interpreter.ledger import Account, Ledger
+from relprop.writing import written
 
 if TYPE_CHECKING:
     from relprop.explanation import Block, Explanation, TokenScores
@@ -29,14 +30,14 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
-    path = writable(path)
     tensors = {name: t for name, t in _tensors(explanation) if t is not None}
-    save_file(
-        {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
-        path,
-        metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
-    )
-    return path
+    with written(path, "the explanation") as beside:
+        save_file(
+            {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
+            beside,
+            metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
+        )
+    return Path(path)
 
 
 def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:

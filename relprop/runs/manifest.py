@@ -64,7 +64,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Atomically."""
-        write_json(folder / NAME, {"format": FORMAT, **asdict(self)})
+        write_json(folder / NAME, "what the run is of", {"format": FORMAT, **asdict(self)})
 
     def check_same(self, now: Manifest, folder: Path) -> None:
         """Raises ``InputError`` naming what differs if ``now`` is of another work; warns of other

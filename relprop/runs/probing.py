@@ -7,7 +7,6 @@ far below any change that a map could show.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
