@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
-from relprop.errors import InputError, writable
+from relprop.errors import InputError, first_line
 from relprop.interpreter.ledger import Account, Ledger
+from relprop.writing import written
 
 if TYPE_CHECKING:
     from relprop.explanation import Block, Explanation, TokenScores
@@ -29,14 +30,14 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
-    path = writable(path)
     tensors = {name: t for name, t in _tensors(explanation) if t is not None}
-    save_file(
-        {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
-        path,
-        metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
-    )
-    return path
+    with written(path, "the explanation") as beside:
+        save_file(
+            {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
+            beside,
+            metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
+        )
+    return Path(path)
 
 
 def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
@@ -85,9 +86,20 @@ def _stream_header(stream: TokenScores) -> dict[str, Any]:
 def load(path: str | Path) -> Explanation:
     """Read an explanation that ``Explanation.save`` wrote. Raises ``InputError`` for any other
     file."""
+    if not Path(path).is_file():
+        raise InputError(f"{path} cannot be read as a saved explanation: it is no file")
+    header, tensors = _read(path)
+    try:
+        return _explanation(header, tensors)
+    except Exception as error:  # a damaged header is wrong in any way
+        said = f"{type(error).__name__}: {first_line(error)}"
+        fact = f"{path} is damaged: its header and its tensors do not fit ({said})"
+        raise InputError(fact, then=["save the explanation again"]) from error
+
+
+def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanation:
     from relprop.explanation import Explanation
 
-    header, tensors = _read(path)
     streams = [
         _read_stream(stream, {n: tensors.get(f"streams.{i}.{n}") for n in TENSORS})
         for i, stream in enumerate(header["streams"])
@@ -117,7 +129,10 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} is no saved explanation: its format is "
             f"{metadata.get('format')!r}, not {FORMAT!r}"
         )
-    return json.loads(metadata["header"]), tensors
+    try:
+        return dict(json.loads(metadata["header"])), tensors
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: its header is no JSON object: {error}") from error
 
 
 def _read_blocks(

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "relprop"
 FLOORS = {
     "errors": 0,
     "numerics": 0,
+    "writing": 1,
     "operations": 0,
     "tracer": 1,
     "rules": 1,

@@ -27,6 +27,7 @@ from relprop.runs.command import (
     prepared,
     tokenizer_of,
 )
+from relprop.writing import written
 
 
 def explain_all(
@@ -83,8 +84,9 @@ def evaluate(
     tell(summary, err=True)
     if summary.complete and not summary.process:
         table = read_numbers(task, rows, out).table(f"{source.name}, {model.name}")
-        (out / "table.md").write_text(f"{table}\n", encoding="utf-8")
-        (out / "table.json").write_text(f"{table.to_json()}\n", encoding="utf-8")
+        for name, text in (("table.md", str(table)), ("table.json", table.to_json())):
+            with written(out / name, "the table") as beside:
+                beside.write_text(f"{text}\n", encoding="utf-8")
         tell(table.to_json() if json_output else table)
     processes.leave()
 

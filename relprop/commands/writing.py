@@ -4,13 +4,13 @@ overwritten unasked, and no file is left half written."""
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, as_json
 from relprop.errors import OptionError, writable
+from relprop.writing import written
 
 Writer = Callable[[Path], object]
 
@@ -46,12 +46,8 @@ def write(outs: Sequence[Path], writers: Mapping[str, Writer], steps: Steps) -> 
     """Write each file by the writer of its ending: first beside it, then in its place."""
     for out in outs:
         steps.next(f"writing {out.name}")
-        unfinished = out.with_name(f".{out.stem}.unfinished{out.suffix}")
-        try:
+        with written(out, f"the {out.suffix} file") as unfinished:
             writers[out.suffix.lower()](unfinished)
-            os.replace(unfinished, out)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
 
 def json_writer(value: Callable[[], object]) -> Writer:

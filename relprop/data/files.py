@@ -58,14 +58,15 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def listing(root: Path, paths: Iterable[str]) -> dict[str, Any]:
-    """Number, and SHA-256 of paths and sizes, of files below ``root``; one that is not there has
-    size −1."""
+    """Number, and SHA-256 of paths and contents, of files below ``root``; one that is not there has
+    none."""
     found, number = hashlib.sha256(), 0
     for path in paths:
-        size = (root / path).stat().st_size if (root / path).is_file() else -1
-        found.update(f"{path}\0{size}\n".encode())
+        there = (root / path).is_file()
+        own = digest(root / path)["sha256"] if there else "not there"
+        found.update(f"{path}\0{own}\n".encode("utf-8", "surrogateescape"))
         number += 1
-    return {"files": number, "sha256_of_paths_and_sizes": found.hexdigest()}
+    return {"files": number, "sha256_of_paths_and_contents": found.hexdigest()}
 
 
 def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:

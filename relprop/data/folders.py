@@ -84,7 +84,7 @@ class ImageFolder:
         return tuple(self.classes or sorted({path.split("/")[0] for path in self.files}))
 
     def identity(self) -> dict[str, Any]:
-        """The files' paths and sizes, and the options."""
+        """The files' paths and contents, and the options."""
         names = ("size", "transform", "classes", "upright")
         options = {name: described(getattr(self, name)) for name in names}
         files = listing(Path(self.root), self.files)

@@ -114,7 +114,7 @@ class ImageTable(Table):
         to_image(self.size, self.transform)
 
     def identity(self) -> dict[str, Any]:
-        """The table, the pictures' paths and sizes, and the options."""
+        """The table, the pictures' paths and contents, and the options."""
         paths = (str(row.get(self.image)) for row in self._rows)
         return {**super().identity(), **listing(Path(self.path).parent, paths)}
 

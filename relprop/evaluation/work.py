@@ -16,6 +16,7 @@ from relprop.evaluation.measures import Batch, Maps, Measure
 from relprop.evaluation.table import Numbers
 from relprop.evaluation.tasks import Task
 from relprop.runs import Record, read_run
+from relprop.runs.probing import Probe, probe
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,10 @@ class EvaluationWork:
             "rows": [row.identity() for row in self.rows],
             "samples": len(self),
         }
+
+    def probe(self) -> Probe | None:
+        """What the model computes of fixed numbers: more than weights and settings decide it."""
+        return probe(self.task.model, len(self), lambda index: self.task.batch([index]).inputs)
 
     def __len__(self) -> int:
         count = len(self.task.source)

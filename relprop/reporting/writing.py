@@ -18,6 +18,7 @@ from relprop.reporting.code import code_for
 from relprop.reporting.content import facts_of
 from relprop.reporting.filling import Material, filled
 from relprop.reporting.page import rendered
+from relprop.writing import written
 
 if TYPE_CHECKING:
     from relprop.api.compare import Comparison
@@ -85,7 +86,9 @@ def report(
             _heading(label, e, code_for(e, facts) if code is None else code) for label, e in named
         ],
     }
-    path.write_bytes(_fitted(data, material))
+    page = _fitted(data, material)
+    with written(path, "the report") as beside:
+        beside.write_bytes(page)
     return path
 
 

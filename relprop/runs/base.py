@@ -22,7 +22,8 @@ class Record:
 
 class Work(Protocol):
     """Something to do for each sample of a data set. One that also has ``key(index)`` is asked for
-    the key of a sample that fails."""
+    the key of a sample that fails; one that has ``probe()`` for what its model computes of fixed
+    numbers (``relprop.runs.probing``), which must be the same when a run goes on."""
 
     @property
     def columns(self) -> Mapping[str, str]:

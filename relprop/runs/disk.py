@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relprop.writing import not_written
+
 # seconds after which an unfinished file of another machine counts as left behind
 FOREIGN = 24 * 3600.0
 _token = {"pid": 0, "text": ""}
@@ -30,25 +32,28 @@ def owner() -> str:
     return f"{_machine()}-{os.getpid()}-{_token['text']}"
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+def write_atomically(path: Path, what: str, write: Callable[[Path], Any]) -> None:
     """``write(temporary)``, then to the disk, then under its own name; a kill at any moment leaves
-    the file as it was before, or as it is now."""
+    the file as it was before, or as it is now. Raises ``RelpropError`` naming ``what`` it is and
+    the file where that fails: a full disk."""
     temporary = path.with_name(f".{owner()}.{path.name}.tmp")
     try:
         write(temporary)
         _flush(temporary)
         os.replace(temporary, path)
-    except Exception:
+    except Exception as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise not_written(path, what, error) from error
         raise
     if os.name == "posix":  # the rename itself
         _flush(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, what: str, value: Any) -> None:
     """A JSON file, atomically."""
     text = json.dumps(value, indent=1) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, what, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def remove_leftovers(folder: Path, committed: Callable[[Path], bool]) -> int:

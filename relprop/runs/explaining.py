@@ -21,6 +21,7 @@ from relprop.runner.question import Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
 from relprop.runs.preparing import Group, Images, Preparation, Texts
+from relprop.runs.probing import Probe, probe
 from relprop.runs.stored import COLUMNS, row_of, tensors_of
 from relprop.tracer.surroundings import undisturbed
 
@@ -125,6 +126,13 @@ class ExplainWork:
             **self.preparation.identity(),
         }
         return found | ({"registered_rules": rules} if rules else {})
+
+    def probe(self) -> Probe | None:
+        """What the model computes of fixed numbers: more than weights and settings decide it."""
+        return probe(self.model, len(self), self._inputs_of)
+
+    def _inputs_of(self, index: int) -> Any:
+        return next(self.preparation.groups([self.source[index]], self.model)).inputs
 
     def __call__(self, indices: Sequence[int]) -> list[Record]:
         """The records of these samples."""

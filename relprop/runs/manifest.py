@@ -15,6 +15,7 @@ import torch
 from relprop.errors import InputError, OptionError, warn
 from relprop.runs.base import Work
 from relprop.runs.disk import write_json
+from relprop.runs.probing import Probe, apart
 
 FORMAT = "relprop-run-1"
 NAME = "run.json"
@@ -23,13 +24,14 @@ NAME = "run.json"
 @dataclass(frozen=True)
 class Manifest:
     """What a run folder is of: the work's identity and columns, its number of samples, the versions
-    it was begun with, the batch size it uses."""
+    it was begun with, the batch size it uses, what its model computes of fixed numbers."""
 
     identity: Mapping[str, Any]
     samples: int
     columns: Mapping[str, str]
     versions: Mapping[str, str]
     batch_size: int | None = None
+    probe: Probe | None = None
 
     @classmethod
     def of(cls, work: Work) -> Manifest:
@@ -42,7 +44,8 @@ class Manifest:
         except (TypeError, ValueError) as error:
             raise OptionError(f"the work's identity is not plain JSON: {error}") from None
         versions = {"relprop": __version__, "torch": str(torch.__version__)}
-        return cls(identity, len(work), dict(work.columns), versions)
+        probe = getattr(work, "probe", lambda: None)()
+        return cls(identity, len(work), dict(work.columns), versions, probe=probe)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -61,7 +64,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Atomically."""
-        write_json(folder / NAME, {"format": FORMAT, **asdict(self)})
+        write_json(folder / NAME, "what the run is of", {"format": FORMAT, **asdict(self)})
 
     def check_same(self, now: Manifest, folder: Path) -> None:
         """Raises ``InputError`` naming what differs if ``now`` is of another work; warns of other
@@ -77,6 +80,15 @@ class Manifest:
                 f"{folder.name!r} holds a run of something else; {count}",
                 at="\n        ".join(shown),
                 then=["go on with what the folder was begun with, or give another folder"],
+            )
+        if gap := apart(self.probe, now.probe):
+            raise InputError(
+                f"{folder.name!r} was begun with a model that computes something else, with the "
+                f"same weights and settings: {gap}",
+                then=[
+                    "undo what changed since: an attribute, a hook, a forward of your own",
+                    "or give another folder",
+                ],
             )
         for name, version in now.versions.items():
             if (before := self.versions.get(name)) != version:

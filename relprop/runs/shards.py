@@ -90,10 +90,14 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
     if tensors:  # as bytes: `save_file` has a temporary file of its own, which a kill leaves
         beside = path.with_suffix(".safetensors")
-        write_atomically(beside, lambda temporary: temporary.write_bytes(save(tensors)))
+        write_atomically(
+            beside, "a batch's tensors", lambda temporary: temporary.write_bytes(save(tensors))
+        )
     facts = json.dumps({"indices": indices, "tensors": bool(tensors)})
     table = table.replace_schema_metadata({META: facts.encode()})
-    write_atomically(path, lambda temporary: pa.parquet.write_table(table, temporary))
+    write_atomically(
+        path, "a batch's rows", lambda temporary: pa.parquet.write_table(table, temporary)
+    )
     return path
 
 

@@ -1,6 +1,8 @@
 """Picture files of every kind, folders of them, and timm's and Hugging Face's processing cut in
 two."""
 
+import os
+
 import numpy as np
 import pytest
 import timm
@@ -318,3 +320,15 @@ def test_a_transform_that_makes_something_else(tmp_path, transform, said):
     noise(5, 5).save(tmp_path / "x.png")
     with pytest.raises(InputError, match=said):
         ImageFolder(tmp_path, transform=transform)[0]
+
+
+def test_a_picture_of_the_same_size_in_another_ones_place_is_another_data_set(tmp_path):
+    """And a name that is no UTF-8 does not keep the folder from being read."""
+    picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    picture.save(tmp_path / "a.bmp")
+    picture.save(os.path.join(os.fsencode(tmp_path), b"caf\xe9.bmp"), format="BMP")
+    before, size = ImageFolder(tmp_path).identity(), (tmp_path / "a.bmp").stat().st_size
+    assert ImageFolder(tmp_path).identity() == before and before["files"] == 2
+    Image.fromarray(np.full((8, 8, 3), 9, np.uint8)).save(tmp_path / "a.bmp")
+    assert (tmp_path / "a.bmp").stat().st_size == size
+    assert ImageFolder(tmp_path).identity() != before

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import relprop
 from relprop.errors import InputError, OptionError, RelpropError, RelpropWarning
 from relprop.runs import Record, Summary, batches, disk, manifest, read_run, run
 from relprop.runs.progress import Progress
 from relprop.runs.shards import write_shard
+from tests.common.models import build, sample
 from tests.runs.works import Numbers, committed, contents, same
 
 
@@ -495,3 +497,23 @@ def test_the_summary_in_words(tmp_path):
         str(Summary(tmp_path / "r", 10, 4, 6, 0, 2.0, 8, 1, 2))
         == "4 of 10 samples by process 2 of 2 in 0:02, 2 samples/s, batch size 8; 6 missing: r"
     )
+
+
+def test_a_full_disk_is_said_with_the_file_and_what_was_written(tmp_path):
+    import resource
+
+    explanation = relprop.explain(build(), sample(), 1)
+    explanation.save(tmp_path / "one.safetensors")
+    before = (tmp_path / "one.safetensors").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+        with pytest.raises(RelpropError, match=r"a batch's tensors could not be .*\.safetensors"):
+            run(Numbers(64), tmp_path / "run", progress=False)
+        with pytest.raises(RelpropError, match=r"the explanation could not be .*one\.safetensors"):
+            explanation.save(tmp_path / "one.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in tmp_path.iterdir() if "unfinished" in p.name] == []
+    assert (tmp_path / "one.safetensors").read_bytes() == before
+    assert run(Numbers(64), tmp_path / "run", resume=True, progress=False).complete

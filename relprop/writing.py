@@ -1,0 +1,43 @@
+"""Files that are there whole or not at all, and what is said of one that could not be written: its
+name, what was being written, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from relprop.errors import RelpropError, first_line, writable
+
+
+@contextmanager
+def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
+    """Where to write ``what`` that is to stand at ``path``: beside it, and in its place at the end;
+    what stood there before stays if that fails. A device or a pipe is written to itself.
+
+    Raises ``InputError`` before anything is written where nothing can be, ``RelpropError`` where it
+    fails.
+    """
+    given = writable(path)
+    place = given.resolve()
+    special = place.exists() and not place.is_file()
+    beside = place if special else place.with_name(f".{place.stem}.unfinished{place.suffix}")
+    try:
+        yield beside
+        if not special:
+            os.replace(beside, place)
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        raise not_written(given, what, error) from error
+    finally:
+        if not special:
+            beside.unlink(missing_ok=True)
+
+
+def not_written(path: Path, what: str, error: Exception) -> RelpropError:
+    """What to say of a file that could not be written."""
+    reason = error.strerror if isinstance(error, OSError) else first_line(error)
+    fact = f"{what} could not be written to {str(path)!r}: {reason}"
+    return RelpropError(fact, then=["make room there, or write to another disk, and try again"])
