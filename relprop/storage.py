@@ -3,11 +3,13 @@ No pickle."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +22,7 @@ from relprop.writing import written
 if TYPE_CHECKING:
     from relprop.explanation import Block, Explanation, TokenScores
 
-FORMAT = "relprop-explanation-2"
+FORMAT = "relprop-explanation-3"
 TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
 PLAIN = ("method", "rules", "facts")
@@ -31,13 +33,21 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
     tensors = {name: t for name, t in _tensors(explanation) if t is not None}
+    saved = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    header = json.dumps(_header(explanation))
+    metadata = {"format": FORMAT, "header": header, "sha256": _digest(header, saved)}
     with written(path, "the explanation") as beside:
-        save_file(
-            {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()},
-            beside,
-            metadata={"format": FORMAT, "header": json.dumps(_header(explanation))},
-        )
+        save_file(saved, beside, metadata=metadata)
     return Path(path)
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the header and of every tensor: its name, type, shape and bytes."""
+    found = hashlib.sha256(header.encode("utf-8", "surrogatepass"))
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
@@ -129,6 +139,9 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} is no saved explanation: its format is "
             f"{metadata.get('format')!r}, not {FORMAT!r}"
         )
+    if metadata.get("sha256") != _digest(metadata.get("header", ""), tensors):
+        fact = f"{path} is damaged: its checksum is not that of its numbers and names"
+        raise InputError(fact, then=["save the explanation again"])
     try:
         return dict(json.loads(metadata["header"])), tensors
     except (KeyError, ValueError, TypeError, RecursionError) as error:

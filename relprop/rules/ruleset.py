@@ -96,11 +96,18 @@ class RuleSet:
         'paper+1'
         """
         base, _, count = self.name.partition("+")
+        own = replace(Rule.ensure(rule))  # an object of its own, by which its steps are known
         return replace(
             self,
             name=f"{base}+{int(count or 0) + 1}",
-            entries=(make_entry(key, rule), *self.entries),
+            entries=(make_entry(key, own), *self.entries),
         )
+
+    @property
+    def added(self) -> tuple[Entry, ...]:
+        """The entries of ``with_rule``, the newest first."""
+        count = self.name.partition("+")[2]
+        return self.entries[: int(count)] if count.isdigit() else ()
 
     @property
     def consulted(self) -> tuple[Entry, ...]:

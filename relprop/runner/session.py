@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
-from relprop.rules.ruleset import named, registered
+from relprop.rules.ruleset import Entry, named, registered
 from relprop.runner.conditions import Conditions
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
@@ -58,9 +59,10 @@ class Session:
         return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)
 
     def notices(self, plan: Plan | None) -> tuple[str, ...]:
-        """What the user is to be warned of: operations that took the generic rule, and ids that
-        are looked up more than once."""
-        return (*_notice_of_generic(plan), *_notice_of_lookups(self.constant_lookups()))
+        """What the user is to be warned of: operations that took the generic rule, added rules that
+        none took, and ids that are looked up more than once."""
+        found = () if plan is None else (*_notice_of_generic(plan), *_notices_of_untaken(plan))
+        return (*found, *_notice_of_lookups(self.constant_lookups()))
 
     def rollup(
         self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
@@ -150,8 +152,28 @@ class Session:
         return self.program.memo.once(full, make)
 
 
-def _notice_of_generic(plan: Plan | None) -> list[str]:
-    if plan is None or not plan.generic:
+def _notices_of_untaken(plan: Plan) -> list[str]:
+    """Of each rule that ``with_rule`` added, the newest for its key, and no operation takes."""
+    taken, added = {id(step.rule) for step in plan.steps}, plan.rules.added
+    newest = [e for i, e in enumerate(added) if e.key not in [b.key for b in added[:i]]]
+    ignored = [e for e in newest if taken.isdisjoint({id(e.rule), id(e.rule.lone)})]
+    around = [m for n in plan.program.graph.nodes for m in place(n).modules] if ignored else []
+    paths = sorted({path.split("@")[0] for path, _ in around})
+    return [_untaken(entry, paths) for entry in ignored]
+
+
+def _untaken(entry: Entry, paths: list[str]) -> str:
+    near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
+    then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
+    return message(
+        f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
+        f"for {entry.key!r}",
+        then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
+    )
+
+
+def _notice_of_generic(plan: Plan) -> list[str]:
+    if not plan.generic:
         return []
     ops = sorted({str(n.target) for n in plan.generic})
     return [

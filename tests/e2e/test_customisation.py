@@ -463,3 +463,25 @@ def test_the_message_snippet_works_as_pasted():
     exec(snippet, scope)
     e = explain(scope["rules"], with_gated_norm(True), on_unknown="error")
     assert e.ledger.balanced(1e-12)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("blocks.*.nrm1", r"'blocks\.\*\.nrm1'\n.*called like 'blocks\.1\.norm1'"),
+        (torch.nn.LSTM, "LSTM"),
+        (aten.cumsum, "cumsum"),
+    ],
+)
+def test_an_added_rule_that_no_operation_takes_is_told(key, said):
+    rules = relprop.rules.PAPER.with_rule(key, relprop.rules.carry)
+    with pytest.warns(relprop.RelpropWarning, match=f"no operation .* takes .*{said}"):
+        relprop.explain(build(), sample(), 1, rules=rules)
+
+
+@pytest.mark.parametrize("key", ["blocks.*.norm1", torch.nn.LayerNorm, aten.layer_norm])
+def test_an_added_rule_that_one_takes_is_not(key, recwarn):
+    relprop.explain(
+        build(), sample(), 1, rules=relprop.rules.PAPER.with_rule(key, relprop.rules.carry)
+    )
+    assert not [w for w in recwarn if "no operation" in str(w.message)]

@@ -4,12 +4,13 @@ import os
 import random
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import relprop
 from relprop.errors import InputError
-from relprop.storage import FORMAT
+from relprop.storage import FORMAT, _digest
 from tests.common.models import build, sample
 
 
@@ -29,17 +30,41 @@ def test_a_changed_file_loads_or_is_refused(saved, tmp_path, count):
             data[drawn.randrange(8 + head)] = drawn.randrange(32, 127)
         (tmp_path / "x").write_bytes(data[: drawn.choice([len(data), drawn.randrange(len(data))])])
         try:
-            relprop.load(tmp_path / "x")
+            loaded = relprop.load(tmp_path / "x")
         except InputError as error:
             assert str(tmp_path / "x") in str(error)
+        else:
+            assert str(loaded) == str(relprop.load(saved))
 
 
 @pytest.mark.parametrize("header", ["[" * 100_000, "{}", "3", '{"streams": [1]}', "no"])
 def test_a_header_of_something_else_is_refused(saved, tmp_path, header):
     with safe_open(str(saved), framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-    save_file(tensors, tmp_path / "x", metadata={"format": FORMAT, "header": header})
+    digest = _digest(header, tensors)
+    metadata = {"format": FORMAT, "header": header, "sha256": digest}
+    save_file(tensors, tmp_path / "x", metadata=metadata)
     with pytest.raises(InputError, match="is damaged"):
+        relprop.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("change", ["swapped", "one bit", "reshaped", "renamed"])
+def test_other_numbers_are_refused(saved, tmp_path, change):
+    with safe_open(str(saved), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        metadata = file.metadata()
+    row, scores = "streams.0.row", "streams.0.scores"
+    assert tensors[row].shape == tensors[scores].shape
+    if change == "swapped":
+        tensors[row], tensors[scores] = tensors[scores], tensors[row]
+    elif change == "one bit":
+        tensors[scores].view(-1).view(torch.uint8)[0] ^= 1
+    elif change == "reshaped":
+        tensors[scores] = tensors[scores].reshape(-1, 1)
+    else:
+        tensors["streams.0.matrix"] = tensors.pop(row)
+    save_file(tensors, tmp_path / "x", metadata=metadata)
+    with pytest.raises(InputError, match="is damaged: its checksum"):
         relprop.load(tmp_path / "x")
 
 
