@@ -25,11 +25,12 @@ from relprop.tracer.passes.sums.terms import Terms, folded, is_top, terms_of
 from relprop.tracer.passes.trials.subgraphs import only_ones
 
 
-def join_choices(graph: fx.Graph, constants: Constants) -> None:
-    """Every choice by ids that is no plain lookup → one ``embedding``."""
+def join_choices(graph: fx.Graph, constants: Constants) -> bool:
+    """Every choice by ids that is no plain lookup → one ``embedding``. Returns whether there may be
+    such."""
     chosen = _chosen(graph)
     if not chosen:
-        return
+        return False
     if _bring_together(graph, chosen):
         chosen = _chosen(graph)
     measured = _measured(graph)
@@ -45,6 +46,7 @@ def join_choices(graph: fx.Graph, constants: Constants) -> None:
         elif hidden or kind(node) in (Kind.JOIN, Kind.TOTAL, Kind.RESHAPE):
             left += [i for i in node.all_input_nodes if i in chosen]
     drop_unused(graph)
+    return True
 
 
 def _bring_together(graph: fx.Graph, chosen: Iterable[fx.Node]) -> bool:

@@ -53,13 +53,17 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
         return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
 
     columns = partial(joined_columns, device=constants.device)
+    simple = False
     for rewrite in (lookup, columns, _joined, _as_given):
         for node in list(graph.nodes):
             if not node._erased and is_live(node) and (new := rewrite(node)) is not None:
                 swap(node, reshaped(node, new, shape_of(node)))
+                simple = False
+        if not simple:
+            simplify(graph, constants)
+            simple = True
+    if join_choices(graph, constants):
         simplify(graph, constants)
-    join_choices(graph, constants)
-    simplify(graph, constants)
 
 
 def _joined(node: fx.Node) -> fx.Node | None:
