@@ -104,7 +104,7 @@ def compare(
     max_length: options.MaxLength = None,
     trust_remote_code: options.Trust = False,
 ) -> None:
-    """Explain one input by several methods (all that are cheap, if none is named): rank
+    """Explain one input by several methods (six that differ, if none is named): rank
     correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
 

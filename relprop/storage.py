@@ -54,6 +54,8 @@ def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
     """Every tensor by the name it has in the file."""
     for i, stream in enumerate(explanation.streams.values()):
         yield from ((f"streams.{i}.{name}", getattr(stream, name)) for name in TENSORS)
+        for j, original in enumerate(stream.originals or ()):
+            yield f"streams.{i}.picture.{j}", original.picture
     yield "output", explanation.output
     yield "probability", explanation.probability
     for i, block in enumerate(explanation.blocks or ()):
@@ -111,7 +113,7 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
     from relprop.explanation import Explanation
 
     streams = [
-        _read_stream(stream, {n: tensors.get(f"streams.{i}.{n}") for n in TENSORS})
+        _read_stream(stream, _below(tensors, f"streams.{i}."))
         for i, stream in enumerate(header["streams"])
     ]
     return Explanation(
@@ -166,19 +168,27 @@ def _read_blocks(
     )
 
 
-def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor | None]) -> TokenScores:
+def _below(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+
+
+def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor]) -> TokenScores:
     from relprop.explanation import TokenScores
 
     words, originals = header.get("words"), header.get("originals")
+    pictures = _below(tensors, "picture.")
     return TokenScores(
         name=header["name"],
         tokens=header["tokens"],
         extent=tuple(header.get("extent", ())),
         words=words and [[(text, tokens) for text, tokens in row] for row in words],
         originals=originals
-        and tuple(Original(tuple(size), tuple(frame)) for size, frame in originals),
+        and tuple(
+            Original(tuple(size), tuple(frame), pictures.get(str(j)))
+            for j, (size, frame) in enumerate(originals)
+        ),
         **{n: tuple(header[n]) if header.get(n) else None for n in ("grid", "image", "clock")},  # type: ignore[arg-type]
-        **tensors,  # type: ignore[arg-type]
+        **{n: tensors.get(n) for n in TENSORS},  # type: ignore[arg-type]
     )
 
 

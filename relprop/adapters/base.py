@@ -34,6 +34,11 @@ class Prepared:
     encodings: tuple[Any, ...] = ()
     originals: Mapping[str, tuple[Original, ...]] = field(default_factory=dict)
 
+    def without_pictures(self) -> Prepared:
+        """The same, with no picture kept; where the model's image lies in each is still known."""
+        bare = {n: tuple(replace(o, picture=None) for o in os) for n, os in self.originals.items()}
+        return replace(self, originals=bare)
+
     def part(self, first: int, count: int) -> Prepared:
         """The same for some samples."""
 

@@ -4,12 +4,14 @@ processing, whatever that does."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+KEPT = 448  # pixels of the longer side of a picture that is kept to be looked at
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,18 @@ class Original:
     ``frame`` (top, left, bottom, right) in its pixels.
 
     The frame lies inside the picture where processing crops, and reaches beyond it where processing
-    pads.
+    pads. ``picture``: the whole picture to lay maps over, (1 or 3, h, w) bytes, its longer side at
+    most 448 pixels; ``None`` where none was kept (``keep_pictures=False``).
     """
 
     size: tuple[int, int]
     frame: tuple[float, float, float, float]
+    picture: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def seen(self) -> Tensor | None:
+        """What of the kept picture the model saw, upright and unscaled, (1 or 3, h, w) bytes; grey
+        where processing padded it."""
+        return None if self.picture is None else framed(self.picture, self.size, self.frame)
 
 
 def originals(
@@ -41,7 +50,10 @@ def originals(
         if size
     }
     found = [known[size] if size else None for size in sizes]
-    return {name: tuple(o for o in found if o)} if found and all(found) else {}
+    if not found or not all(found):
+        return {}
+    both = zip(found, pictures, strict=True)
+    return {name: tuple(replace(o, picture=thumbnail(picture)) for o, picture in both if o)}
 
 
 def picture_size(picture: Any) -> tuple[int, int] | None:
@@ -53,6 +65,50 @@ def picture_size(picture: Any) -> tuple[int, int] | None:
     ):
         return picture.shape[0], picture.shape[1]
     return None
+
+
+def thumbnail(picture: Any) -> Tensor | None:
+    """A picture as bytes (1 or 3, h, w), its longer side at most ``KEPT`` pixels, means of
+    pixels; ``None`` for levels of which nothing says what is black and what is white."""
+    if hasattr(picture, "convert"):
+        if picture.mode[0] in "IF":
+            return None
+        picture = np.array(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
+    whole = torch.from_numpy(np.array(picture))
+    if whole.dtype != torch.uint8:
+        if not whole.is_floating_point() or not bool(((whole >= 0) & (whole <= 1)).all()):
+            return None
+        whole = (whole * 255).round().to(torch.uint8)
+    whole = whole[None] if whole.dim() == 2 else whole.movedim(-1, 0)[:3]
+    share = KEPT / max(whole.shape[1:])
+    if share >= 1:
+        return whole.contiguous()
+    size = [max(1, round(n * share)) for n in whole.shape[1:]]
+    small = torch.nn.functional.interpolate(whole[None].float(), size, mode="area")[0]
+    return small.round().to(torch.uint8)
+
+
+def framed(
+    picture: Tensor,
+    size: tuple[int, int],
+    frame: tuple[float, float, float, float],
+    *,
+    padding: float = 128,
+) -> Tensor:
+    """What lies in ``frame`` of a picture (channels, h, w) that stands for one of ``size`` pixels;
+    ``padding`` where the frame reaches beyond it."""
+    shown = torch.full_like(picture[:, :1, :1], padding)
+    lines = []
+    for axis in range(2):
+        scale = picture.shape[axis + 1] / size[axis]
+        start, end = frame[axis] * scale, frame[axis + 2] * scale
+        count = max(1, round(abs(end - start)))
+        middles = start + (torch.arange(count) + 0.5) * ((end - start) / count)
+        lines.append(middles.floor().long())
+    inside = [(at >= 0) & (at < n) for at, n in zip(lines, picture.shape[1:], strict=True)]
+    down, across = (at.clamp(0, n - 1) for at, n in zip(lines, picture.shape[1:], strict=True))
+    cut = picture[:, down][:, :, across]
+    return torch.where(inside[0][:, None] & inside[1], cut, shown)
 
 
 def _original(

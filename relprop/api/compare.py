@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from relprop.api.stability import rank_correlation
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
-from relprop.methods import METHODS, method_named
+from relprop.methods import GROUPS, method_named
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.fusion import FUSIONS
@@ -146,13 +146,16 @@ def compare(
     trust_remote_code: bool = False,
     verify: bool = True,
     memory: Memory = "auto",
+    keep_pictures: bool = True,
 ) -> Comparison:
     """Explanations by several methods, from one forward pass and one gradient for all that can
     share them.
 
     Args:
-        methods: names, or pairs of a name and its options (``rules=`` among them); ``None``: every
-            method whose cost does not grow with the input.
+        methods: names, or pairs of a name and its options (``rules=`` among them); a group
+            (``relprop.methods.GROUPS``) stands for its methods: ``"usual"`` (six that differ),
+            ``"all"`` whose cost does not grow with the input, those of them over ``"attention"``
+            or at the ``"input"``. ``None``: the usual ones.
         metric: a function of an explanation, a number or one per sample; then every ``head_fusion``
             is tried with every range of layers that ends at the output, for each of ``methods``
             that has these options (survey 1.4). Higher is better, unless
@@ -179,6 +182,7 @@ def compare(
         trust_remote_code,
         verify,
         checked_memory(memory),
+        keep_pictures,
     )
     refused: dict[int, RelpropError] = {}
     (found,) = ask(model, inputs, [target], list(questions.values()), how, refused)
@@ -216,14 +220,18 @@ def _questions(
 def _wanted(
     methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None,
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Names with their options; of ``None`` every method whose cost does not grow with the
-    input."""
-    if methods is None:
-        return [(n, {}) for n, m in METHODS.items() if m.cost.replace(".", "").isdigit()]
+    """Names with their options, groups written out."""
+    methods = "usual" if methods is None else methods
     given = [methods] if isinstance(methods, str) else list(methods)
     if not given:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
-    return [(entry, {}) if isinstance(entry, str) else entry for entry in given]
+    named: list[tuple[str, Mapping[str, Any]]] = []
+    for entry in given:
+        if isinstance(entry, str):
+            named += [(name, {}) for name in GROUPS[entry]()] if entry in GROUPS else [(entry, {})]
+        else:
+            named.append(entry)
+    return named
 
 
 def _to_try(

@@ -39,6 +39,7 @@ def explain(
     trust_remote_code: bool = False,
     verify: bool = True,
     memory: Memory = "auto",
+    keep_pictures: bool = True,
     **method_options: Any,
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
@@ -88,6 +89,9 @@ def explain(
             the graph is cut into segments that run one after another, which takes somewhat longer;
             the numbers stay the same. ``"auto"``: half of what is free; ``None``: no limit.
             ``facts["segments"]`` says how many there were (docs/scale.md).
+        keep_pictures: of pictures that were given as such (PIL, arrays), keep small ones, their
+            longer sides at most 448 pixels, which maps are drawn over and ``save`` writes down.
+            ``False``: none.
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
@@ -115,6 +119,7 @@ def explain(
         trust_remote_code=trust_remote_code,
         verify=verify,
         memory=memory,
+        keep_pictures=keep_pictures,
         **method_options,
     )[0]
 
@@ -136,6 +141,7 @@ def explain_many(
     trust_remote_code: bool = False,
     verify: bool = True,
     memory: Memory = "auto",
+    keep_pictures: bool = True,
     **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
@@ -151,6 +157,7 @@ def explain_many(
         trust_remote_code,
         verify,
         checked_memory(memory),
+        keep_pictures,
     )
     return [row[0] for row in ask(model, inputs, targets, [question], how)]  # type: ignore[misc]
 

@@ -34,7 +34,7 @@ def compare(
     check_outs(outs, (".png", ".json"), force=force)
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
-        chosen = [known_method(method) for method in methods]
+        chosen = [_group_or_method(method) for method in methods]
         given = read_input(asked)
         if given is None:
             example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
@@ -59,6 +59,12 @@ def compare(
         tell("\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)]))
 
 
+def _group_or_method(text: str) -> str | tuple[str, dict[str, Any]]:
+    from relprop.methods import GROUPS
+
+    return text if text in GROUPS else known_method(text)
+
+
 def _compared(subject: Subject, methods: list[Any], target: Any, model: AskedModel) -> Comparison:
     from relprop.api.compare import compare
 
@@ -74,10 +80,14 @@ def _compared(subject: Subject, methods: list[Any], target: Any, model: AskedMod
 
 
 def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Path) -> None:
-    """The maps of all methods side by side, over the model's own image where all are of one."""
+    """The maps of all methods side by side, over the picture, or the model's own image where the
+    picture's place is not known."""
+    from relprop.views.overlay import laid
+
     shown = [e if stream is None else e[stream] for e in comparison.explanations.values()]
     maps = all(e.grid is not None and len(e.grid) == 2 for e in shown)
-    image = subject.own_image() if maps else None
+    kept = maps and laid(shown[0], 0, None)[1] is not None
+    image = subject.own_image() if maps and not kept else None
     comparison.plot(image, stream=stream).savefig(path, dpi=110)
 
 

@@ -10,7 +10,6 @@ from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from relprop.commands.subject import Subject
     from relprop.commands.writing import Writer
@@ -26,7 +25,9 @@ def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer
     """What writes explanations of one input, one per target, as one HTML file."""
     from relprop.reporting import report
 
-    picture = subject.own_image()
+    streams = [s for e in explanations for s in e.streams.values()]
+    kept = any(o.picture is not None for s in streams for o in s.originals or ())
+    picture = None if kept else subject.own_image()
     return lambda path: report(
         list(explanations),
         path,
@@ -50,33 +51,20 @@ def refuse_several(explanation: Explanation) -> None:
 
 
 def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
+    from relprop.views.overlay import laid
     from relprop.views.plot import figure, plot_comparison, show_heatmap, show_image
 
     first = explanations[0]
     if first.grid is None or len(first.grid) != 2:
         named = {title(e, subject): e for e in explanations}
         return first.plot() if len(explanations) == 1 else plot_comparison(named, None, sample=0)
-    picture, whole = _picture(first, subject)
+    under = laid(first, 0, None)[1]
+    picture = subject.own_image() if under is None else under
     fig, axes = figure(len(explanations) + 1)
     show_image(axes[0], picture, "input")
     for panel, e in zip(axes[1:], explanations, strict=True):
-        heat = e.original_heatmap() if whole else e.heatmap()[0]
-        show_heatmap(panel, heat, title(e, subject), picture)
+        show_heatmap(panel, laid(e, 0, None)[0], title(e, subject), picture)
     return fig
-
-
-def _picture(explanation: Explanation, subject: Subject) -> tuple[Tensor, bool]:
-    """The picture that was given, if the explanation knows where its pixels are on it, else the
-    model's own image; and which of the two."""
-    from relprop.data.images import image_tensor
-
-    given = subject.inputs.get("images") if isinstance(subject.inputs, dict) else subject.inputs
-    originals = next(iter(explanation.streams.values())).originals
-    if originals is not None and hasattr(given, "convert"):
-        return image_tensor(given), True
-    own = subject.own_image()
-    assert own is not None  # its explanation has a grid
-    return own, False
 
 
 def title(explanation: Explanation, subject: Subject) -> str:

@@ -177,9 +177,10 @@ class Explanation(OneInput):
 
         return picture(self)
 
-    def plot(self, image: Tensor | None = None, *, sample: int = 0) -> Figure:
-        """A matplotlib figure of one sample: the heat map over ``image`` (C, H, W in [0, 1]), or
-        the tokens as bars. ``relprop.plot`` has more."""
+    def plot(self, image: Any = None, *, sample: int = 0) -> Figure:
+        """A matplotlib figure of one sample: the heat map over ``image`` (a PIL picture, an array
+        or a tensor, as ``relprop.plot.heatmap`` takes it; ``None``: the picture that was kept;
+        ``False``: none), a text's words shaded, or scores along a recording."""
         from relprop.views.plot import plot_explanation
 
         return plot_explanation(self, image, sample=sample)
@@ -189,7 +190,7 @@ class Explanation(OneInput):
         path: str | Path,
         *,
         model: nn.Module | None = None,
-        pictures: Tensor | None = None,
+        pictures: Any = None,
         title: str | None = None,
         code: str | None = None,
         megabytes: float = 5.0,

@@ -25,6 +25,24 @@ from relprop.runner.values import Found, LayerValues, SiteValues, TokenMap
 METHODS.update(SHIPPED)
 
 
+USUAL = ("transformer_attribution", "gae", "rollout", "gradcam", "attnlrp", "gradient_x_input")
+
+
+def _cheap(level: Level | None = None) -> list[str]:
+    """The methods whose cost does not grow with the input."""
+    named = METHODS.items()
+    return [n for n, m in named if m.cheap and level in (None, m.level)]
+
+
+#: Methods by a common name, for ``compare`` and the command line: which there are at a call.
+GROUPS: Mapping[str, Callable[[], list[str]]] = {
+    "usual": lambda: [name for name in USUAL if name in METHODS],
+    "all": _cheap,
+    "attention": lambda: _cheap("attention"),
+    "input": lambda: _cheap("input"),
+}
+
+
 class Table(tuple[Method, ...]):
     """Methods; printed, one line each."""
 
@@ -105,6 +123,8 @@ def register(
         source,
         reads=reads,
     )
+    if name in GROUPS:
+        raise OptionError(f"method {name!r} would have the name of a group of methods")
     if name in METHODS:
         raise OptionError(
             f"method {name!r} is there already: relprop.methods.remove({name!r}) first"
@@ -125,6 +145,7 @@ def remove(name: str) -> None:
 
 
 __all__ = [
+    "GROUPS",
     "METHODS",
     "AttentionStudy",
     "Found",

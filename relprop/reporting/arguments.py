@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relprop.adapters.pictures import framed
 from relprop.errors import InputError, OptionError, message
-from relprop.explanation import Explanation
+from relprop.explanation import Explanation, TokenScores
 from relprop.reporting.chunks import png
 from relprop.reporting.maps import KINDS
+from relprop.views.overlay import is_original
+from relprop.views.pixels import pixels
 
 LONGEST = 448  # pixels of a picture's longer side
 
@@ -80,10 +83,47 @@ def refuse_nonfinite(label: str, e: Explanation) -> None:
         )
 
 
-def data_uris(pictures: Tensor | None, batch: int) -> list[str] | None:
-    """The pictures as they stand in the page."""
+def data_uris(pictures: Any, explanations: Sequence[Explanation]) -> list[str] | None:
+    """What the model saw of the pictures, as it stands in the page; of those that were kept where
+    none are given, ``None`` where none were."""
+    batch = len(explanations[0])
+    stream = _of_pictures(explanations)
     if pictures is None:
-        return None
+        kept = stream.originals if stream is not None else None
+        seen = [original.seen() for original in kept or ()]
+        there = [s.float() / 255 for s in seen if s is not None]
+        return [png(s, LONGEST) for s in there] if there and len(there) == batch else None
+    if isinstance(pictures, (list, tuple)) or hasattr(pictures, "convert"):
+        given = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
+        if len(given) != batch:
+            raise InputError(f"{len(given)} pictures are given for {batch} samples")
+    else:
+        _refuse_values(pictures, batch)
+        given = list(pictures)
+    return [png(_seen(p, stream, n), LONGEST) for n, p in enumerate(given)]
+
+
+def _of_pictures(explanations: Sequence[Explanation]) -> TokenScores | None:
+    """An explained input of pictures, one that knows where they came from if there is one."""
+    streams = [s for e in explanations for s in e.streams.values()]
+    found = [s for s in streams if s.grid is not None and len(s.grid) == 2 and s.image is not None]
+    return next((s for s in found if s.originals is not None), next(iter(found), None))
+
+
+def _seen(picture: Any, stream: TokenScores | None, sample: int) -> Tensor:
+    """What the model saw of a picture that is its own image or the one it was made from, (1 or 3,
+    H, W) in [0, 1]. Raises ``InputError`` for one of another size."""
+    shown = torch.from_numpy(pixels(picture))
+    whole = shown[None] if shown.dim() == 2 else shown.movedim(-1, 0)[:3]
+    if stream is None or not is_original(picture, tuple(whole.shape[1:]), stream, sample):
+        return whole
+    assert stream.originals is not None  # it is one of them
+    original = stream.originals[sample]
+    return framed(whole, original.size, original.frame, padding=0.5)
+
+
+def _refuse_values(pictures: Any, batch: int) -> None:
+    """Refuse what is no batch of pictures in [0, 1]."""
     _refuse_shape(pictures, batch)
     least, most = float(pictures.min()), float(pictures.max())
     finite = pictures.is_floating_point() and bool(torch.isfinite(pictures).all())
@@ -94,7 +134,6 @@ def data_uris(pictures: Tensor | None, batch: int) -> list[str] | None:
                 then=["give the pictures as they were before normalisation"],
             )
         )
-    return [png(p, LONGEST) for p in pictures]
 
 
 def _refuse_shape(pictures: Any, batch: int) -> None:
@@ -104,4 +143,6 @@ def _refuse_shape(pictures: Any, batch: int) -> None:
         return
     else:
         shape = list(pictures.shape)
-    raise InputError(f"pictures is a tensor ({batch}, 1 or 3, H, W), not {shape}")
+    raise InputError(
+        f"pictures is a tensor ({batch}, 1 or 3, H, W), not {shape}; or a list of {batch} pictures"
+    )

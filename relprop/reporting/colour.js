@@ -47,9 +47,13 @@ function level(value, scale) {
   return STEPS + Math.round(STEPS * Math.max(-1, Math.min(1, value / scale)));
 }
 
-function drawLegend(canvas) {
+// From 0, or where any number is negative from most against the target; to most for it.
+function drawLegend(canvas, signed) {
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(canvas.width, 1);
-  for (let x = 0; x < canvas.width; x += 1) image.data.set([...theme().colours[Math.round((x / (canvas.width - 1)) * 2 * STEPS)], 255], 4 * x);
+  const first = signed ? 0 : STEPS;
+  for (let x = 0; x < canvas.width; x += 1) image.data.set([...theme().colours[first + Math.round((x / (canvas.width - 1)) * (2 * STEPS - first))], 255], 4 * x);
   pen.putImageData(image, 0, 0);
+  byId("legend-least").textContent = signed ? "against the target" : "0";
+  byId("legend-most").textContent = `${signed ? "for the target" : "largest"}; over a picture: the more colour, the larger`;
 }

@@ -85,6 +85,7 @@ function drawScores() {
   const { stream, scores } = shown;
   const largest = stream.scores.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
   scores.draw(stream.scores, largest, state.threshold * largest, state.over);
+  drawLegend(byId("legend"), stream.scores.some((v) => v < 0));
   byId("score-scale").textContent = `largest ${brief(largest)}`;
   const above = [...stream.scores.keys()].filter((i) => Math.abs(stream.scores[i]) >= state.threshold * largest);
   const sum = (list) => list.reduce((total, i) => total + Math.abs(stream.scores[i]), 0);
@@ -275,9 +276,8 @@ function listen() {
   byId("depth").addEventListener("change", () => drawBooks());
   byId("table-details").addEventListener("toggle", () => drawOpenTable());
   for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
-  darkness.addEventListener("change", () => { drawLegend(byId("legend")); drawScores(); shown.heads?.chooseHead(state.head, shown.sample.blocks[state.block].path); show(state.here); });
+  darkness.addEventListener("change", () => { drawScores(); shown.heads?.chooseHead(state.head, shown.sample.blocks[state.block].path); show(state.here); });
 }
 
 listen();
-drawLegend(byId("legend"));
 refresh().then(() => { document.documentElement.dataset.ready = "yes"; });

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from relprop.errors import OptionError, message, warn, writable
 from relprop.explanation import Explanation
@@ -31,7 +31,7 @@ def report(
     path: str | Path,
     *,
     model: nn.Module | None = None,
-    pictures: Tensor | None = None,
+    pictures: Any = None,
     title: str | None = None,
     code: str | None = None,
     megabytes: float = 5.0,
@@ -49,15 +49,17 @@ def report(
         path: where the file goes.
         model: the model that was explained, for its class and the hashes of its weights and
             settings.
-        pictures: what the model was shown, (batch, 1 or 3, H, W) in [0, 1], before any
-            normalisation; drawn under the patches.
+        pictures: what ``explain`` was given (a PIL picture, an array (H, W, 3), or a list of them),
+            of which the part that the model saw is drawn under the patches; or the model's own
+            images, (batch, 1 or 3, H, W) in [0, 1], before any normalisation. ``None``: those that
+            the explanation kept, if it kept any.
         title: the page's heading.
         code: what makes the explanation again, instead of the call that the report writes itself.
         megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is
             warned of.
 
     Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError``
-    for pictures of another shape or range, for numbers that are not finite, and for a path in a
+    for pictures of another size or range, for numbers that are not finite, and for a path in a
     folder that does not exist.
 
     >>> import tempfile, torch, relprop
@@ -75,7 +77,9 @@ def report(
     for label, explanation in named:
         refuse_nonfinite(label, explanation)
     facts = None if model is None else _model_facts(model)
-    material = Material([e for _, e in named], data_uris(pictures, batch), megabytes * 1e6)
+    material = Material(
+        [e for _, e in named], data_uris(pictures, [e for _, e in named]), megabytes * 1e6
+    )
     data: dict[str, Any] = {
         "title": title if title is not None else "What the model looked at",
         "batch": batch,

@@ -63,6 +63,8 @@ def ask(
     for question in questions:
         question.settings  # noqa: B018  -- refuses what it does not know before anything is opened
     model, prepared = opened(model, inputs, how.processor, trust_remote_code=how.trust_remote_code)
+    if not how.keep_pictures:
+        prepared = prepared.without_pictures()
     with undisturbed(model), torch.no_grad():
         bound = bind(prepared.inputs)
         check_devices(model, bound)

@@ -25,3 +25,4 @@ class Conditions:
     trust_remote_code: bool = False
     verify: bool = True
     memory: Memory = "auto"
+    keep_pictures: bool = True

@@ -76,6 +76,11 @@ class Method:
         """What its function's docstring begins with, up to the source in parentheses."""
         return (inspect.getdoc(self.function) or "").split("\n")[0].split(" (")[0].rstrip(".")
 
+    @property
+    def cheap(self) -> bool:
+        """Whether its cost is a number of passes, which does not grow with the input."""
+        return self.cost.replace(".", "").isdigit()
+
     def is_row_wise(self, inputs: int) -> bool:
         """Whether it can be called for some rows of the maps at a time, with so many explained
         inputs."""

@@ -1,11 +1,11 @@
-"""The two scales that every picture uses, and readable text on them. Made here, so that a terminal
-or a web page needs no plotting library.
+"""The one scale that every picture uses, and readable text on it. Made here, so that a terminal or
+a web page needs no plotting library.
 
-Both are paths through OKLab (Björn Ottosson, 2020), a space in which equal distances look equally
-different, walked at even steps: *perceptually uniform* by construction. Lightness alone orders them
-(the heat scale rises, the signed one falls on both sides of 0), so they keep their meaning for the
-colour-blind and in print; the two signs are orange and blue, which every common kind of colour
-blindness tells apart.
+White is nothing; orange speaks for the target, blue against it. Each half is a path through OKLab
+(Björn Ottosson, 2020), a space in which equal distances look equally different, walked at even
+steps: *perceptually uniform* by construction. Lightness alone orders each half, so it keeps its
+meaning for the colour-blind and in print; orange and blue are told apart by every common kind of
+colour blindness.
 """
 
 from __future__ import annotations
@@ -14,48 +14,34 @@ from functools import lru_cache
 
 import numpy as np
 
-STEPS = 256
-HEAT = (
-    (0.16, 0.05, 300.0),
-    (0.40, 0.16, 325.0),
-    (0.60, 0.19, 25.0),
-    (0.78, 0.155, 65.0),
-    (0.97, 0.10, 105.0),
-)  # OKLab lightness, chroma, hue
+STEPS = 256  # of each half
 FOR, AGAINST = (
-    ((0.985, 0.0, 55.0), (0.80, 0.12, 58.0), (0.50, 0.14, 40.0)),
-    ((0.985, 0.0, 250.0), (0.77, 0.10, 245.0), (0.46, 0.14, 262.0)),
-)
+    ((0.985, 0.0, 55.0), (0.82, 0.13, 60.0), (0.62, 0.19, 42.0)),
+    ((0.985, 0.0, 250.0), (0.78, 0.11, 245.0), (0.55, 0.17, 260.0)),
+)  # OKLab lightness, chroma, hue
 
 Colour = tuple[int, int, int]
 
 
-@lru_cache(maxsize=4)
-def table(signed: bool) -> np.ndarray:
-    """The scale's colours, (256, 3), sRGB in [0, 1]: from nothing to most, or from most against
-    (blue) over 0 (white) to most for (orange)."""
-    if not signed:
-        return _even(HEAT, STEPS)
-    half = STEPS // 2
-    return np.concatenate([_even(AGAINST, half)[::-1], _even(FOR, half)])
+@lru_cache(maxsize=1)
+def table() -> np.ndarray:
+    """The scale's colours, (512, 3), sRGB in [0, 1]: from most against (blue) over 0 (white) to
+    most for (orange)."""
+    return np.concatenate([_even(AGAINST, STEPS)[::-1], _even(FOR, STEPS)])
 
 
-def colours(values: np.ndarray, *, signed: bool) -> np.ndarray:
-    """sRGB of ``values``, uint8, shape (..., 3): of shares of the strongest, in [0, 1], or in [−1,
-    1] where ``signed``. Beyond, the last colour."""
-    place = (
-        (np.asarray(values, dtype=np.float64) + 1) / 2
-        if signed
-        else np.asarray(values, dtype=np.float64)
-    )
-    index = np.clip(np.nan_to_num(place) * (STEPS - 1), 0, STEPS - 1)
-    return np.round(255 * table(signed)[np.round(index).astype(int)]).astype(np.uint8)
+def colours(values: np.ndarray) -> np.ndarray:
+    """sRGB of ``values``, uint8, shape (..., 3): of shares of the strongest, in [−1, 1]. Beyond,
+    the last colour."""
+    place = (np.nan_to_num(np.asarray(values, dtype=np.float64)).clip(-1, 1) + 1) / 2
+    index = np.round(place * (2 * STEPS - 1)).astype(int)
+    return np.round(255 * table()[index]).astype(np.uint8)
 
 
 def shade(value: float) -> Colour:
     """The background of a word whose score is ``value`` of the strongest, in [−1, 1]: white at 0,
     orange for the target, blue against it."""
-    red, green, blue = (int(c) for c in colours(np.array(value), signed=True))
+    red, green, blue = (int(c) for c in colours(np.array(value)))
     return red, green, blue
 
 

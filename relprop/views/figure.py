@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.errors import OptionError
-from relprop.views.colours import table
+from relprop.errors import InputError, OptionError
+from relprop.views.colours import STEPS, table
 from relprop.views.escape import visible
+from relprop.views.overlay import grey, opacity
 from relprop.views.pixels import pixels
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 TITLE, LABEL, TICK = 10.0, 9.0, 8.0  # points, as journals set figures
-STRONGEST = 0.9  # the opacity of the strongest score over an image; half its strength has 0.6
 GREY = "#6b6b6b"
 
 
@@ -28,20 +28,26 @@ def figure(columns: int, width: float = 3.2, height: float = 3.6) -> tuple[Figur
     """A figure with a row of axes, ``width``·``columns`` by ``height`` inches. Raises
     ``OptionError`` without matplotlib."""
     fig = blank(width * columns, height)
-    return fig, list(fig.subplots(1, columns, squeeze=False)[0])
+    return fig, grid_of(fig, 1, columns)[0]
+
+
+def grid_of(fig: Figure, rows: int, columns: int) -> list[list[Axes]]:
+    """``rows`` by ``columns`` axes in a figure of ``blank``."""
+    from relprop.views.canvas import Panel
+
+    made = fig.subplots(rows, columns, squeeze=False, subplot_kw={"axes_class": Panel})
+    return [list(row) for row in made]
 
 
 def blank(width: float, height: float) -> Figure:
     """An empty figure (inches) that lays itself out. Raises ``OptionError`` without matplotlib."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+        from relprop.views.canvas import Picture
     except ImportError:
         raise OptionError('plots need matplotlib: pip install "relprop[plot]"') from None
-    fig = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
-    FigureCanvasAgg(fig)
-    return fig
+    return Picture(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
 
 
 def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
@@ -53,10 +59,7 @@ def several(ax: Any, rows: int, columns: int, width: float, height: float) -> li
     """``rows`` by ``columns`` axes: those of ``ax`` (as many, in any nesting), or of a new figure,
     each ``width`` by ``height`` inches."""
     if ax is None:
-        return [
-            list(row)
-            for row in blank(width * columns, height * rows).subplots(rows, columns, squeeze=False)
-        ]
+        return grid_of(blank(width * columns, height * rows), rows, columns)
     flat = list(np.asarray(ax, dtype=object).flat)
     if len(flat) < rows * columns:
         raise OptionError(
@@ -65,22 +68,17 @@ def several(ax: Any, rows: int, columns: int, width: float, height: float) -> li
     return [flat[r * columns : (r + 1) * columns] for r in range(rows)]
 
 
-def scale_of(*values: Any, strongest: float | None = None, light: bool = False) -> dict[str, Any]:
-    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 to the largest, or, where any is
-    negative, even on both sides of 0.
-
-    ``light``: 0 is white where nothing is negative, too, as in shaded text. The scales are
-    registered nowhere.
-    """
+def scale_of(*values: Any, strongest: float | None = None) -> dict[str, Any]:
+    """``cmap``, ``vmin`` and ``vmax`` for these values: from 0 (white) to the largest (orange), or,
+    where any is negative (blue), even on both sides of 0. The scales are registered nowhere."""
     from matplotlib.colors import ListedColormap
 
     least, most = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
     top = (max(most, -least) if strongest is None else strongest) or 1.0
     signed = least < 0
-    shown = table(True)[len(table(True)) // 2 :] if light and not signed else table(signed)
-    name = "relprop signed" if signed else "relprop light" if light else "relprop heat"
+    shown = table() if signed else table()[STEPS:]
     return {
-        "cmap": ListedColormap(shown.tolist(), name=name),
+        "cmap": ListedColormap(shown.tolist(), name="relprop signed" if signed else "relprop"),
         "vmin": -top if signed else 0.0,
         "vmax": top,
     }
@@ -98,25 +96,24 @@ def show_heatmap(
     axes: Axes, heat: Tensor, title: str, image: Any = None, *, scale: dict[str, Any] | None = None
 ) -> AxesImage:
     """A heat map (H, W), over the grey image it explains, where it is the more opaque the stronger
-    it is; with negative values diverging about 0."""
+    it is; with negative values diverging about 0. Raises ``InputError`` for an image of another
+    size."""
     values = heat.detach().float().cpu()
     scale = scale_of(values) if scale is None else scale
-    opacity: Any = 1.0
+    alpha: Any = 1.0
     if image is not None:
-        _show_grey(axes, image, values.shape)
-        opacity = (STRONGEST * (values.abs() / scale["vmax"]).clamp(0, 1) ** 0.6).numpy()
-    drawn = axes.imshow(values.numpy(), alpha=opacity, **scale)
+        under = grey(pixels(image))
+        if under.shape != values.shape:
+            raise InputError(
+                f"the image is {list(under.shape)} pixels (H, W), its map {list(values.shape)}: "
+                "relprop.plot.heatmap(explanation, image) lays a map where it belongs"
+            )
+        axes.imshow(under, cmap="gray", vmin=0, vmax=1)
+        alpha = opacity((values / scale["vmax"]).numpy())
+    drawn = axes.imshow(values.numpy(), alpha=alpha, **scale)
     write_title(axes, title)
     axes.set_axis_off()
     return drawn
-
-
-def _show_grey(axes: Axes, image: Any, shape: Sequence[int]) -> None:
-    """An image in grey, stretched over a map of that shape."""
-    grey = pixels(image)
-    grey = grey if grey.ndim == 2 else grey[..., :3] @ np.array([0.299, 0.587, 0.114])
-    extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=1, extent=extent)
 
 
 def write_title(axes: Axes, title: str) -> None:

@@ -34,8 +34,11 @@ def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
     return _at(tokens, places)
 
 
-def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
-    """(H, W) of one sample's picture as it was before processing; 0 where processing cut it off."""
+def original_heatmap(
+    tokens: TokenScores, sample: int, size: tuple[int, int] | None = None
+) -> Tensor:
+    """(H, W) of one sample's picture as it was before processing; 0 where processing cut it off.
+    ``size``: of the whole picture, if it is shown smaller than it was."""
     if tokens.originals is None or tokens.image is None or tokens.grid is None:
         raise OptionError(
             message(
@@ -46,8 +49,10 @@ def original_heatmap(tokens: TokenScores, sample: int) -> Tensor:
     original = tokens.originals[sample]
     starts, ends = original.frame[:2], original.frame[2:]
     places = [
-        (_middles(n, 1.0) - start) * (length / (end - start))
-        for n, start, end, length in zip(original.size, starts, ends, tokens.image, strict=True)
+        (_middles(n, whole / n) - start) * (length / (end - start))
+        for n, whole, start, end, length in zip(
+            size or original.size, original.size, starts, ends, tokens.image, strict=True
+        )
     ]
     down, across = (
         (at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
@@ -19,14 +18,16 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
+from relprop.views.overlay import laid
 from relprop.views.shown import Units, checked, named, only, target_of, units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from relprop.explanation import Explanation, TokenScores
+    from relprop.explanation import Explanation
 
 SCALES = (None, "shared", "own")
+ABREAST, IN_A_LINE = 4, 28  # maps beside each other, words in a line of rows
 
 
 def heatmap(
@@ -43,13 +44,15 @@ def heatmap(
     signed map diverges about 0, orange for the target.
 
     Args:
-        image: (C, H, W), (H, W) or (H, W, C) in [0, 1] or bytes: the model's own, or the picture it
-            was made from, if the explanation knows that one.
+        image: a PIL picture, or (C, H, W), (H, W) or (H, W, C) in [0, 1] or bytes: the model's own
+            image, or the picture it was made from, if the explanation knows that one; the map lies
+            where the model's image was cut. ``None``: the picture that was kept, if one was;
+            ``False``: none.
         strongest: the score at the scale's end, for maps on one scale; ``None``: this map's largest
             |score|.
 
-    Raises ``OptionError`` for what is no image, ``InputError`` for an image of the wrong shape or
-    range.
+    Raises ``OptionError`` for what is no image, ``InputError`` for an image whose size is neither
+    the model's nor the picture's, or of the wrong range.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -57,7 +60,8 @@ def heatmap(
     >>> relprop.plot.heatmap(e, torch.rand(1, 32, 32)).get_title()
     'target 3'
     """
-    sample, heat = checked(explanation, sample), _heat(explanation, sample, image)
+    sample = checked(explanation, sample)
+    heat, image = laid(explanation, sample, image)
     axes = axes_or_new(ax, 4.0, 3.6)
     title = f"target {target_of(explanation, sample)}" if title is None else title
     drawn = show_heatmap(axes, heat, title, image, scale=scale_of(heat, strongest=strongest))
@@ -76,8 +80,8 @@ def compare(
     ax: Any = None,
     colorbar: bool = True,
 ) -> list[Axes]:
-    """Several targets or methods of one sample side by side on one scale: a heat map each, or, of
-    texts, a row of shaded words each.
+    """Several targets or methods of one sample side by side on one scale: a heat map each, four
+    abreast, or, of texts, a row of shaded words each, broken into lines.
 
     Args:
         explanations: a list, a mapping from labels, or what ``relprop.compare`` returned.
@@ -100,7 +104,7 @@ def compare(
         return _compare_maps(found, image, sample, shared, ax, colorbar)
     if any(images):
         raise OptionError("compare(): some explanations are of images and some of texts")
-    return [_compare_rows(found, sample, shared, ax, colorbar)]
+    return _compare_rows(found, sample, shared, ax, colorbar)
 
 
 def _of_one_method(found: Mapping[str, Explanation]) -> bool:
@@ -139,43 +143,60 @@ def _headings(parts: list[Explanation], sample: int) -> list[str]:
 def _compare_maps(
     found: Mapping[str, Explanation], image: Any, sample: int, shared: bool, ax: Any, colorbar: bool
 ) -> list[Axes]:
-    heats = [_heat(e, sample, image) for e in found.values()]
+    both = [laid(e, sample, image) for e in found.values()]
+    heats, under = [heat for heat, _ in both], [picture for _, picture in both]
     if not shared:
         heats = [heat / (heat.abs().max() or 1.0) for heat in heats]
-    (axes,) = several(ax, 1, len(heats), 2.3, 2.3 * heats[0].shape[0] / heats[0].shape[1] + 0.25)
+    axes = _panels(ax, len(heats), 2.3 * heats[0].shape[0] / heats[0].shape[1] + 0.25)
     common = scale_of(*heats, strongest=None if shared else 1.0)
-    for panel, label, heat in zip(axes, found, heats, strict=False):
-        drawn = show_heatmap(panel, heat, label, image, scale=common)
-    axes = axes[: len(heats)]
+    for panel, label, heat, picture in zip(axes, found, heats, under, strict=True):
+        drawn = show_heatmap(panel, heat, label, picture, scale=common)
     if colorbar:
         add_scale(drawn, axes, "score" if shared else "share of each map's strongest", shrink=0.7)
     return axes
 
 
+def _panels(ax: Any, count: int, height: float) -> list[Axes]:
+    """So many axes, in rows of about the same length in a figure of their own."""
+    if ax is not None:
+        return several(ax, 1, count, 0, 0)[0]
+    rows = -(-count // ABREAST)
+    columns = -(-count // rows)
+    panels = [panel for row in several(None, rows, columns, 2.3, height) for panel in row]
+    for panel in panels[count:]:
+        panel.remove()
+    return panels[:count]
+
+
 def _compare_rows(
     found: Mapping[str, Explanation], sample: int, shared: bool, ax: Any, colorbar: bool
-) -> Axes:
+) -> list[Axes]:
     rows = _rows_of(found, sample)
     values = np.array([row.scores if shared else row.relative() for row in rows.values()])
     labels = [named(name) for name in next(iter(rows.values())).names]
-    axes = _row_axes(ax, list(rows), labels)
-    scale = scale_of(values, strongest=None if shared else 1.0, light=True)
-    drawn = axes.imshow(values, aspect="auto", **scale)
-    write_ticks(axes, "x", labels, rotation=90)
-    write_ticks(axes, "y", list(rows))
-    axes.spines[:].set_visible(False)
+    scale = scale_of(values, strongest=None if shared else 1.0)
+    starts = range(0, len(labels), len(labels) if ax is not None else IN_A_LINE)
+    lines = _line_axes(ax, list(rows), labels[: starts.step], len(starts))
+    for axes, start in zip(lines, starts, strict=True):
+        words = labels[start : start + starts.step]
+        padded = np.full((len(values), starts.step), np.nan)
+        padded[:, : len(words)] = values[:, start : start + starts.step]
+        drawn = axes.imshow(padded, aspect="auto", **scale)
+        write_ticks(axes, "x", words, rotation=90)
+        write_ticks(axes, "y", list(rows))
+        axes.spines[:].set_visible(False)
     targets = {target_of(e, sample) for e in found.values()}
-    write_title(axes, f"target {targets.pop()}" if len(targets) == 1 else "")
+    write_title(lines[0], f"target {targets.pop()}" if len(targets) == 1 else "")
     if colorbar:
-        add_scale(drawn, axes, "score" if shared else "share of strongest", shrink=1.0, aspect=12)
-    return axes
+        add_scale(drawn, lines, "score" if shared else "share of strongest", shrink=1.0, aspect=12)
+    return lines
 
 
-def _row_axes(ax: Any, rows: list[str], columns: list[str]) -> Axes:
-    """One axes with room for its labels."""
+def _line_axes(ax: Any, rows: list[str], columns: list[str], lines: int) -> list[Axes]:
+    """One axes below another, with room for their labels."""
     width = max(4.0, 0.34 * len(columns) + 0.8 + room_for(rows))
-    ((axes,),) = several(ax, 1, 1, width, 0.3 * len(rows) + 0.5 + room_for(columns))
-    return axes
+    made = several(ax, lines, 1, width, 0.3 * len(rows) + 0.5 + room_for(columns))
+    return [axes for (axes,) in made]
 
 
 def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
@@ -193,31 +214,3 @@ def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
             )
         )
     return rows
-
-
-def _heat(explanation: Explanation, sample: int, image: Any) -> torch.Tensor:
-    """The map (H, W) in the model's image, or in the picture it was made from where ``image`` is
-    that picture."""
-    stream = only(explanation, "heatmap()")
-    _refuse_no_picture(stream)
-    size = tuple(getattr(image, "shape", ())[-2:])
-    if stream.originals is not None and stream.image != size == stream.originals[sample].size:
-        return explanation.original_heatmap(sample)
-    return explanation.heatmap()[sample].detach().cpu()
-
-
-def _refuse_no_picture(stream: TokenScores) -> None:
-    if stream.grid is None or stream.image is None:
-        raise OptionError(
-            message(
-                "heatmap() is for images: this explanation has no patch grid",
-                then=["relprop.plot.text(explanation)", "explanation.plot()"],
-            )
-        )
-    if len(stream.grid) != 2:
-        raise OptionError(
-            message(
-                f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
-                then=["explanation.plot()   # a map for each time"],
-            )
-        )

@@ -131,7 +131,7 @@ def layers(
     labels = stream.tokens[sample] if stream.tokens is not None else None
     width = min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0)
     axes = axes_or_new(ax, width, 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
-    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)], light=True))
+    drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)]))
     _ticks_of_tokens(axes, "x", labels, rows.shape[1])
     summed = np.allclose(parts.sum(0), whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
     last = "Σ" if summed else "scores"

@@ -10,13 +10,11 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.nn import functional as F
 
 from relprop.views.audit import concerns, heading
-from relprop.views.colours import colours, hexadecimal, ink, shade
+from relprop.views.colours import hexadecimal, ink, shade
 from relprop.views.escape import markup
-from relprop.views.heat import patches
+from relprop.views.overlay import blended, laid
 from relprop.views.shown import named, units
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 8  # a batch of hundreds would drown the notebook
 WORDS = 600
-SIDE = 224  # pixels of the picture's longer side
+SIDE = 224  # pixels of a map's longer side, where no picture was kept
 
 
 def page(explanation: Explanation) -> str:
@@ -93,14 +91,13 @@ def _image(explanation: Explanation, sample: int) -> str:
 
 
 def _heat_png(explanation: Explanation, sample: int) -> bytes:
-    values = patches(next(iter(explanation.streams.values())), sample)
-    image = explanation.image or values.shape
-    scale = SIDE / max(image)
-    size = (max(1, round(image[0] * scale)), max(1, round(image[1] * scale)))
-    smooth = F.interpolate(
-        torch.from_numpy(values)[None, None], size=size, mode="bilinear", align_corners=False
-    )[0, 0].numpy()
-    return png(colours(smooth / (np.abs(smooth).max() or 1.0), signed=bool((values < 0).any())))
+    values, picture = laid(explanation, sample, None)
+    if picture is None:
+        scale = SIDE / max(values.shape)
+        size = [max(1, round(n * scale)) for n in values.shape]
+        values = explanation.heatmap((size[0], size[1]))[sample].cpu()
+    shares = values.double().numpy()
+    return png(blended(shares / (np.abs(shares).max() or 1.0), picture))
 
 
 def png(rgb: np.ndarray) -> bytes:

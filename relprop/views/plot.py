@@ -42,17 +42,15 @@ __all__ = [
 
 
 def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Figure:
-    """One sample: its heat map (over its image, if given; a column per time of a video), its tokens
-    as bars, or its scores along the recording.
-
-    ``image`` is the model's own, or the picture it was made from, if the explanation knows that
-    one.
-    """
+    """One sample: its heat map (over ``image``, as ``heatmap`` takes it; a column per time of a
+    video), its words or tokens shaded, or its scores along the recording."""
     sample = checked(explanation, sample)
     title = f"target {target_of(explanation, sample)}"
     if explanation.grid is None:
-        if image is not None:
+        if image is not None and image is not False:
             raise OptionError("plot(image): this explanation is of no image")
+        if explanation.tokens is not None or explanation.words is not None:
+            return text(explanation, sample=sample, title=title).figure  # type: ignore[return-value]
         return plot_sequence(explanation, sample, title)
     if len(explanation.grid) > 2:
         return _plot_times(explanation, sample, title)

@@ -75,8 +75,10 @@ def text(
 def _own_axes(width: float, height: float, title: str) -> Axes:
     """A figure that is all text: ``width`` in inches, ``height`` in points."""
     fig = blank(width, height / POINTS)
+    from relprop.views.canvas import Panel
+
     fig.set_layout_engine("none")
-    axes = fig.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes = fig.add_axes((0.0, 0.0, 1.0, 1.0), axes_class=Panel)
     axes.text(MARGIN, MARGIN, visible(title, 120), fontsize=TITLE, va="top", parse_math=False)
     return axes
 
@@ -141,7 +143,7 @@ def _legend(ax: Axes, height: float, signed: bool) -> None:
         ax.text(MARGIN, top + 4, "0", ha="left", **label)
         left += 4.0
     ax.imshow(
-        colours(shares, signed=True)[None],
+        colours(shares)[None],
         extent=(left, left + BAR, top + 8, top),
         aspect="auto",
         interpolation="bilinear",

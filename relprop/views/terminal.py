@@ -123,11 +123,11 @@ def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> lis
     Finer maps are averaged to fit."""
     tokens = next(iter(explanation.streams.values()))
     values = coarsened(patches(tokens, sample), min(width // 2, FINEST))
-    shares, signed = values / (np.abs(values).max() or 1.0), bool((values < 0).any())
+    shares = values / (np.abs(values).max() or 1.0)
     if not colour:
-        return _inked_map(shares, signed)
+        return _inked_map(shares, bool((values < 0).any()))
     times = 2 if 2 * shares.shape[1] <= min(width, FINEST) else 1
-    tall = np.repeat(np.repeat(colours(shares, signed=signed), times, 1), times, 0)
+    tall = np.repeat(np.repeat(colours(shares), times, 1), times, 0)
     if len(tall) % 2:
         tall = np.concatenate([tall, np.zeros_like(tall[-1:])])
     pairs = zip(tall[::2].tolist(), tall[1::2].tolist(), strict=True)

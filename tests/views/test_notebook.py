@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from relprop.errors import OptionError
-from relprop.views.colours import colours, ink, luminance, oklab, shade, table
+from relprop.views.colours import STEPS, colours, ink, luminance, oklab, shade, table
 from relprop.views.escape import JOINERS, markup, visible
 from relprop.views.page import SAMPLES, png
 from relprop.views.terminal import coarsened
@@ -117,7 +117,7 @@ def test_the_picture_of_an_image_is_a_png(pictures, texts):
     shown = imread(io.BytesIO(made))
     assert shown.shape[:2] == (224, 224)
     light = oklab(shown[..., :3])[..., 0].reshape(8, 28, 8, 28).mean((1, 3))
-    assert light.argmax() == int(pictures[0].scores[0, 1:].argmax()) and texts._repr_png_() is None
+    assert light.argmin() == int(pictures[0].scores[0, 1:].argmax()) and texts._repr_png_() is None
     assert len(pictures[0]._repr_html_()) < 400_000 and parsed(pictures[0]._repr_html_())
 
 
@@ -225,22 +225,18 @@ def test_repr_is_one_line(texts, hostile, pictures):
     assert all("\n" not in repr(e) for e in (texts, hostile, pictures[0]))
 
 
-def test_the_scales_are_uniform_and_ordered_by_lightness():
-    for signed in (False, True):
-        lab = oklab(table(signed))
-        steps = np.linalg.norm(np.diff(lab, axis=0), axis=1)
-        steps = np.delete(steps, 127) if signed else steps  # white meets white
-        half = [steps[:127], steps[127:]] if signed else [steps]
-        assert all(part.max() < 1.05 * part.min() for part in half)
-        light = lab[:, 0]
-        assert (np.diff(light if not signed else light[128:][::-1]) > 0).all() and (
-            np.diff(light[:128]) > 0
-        ).all()
+def test_the_scale_is_uniform_and_each_half_ordered_by_lightness():
+    lab = oklab(table())
+    steps = np.linalg.norm(np.diff(lab, axis=0), axis=1)
+    against, white, toward = steps[: STEPS - 1], steps[STEPS - 1], steps[STEPS:]
+    assert all(part.max() < 1.05 * part.min() for part in (against, toward)) and white < 1e-3
+    light = lab[:, 0]
+    assert (np.diff(light[:STEPS]) > 0).all() and (np.diff(light[STEPS:]) < 0).all()
 
 
 def test_the_two_signs_differ_for_the_colour_blind():
     """Without red-green difference (OKLab's a = 0) orange and blue are still apart in b."""
-    ends = oklab(colours(np.array([-1.0, 1.0]), signed=True) / 255)
+    ends = oklab(colours(np.array([-1.0, 1.0])) / 255)
     assert abs(ends[0, 2] - ends[1, 2]) > 0.15
 
 
