@@ -175,7 +175,7 @@ def _compare_rows(
     values = np.array([row.scores if shared else row.relative() for row in rows.values()])
     labels = [named(name) for name in next(iter(rows.values())).names]
     scale = scale_of(values, strongest=None if shared else 1.0)
-    starts = range(0, len(labels), len(labels) if ax is not None else IN_A_LINE)
+    starts = range(0, len(labels), len(labels) if ax is not None else min(len(labels), IN_A_LINE))
     lines = _line_axes(ax, list(rows), labels[: starts.step], len(starts))
     for axes, start in zip(lines, starts, strict=True):
         words = labels[start : start + starts.step]
