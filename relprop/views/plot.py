@@ -2,8 +2,8 @@
 
 Every function draws one sample, in ``ax`` or in a figure of its own, and returns the axes:
 ``ax.figure.savefig("map.pdf")``. No pyplot: nothing global is touched, and nothing is shown by
-itself, but a notebook shows what a cell ends with. There is one scale, perceptually uniform and made
-for the colour-blind: from white to orange for the target, and to blue against it.
+itself, but a notebook shows what a cell ends with. There is one scale, perceptually uniform and
+made for the colour-blind: from white to orange for the target, and to blue against it.
 """
 
 from __future__ import annotations
