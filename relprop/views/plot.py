@@ -49,7 +49,8 @@ def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Fi
     if explanation.grid is None:
         if image is not None and image is not False:
             raise OptionError("plot(image): this explanation is of no image")
-        if explanation.tokens is not None or explanation.words is not None:
+        stream = next(iter(explanation.streams.values()))
+        if stream.tokens is not None or stream.words is not None:
             return text(explanation, sample=sample, title=title).figure  # type: ignore[return-value]
         return plot_sequence(explanation, sample, title)
     if len(explanation.grid) > 2:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
-    """Bars with the tokens' labels; a line for what has none (sound, time series), in seconds if
-    they are known."""
+    """Scores of tokens without labels: bars, or a line for a recording (sound, time series), in
+    seconds if they are known."""
     tokens = next(iter(explanation.streams.values()))
     fig = _line(tokens, explanation, sample) if _is_recording(tokens) else _bars(tokens, sample)
     write_title(fig.axes[0], title)

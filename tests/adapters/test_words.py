@@ -199,7 +199,8 @@ def test_encoder_and_decoder_have_words_of_their_own(tmp_path):
     again = relprop.load(e.save(tmp_path / "both.safetensors"))
     assert again["decoder_input_ids"].words() == e["decoder_input_ids"].words()
     for name in e.streams:
-        assert e[name].plot().axes[0].get_xticklabels()[1].get_text() == e[name].tokens[0][1]
+        shown = {t.get_text() for t in e[name].plot().axes[0].texts}
+        assert {word for word, _ in e[name].words()} <= shown
 
 
 def test_without_a_tokenizer_there_are_no_words():
