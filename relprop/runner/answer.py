@@ -3,7 +3,8 @@ is, and put beside what its tokens are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,21 +12,35 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
+from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import names_of, tokens_described
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
-from relprop.runner.positions import positions
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Run
-from relprop.runner.study import Study
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
 from relprop.tracer.editing import val
 
 NO_RULES = "none"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a method finds of a target, before anybody says what the tokens are: by explained input
+    the scores and what skip connections alone leave, (batch, tokens) both; ``inputs``, the
+    relevance at the input, and ``layers``; ``matrix`` and ``blocks``; all if ``keep=`` named
+    them."""
+
+    pairs: Pairs
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
+    matrix: Tensor | None = None
+    blocks: tuple[Block, ...] | None = None
+    ledger: Ledger | None = None
 
 
 def answer(
@@ -35,31 +50,70 @@ def answer(
     nodes."""
     if needs.question.by.level == "attention":
         with torch.no_grad():
-            return _over_attention(AttentionStudy(needs, run, target, start, gradients))
-    return _at_input(InputStudy(needs, run, target, start, gradients))
+            study = AttentionStudy(needs, run, target, start, gradients)
+            numbers, described = over_attention(study), study.described
+            check_numbers(needs, numbers, lambda: study.sweep.moves)
+    else:
+        at_inputs = InputStudy(needs, run, target, start, gradients)
+        numbers = at_input(at_inputs)
+        described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
+        check_numbers(needs, numbers, lambda: None)
+    labels, probability = names_of(needs.session, run, start)
+    return explained(needs, numbers, described, start, labels, probability)
 
 
-def _explanation(study: Study, streams: Mapping[str, TokenScores], **more: Any) -> Explanation:
-    """What is the same of every method."""
-    needs, start = study.needs, study.start
-    labels, probability = names_of(study.session, study.run, start)
+def explained(
+    needs: Needs,
+    numbers: Numbers,
+    described: Mapping[str, Mapping[str, Any]],
+    start: Start,
+    labels: tuple[str | None, ...] | None,
+    probability: Tensor | None,
+) -> Explanation:
+    """The numbers beside what the tokens are."""
+    streams = {
+        name: TokenScores(
+            name,
+            scores,
+            scores + identity,
+            identity,
+            **described[name],
+            matrix=numbers.matrix,
+            input=numbers.inputs.get(name),
+            layers=numbers.layers.get(name),
+        )
+        for name, (scores, identity) in numbers.pairs.items()
+    }
+    bare = needs.plan is None and needs.question.by.level == "input"
     return Explanation(
-        streams=streams,
-        target=start.label,
-        output=start.scalars.detach(),
-        method=needs.question.method,
-        ledger=study.ledger,
-        facts=needs.facts,
-        labels=labels,
-        probability=probability,
-        **more,
+        streams,
+        start.label,
+        start.scalars.detach(),
+        needs.question.method,
+        NO_RULES if bare else needs.session.rules.name,
+        numbers.ledger,
+        numbers.blocks,
+        needs.facts,
+        labels,
+        probability,
     )
+
+
+def check_numbers(needs: Needs, numbers: Numbers, moves: Callable[[], Tensor | None]) -> None:
+    """Refuse scores that are not finite, and say so where all of a sample's are 0. ``moves``: for
+    which samples y_t changes with any attention map, (batch,), if that is known."""
+    over_attention = needs.question.by.level == "attention"
+    for scores, _ in numbers.pairs.values():
+        _refuse_nonfinite(scores, "relevance overflowed" if over_attention else "they overflowed")
+    if over_attention:
+        _warn_of_nothing(numbers, moves)
 
 
 # -- over attention
 
 
-def _over_attention(study: AttentionStudy) -> Explanation:
+def over_attention(study: AttentionStudy) -> Numbers:
+    """What a method over attention finds, rolled up if it gives matrices."""
     method, keep = study.needs.question.by, study.needs.question.keep
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
     found = method.function(study, **own)
@@ -69,16 +123,15 @@ def _over_attention(study: AttentionStudy) -> Explanation:
             name: (torch.where(study.connected[name], part, 0), identity)
             for name, (part, identity) in scores.items()
         }
-    _warn_of_nothing(scores, study)
-    matrix = _matrix(study, found) if "matrix" in keep else None
-    layers = _layers(study, found) if "layers" in keep else {}
-    streams = {
-        s.name: _token_scores(study, s, scores[s.name], matrix, layers.get(s.name))
-        for s in study.streams
-        if s.name in scores
-    }
-    blocks = tuple(map(_block, study.whole)) if "blocks" in keep else None
-    return _explanation(study, streams, rules=study.session.rules.name, blocks=blocks)
+    at_inputs = [(s.name, study.found_at(s.leaf)) for s in study.streams if "input" in keep]
+    return Numbers(
+        {s.name: scores[s.name] for s in study.streams if s.name in scores},
+        {name: found[:, 0] for name, found in at_inputs if found is not None},
+        _layers(study, found) if "layers" in keep else {},
+        _matrix(study, found) if "matrix" in keep else None,
+        tuple(map(_block, study.whole)) if "blocks" in keep else None,
+        study.ledger,
+    )
 
 
 def is_matrices(found: Collection[object]) -> bool:
@@ -111,33 +164,6 @@ def _layers(study: AttentionStudy, found: Found) -> dict[str, Tensor]:
     return {n: torch.where(study.connected[n][:, None], part, 0) for n, part in layers.items()}
 
 
-def _token_scores(
-    study: AttentionStudy,
-    stream: Stream,
-    pair: tuple[Tensor, Tensor],
-    matrix: Tensor | None,
-    layers: Tensor | None,
-) -> TokenScores:
-    """One input's scores, with what its tokens are."""
-    scores, identity = pair
-    _refuse_nonfinite(scores, "relevance overflowed")
-    at_input = study.found_at(stream.leaf) if _keeps_input(study) else None
-    return TokenScores(
-        stream.name,
-        scores,
-        scores + identity,
-        identity,
-        **study.described[stream.name],
-        matrix=matrix,
-        input=None if at_input is None else at_input[:, 0],
-        layers=layers,
-    )
-
-
-def _keeps_input(study: Study) -> bool:
-    return "input" in study.needs.question.keep
-
-
 def _refuse_nonfinite(scores: Tensor, why: str) -> None:
     if not torch.isfinite(scores).all():
         bad = int((~torch.isfinite(scores)).any(1).sum())
@@ -146,14 +172,14 @@ def _refuse_nonfinite(scores: Tensor, why: str) -> None:
         )
 
 
-def _warn_of_nothing(scores: Pairs, study: AttentionStudy) -> None:
+def _warn_of_nothing(numbers: Numbers, moves: Callable[[], Tensor | None]) -> None:
     """Say so where all scores of a sample are 0, and why: an explanation of nothing but zeros is no
     answer."""
-    empty = torch.stack([~s.any(1) for s, _ in scores.values()]).all(0)
+    empty = torch.stack([~s.any(1) for s, _ in numbers.pairs.values()]).all(0)
     if not bool(empty.any()):
         return
-    moves = study.sweep.moves
-    still = moves is not None and not bool(moves[empty].any())
+    moving = moves()
+    still = moving is not None and not bool(moving[empty].any())
     cause, then = (
         "nothing positive is left at any attention map",
         ("relprop.check, or e.ledger: where relevance was lost or absorbed"),
@@ -185,31 +211,23 @@ def _block(values: SiteValues) -> Block:
 # -- at the input
 
 
-def _at_input(study: InputStudy) -> Explanation:
+def at_input(study: InputStudy) -> Numbers:
     """``scores`` are the method's numbers summed over the axes that are no positions; nothing is
     rolled up, so ``row`` is ``scores`` and ``identity`` 0."""
     found = study.needs.question.by.function(study, **study.settings)
-    streams = {}
-    for name, leaf in study.leaves.items():
-        stream = Stream(name, leaf, leaf, positions(study.program, leaf))
-        streams[name] = _attributed(study, stream, found[name])
-    rules = NO_RULES if study.needs.plan is None else study.session.rules.name
-    return _explanation(study, streams, rules=rules)
+    scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
+    kept = "input" in study.needs.question.keep
+    return Numbers(
+        {name: (part, torch.zeros_like(part)) for name, part in scores.items()},
+        {name: found[name].detach() for name in scores} if kept else {},
+        ledger=study.ledger,
+    )
 
 
-def _attributed(study: InputStudy, stream: Stream, attribution: Tensor) -> TokenScores:
-    """One input's scores, from its attribution (batch, *one sample's shape): summed over what are
-    no positions."""
-    batch = study.run.inputs.batch
+def _summed(stream: Stream, attribution: Tensor) -> Tensor:
+    """An attribution (batch, *one sample's shape) summed over what are no positions, (batch,
+    positions)."""
+    batch = len(attribution)
     whole = attribution.detach().reshape(batch, *val(stream.leaf).shape)
     features = [i + 1 for i in range(whole.dim() - 1) if i not in stream.token_axes]
-    scores = (whole.sum(features) if features else whole).reshape(batch, -1)
-    _refuse_nonfinite(scores, "they overflowed")
-    return TokenScores(
-        stream.name,
-        scores,
-        scores,
-        torch.zeros_like(scores),
-        **tokens_described(study.needs, study.run, stream),
-        input=attribution.detach() if _keeps_input(study) else None,
-    )
+    return (whole.sum(features) if features else whole).reshape(batch, -1)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
+from relprop.rollup import Stream
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions, windows
 from relprop.runner.run import Run
@@ -41,6 +42,14 @@ class InputStudy(Study):
         self.relevances = self._by_name(self.relevance)
         self.positions = {n: self._axes(leaf) for n, leaf in self.leaves.items()}
         self.window = {n: windows(self.program, leaf) for n, leaf in self.leaves.items()}
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The explained inputs, whose tokens are their own positions."""
+        return tuple(
+            Stream(name, leaf, leaf, positions(self.program, leaf))
+            for name, leaf in self.leaves.items()
+        )
 
     def _by_name(self, at: Callable[[fx.Node], Tensor | None]) -> dict[str, Tensor]:
         found = {name: (leaf, at(leaf)) for name, leaf in self.leaves.items()}
