@@ -138,6 +138,11 @@ class Adapter:
         may have length 1); ``None``: all of them."""
         return None
 
+    def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:
+        """The ids that are special tokens, whatever text they stand in: what a saved explainer
+        remembers of ``content``."""
+        return ()
+
     def clock(self, model: nn.Module, given: Given) -> tuple[int, float] | None:
         """Which axis of ``given.tensor`` is time, and how many seconds one step of it is; ``None``
         if that is not known."""

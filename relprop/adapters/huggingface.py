@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.base import Adapter, Given, Prepared, Word, ready
-from relprop.adapters.masks import is_special, last_seen, no_padding, records
+from relprop.adapters.masks import is_special, last_seen, no_padding, records, special_ids
 from relprop.adapters.processing import feature_extractor_of, kind_of, processed, tokenizer_of
 from relprop.adapters.sound import measured_clock
 from relprop.adapters.words import words_from_ids, words_from_record
@@ -141,6 +141,10 @@ class HuggingFace(Adapter):
             return mask
         special = is_special(model, given, tokenizer_of(given.prepared.processor))
         return ~special if mask is None else ~special & mask.cpu()
+
+    def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:
+        """The tokenizer's, else the config's."""
+        return tuple(sorted(special_ids(model, tokenizer_of(processor))))
 
     def clock(self, model: nn.Module, given: Given) -> tuple[int, float] | None:
         """Measured on the feature extractor, if there is one."""

@@ -85,7 +85,7 @@ def is_special(model: nn.Module, given: Given, tokenizer: Any) -> Tensor:
     by its special ids, else by the config's."""
     if encodings := records(given):
         return torch.tensor([e.special_tokens_mask for e in encodings], dtype=torch.bool)
-    values = torch.tensor(sorted(_special_ids(model, tokenizer)), dtype=given.tensor.dtype)
+    values = torch.tensor(sorted(special_ids(model, tokenizer)), dtype=given.tensor.dtype)
     return torch.isin(given.tensor.cpu(), values)
 
 
@@ -99,12 +99,12 @@ def records(given: Given) -> tuple[Any, ...]:
     return encodings if same else ()
 
 
-def _special_ids(model: nn.Module, tokenizer: Any) -> set[int]:
+def special_ids(model: nn.Module, tokenizer: Any) -> set[int]:
     """The tokenizer's special ids but those that stand for content (unknown, masked); without a
     tokenizer those the config and its parts name."""
     if tokenizer is not None:
         kept = {getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "mask_token_id", None)}
-        return {int(i) for i in tokenizer.all_special_ids if i not in kept}
+        return {int(i) for i in tokenizer.allspecial_ids if i not in kept}
     return {
         int(v)
         for value in _config_values(model.config)

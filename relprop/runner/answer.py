@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -15,11 +15,11 @@ from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.describe import names_of, tokens_described
+from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs
-from relprop.runner.run import Run
+from relprop.runner.run import Described, Run
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
@@ -52,23 +52,34 @@ def answer(
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
             numbers, described = over_attention(study), study.described
-            check_numbers(needs, numbers, lambda: study.sweep.moves)
+            check_numbers(numbers, lambda: study.sweep.moves, over_attention=True)
     else:
         at_inputs = InputStudy(needs, run, target, start, gradients)
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
-        check_numbers(needs, numbers, lambda: None)
-    labels, probability = names_of(needs.session, run, start)
-    return explained(needs, numbers, described, start, labels, probability)
+        check_numbers(numbers, lambda: None, over_attention=False)
+    outputs = {n: run.forward.values[n] for n in needs.program.output_nodes}
+    names = names_of(needs.session, outputs, start.label)
+    return explained(numbers, described, start, names, Made.by(needs))
+
+
+class Made(NamedTuple):
+    """How an explanation was made: by which method and which rules, and what else is to be said."""
+
+    method: str
+    rules: str
+    facts: Mapping[str, object]
+
+    @classmethod
+    def by(cls, needs: Needs) -> Made:
+        """As a question is answered."""
+        bare = needs.plan is None and needs.question.by.level == "input"
+        rules = NO_RULES if bare else needs.session.rules.name
+        return cls(needs.question.method, rules, needs.facts)
 
 
 def explained(
-    needs: Needs,
-    numbers: Numbers,
-    described: Mapping[str, Mapping[str, Any]],
-    start: Start,
-    labels: tuple[str | None, ...] | None,
-    probability: Tensor | None,
+    numbers: Numbers, described: Described, start: Start, names: Names, made: Made
 ) -> Explanation:
     """The numbers beside what the tokens are."""
     streams = {
@@ -84,25 +95,24 @@ def explained(
         )
         for name, (scores, identity) in numbers.pairs.items()
     }
-    bare = needs.plan is None and needs.question.by.level == "input"
     return Explanation(
         streams,
         start.label,
         start.scalars.detach(),
-        needs.question.method,
-        NO_RULES if bare else needs.session.rules.name,
+        made.method,
+        made.rules,
         numbers.ledger,
         numbers.blocks,
-        needs.facts,
-        labels,
-        probability,
+        made.facts,
+        *names,
     )
 
 
-def check_numbers(needs: Needs, numbers: Numbers, moves: Callable[[], Tensor | None]) -> None:
-    """Refuse scores that are not finite, and say so where all of a sample's are 0. ``moves``: for
-    which samples y_t changes with any attention map, (batch,), if that is known."""
-    over_attention = needs.question.by.level == "attention"
+def check_numbers(
+    numbers: Numbers, moves: Callable[[], Tensor | None], *, over_attention: bool
+) -> None:
+    """Refuse scores that are not finite, and say so where all of a sample's over attention are 0.
+    ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known."""
     for scores, _ in numbers.pairs.values():
         _refuse_nonfinite(scores, "relevance overflowed" if over_attention else "they overflowed")
     if over_attention:

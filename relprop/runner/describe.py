@@ -3,29 +3,42 @@ it: the class's label, and the probability that belongs to its logit."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
-from relprop.adapters import Given, describe
+from relprop.adapters import Adapter, Given, describe
 from relprop.errors import TargetError
 from relprop.layout import Layout, lay_out, placing
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
 from relprop.runner.needs import Needs
-from relprop.runner.run import Run
+from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
-from relprop.targets import Start, class_output
+from relprop.targets import class_output
+from relprop.targets.start import has_batch_axis
+
+#: Each sample's label, and its probability, (batch,).
+Names = tuple[tuple[str | None, ...] | None, Tensor | None]
 
 
 def tokens_described(needs: Needs, run: Run, stream: Stream) -> dict[str, Any]:
     """What the tokens of an input are, as ``TokenScores`` has it: from where in the input by the
     graph, the rest by the adapter."""
-    session, inputs = needs.session, run.inputs
+    session = needs.session
+    layout = layout_of(session, run, stream)
+    return described_by(session.adapter, session.model, run.part, stream.name, layout)
+
+
+def described_by(
+    adapter: Adapter, model: nn.Module, part: Part, name: str, layout: Layout
+) -> dict[str, Any]:
+    """The same for the tokens of the input ``name`` that lie as ``layout`` says."""
+    inputs = part.inputs
     tensors = dict(zip(inputs.names, inputs.tensors, strict=True))
-    given = Given(stream.name, tensors, inputs.batch, run.part.prepared)
-    layout = _layout(session, run, stream)
+    given = Given(name, tensors, inputs.batch, part.prepared)
     places = {
         "source": layout.source,
         "grid": layout.grid,
@@ -33,10 +46,10 @@ def tokens_described(needs: Needs, run: Run, stream: Stream) -> dict[str, Any]:
         "spans": layout.spans,
         "extent": layout.extent,
     }
-    return places | describe(session.adapter, session.model, given, layout)
+    return places | describe(adapter, model, given, layout)
 
 
-def _layout(session: Session, run: Run, stream: Stream) -> Layout:
+def layout_of(session: Session, run: Run, stream: Stream) -> Layout:
     """Where the stream's tokens came from. Where the model picks positions by what it computed,
     that is read from the run."""
     places = placing(stream, session.flow)
@@ -48,30 +61,41 @@ def _layout(session: Session, run: Run, stream: Stream) -> Layout:
 
 
 def names_of(
-    session: Session, run: Run, start: Start
-) -> tuple[tuple[str | None, ...] | None, Tensor | None]:
-    """Each sample's label, and its probability, (batch,): of targets that are one class of the
-    class output; ``None`` where the model has none.
+    session: Session, outputs: Mapping[fx.Node, Tensor], chosen: Sequence[object]
+) -> Names:
+    """What is ``chosen`` in each sample, by name: of targets that are one class of the class
+    output. ``outputs``: the values of the model's outputs, batch first.
 
-    A label counts only if the output has as many classes as the model has labels. What turns logits
-    into probabilities (softmax, or a sigmoid per class) is for the adapter to know; without that
-    there is no probability, only y_t.
+    What turns logits into probabilities (softmax, or a sigmoid per class) is for the adapter to
+    know; without that there is no probability, only y_t.
     """
     try:
         output = class_output(session.program)
-        indices = [label for label in start.label if _is_index(label)]
-        if len(output.size) != 1 or len(indices) != len(start.label):
+        if len(output.size) != 1 or not all(map(_is_index, chosen)):
             return None, None
     except TargetError:
         return None, None
-    samples = range(run.inputs.batch)
-    logits = run.context(session).values(output.node, samples)
+    value = outputs[output.node].detach()
+    logits = value[:, 0] if has_batch_axis(output.node) else value
     known = session.adapter.labels(session.model)
-    labels = tuple(known[k] for k in indices) if len(known) == logits.shape[1] else None
-    wide = logits.to(at_least_float32(logits.dtype))
-    found = session.adapter.probabilities(session.model, wide)
-    rows = torch.arange(len(samples))
-    return labels, None if found is None else found[rows, indices]
+    found = probabilities(session.adapter, session.model, logits)
+    return names_among(chosen, known, found, logits.shape[1])
+
+
+def names_among(
+    chosen: Sequence[object], known: Sequence[str], probable: Tensor | None, classes: int
+) -> Names:
+    """Each sample's label, and its probability, (batch,); ``None`` where the model has none.
+    ``probable``: those of all ``classes``. A label counts only if there are as many."""
+    indices = [k for k in chosen if _is_index(k)]
+    labels = tuple(known[k] for k in indices) if len(known) == classes else None
+    rows = torch.arange(len(indices))
+    return labels, None if probable is None else probable[rows, indices]
+
+
+def probabilities(adapter: Adapter, model: nn.Module, logits: Tensor) -> Tensor | None:
+    """Those of all classes, (batch, classes), if the adapter knows how they are made."""
+    return adapter.probabilities(model, logits.to(at_least_float32(logits.dtype)))
 
 
 def _is_index(label: object) -> TypeGuard[int]:

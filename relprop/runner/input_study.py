@@ -3,7 +3,7 @@ y_t for other values of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch import Tensor, fx
@@ -19,7 +19,14 @@ from relprop.runner.sweep import Gradients
 from relprop.runner.values import without_leading_one
 from relprop.targets import Start
 from relprop.tracer.editing import val
+from relprop.tracer.program import Program
 from relprop.tracer.run import execute
+
+
+def input_streams(program: Program, leaves: Mapping[str, fx.Node]) -> tuple[Stream, ...]:
+    """Explained inputs, whose tokens are their own positions."""
+    found = ((name, leaf, positions(program, leaf)) for name, leaf in leaves.items())
+    return tuple(Stream(name, leaf, leaf, at) for name, leaf, at in found)
 
 
 class InputStudy(Study):
@@ -46,10 +53,7 @@ class InputStudy(Study):
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The explained inputs, whose tokens are their own positions."""
-        return tuple(
-            Stream(name, leaf, leaf, positions(self.program, leaf))
-            for name, leaf in self.leaves.items()
-        )
+        return input_streams(self.program, self.leaves)
 
     def _by_name(self, at: Callable[[fx.Node], Tensor | None]) -> dict[str, Tensor]:
         found = {name: (leaf, at(leaf)) for name, leaf in self.leaves.items()}

@@ -21,7 +21,8 @@ class Question:
     """A method with its options and its rule set (``None``: the method's own).
 
     ``keep``: what stays on the explanation beside the scores, of ``KEEP``. ``hooks``: functions
-    that see, and may replace, the relevance at nodes on its way down.
+    that see, and may replace, the relevance at nodes on its way down. ``ledger``: whether the books
+    of relevance are kept.
     """
 
     method: str
@@ -29,6 +30,7 @@ class Question:
     rules: RuleSet | str | None = None
     keep: frozenset[str] = frozenset()
     hooks: Mapping[fx.Node, Callable[[Tensor], Tensor | None]] = field(default_factory=dict)
+    ledger: bool = True
 
     @cached_property
     def by(self) -> Method:

@@ -63,7 +63,9 @@ class RollUp:
         """Which tokens some way through attention and skip connections joins to the target, by
         stream (batch, tokens), bool. The others (padding, what comes after a causal model's
         position) have no part in y_t."""
-        if all(isinstance(m, Tensor) and bool(m.all()) for m in maps.values()):
+        if self.run.described is None and all(
+            isinstance(m, Tensor) and bool(m.all()) for m in maps.values()
+        ):
             batch, device = self.run.inputs.batch, self.run.inputs.tensors[0].device
             return {
                 s.name: torch.ones(batch, math.prod(s.sizes), dtype=torch.bool, device=device)

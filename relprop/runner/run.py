@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,6 +15,7 @@ from relprop.interpreter.forward import Forward, forward
 from relprop.interpreter.points import Points
 from relprop.interpreter.reading import read_again
 from relprop.numerics import is_finite
+from relprop.operations import Value
 from relprop.runner.needs import Needs
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
@@ -58,18 +60,24 @@ class Part:
         return value[self.first : self.first + self.batch]
 
 
+#: What the tokens of each input are, as ``TokenScores`` has it.
+Described = Mapping[str, Mapping[str, Any]]
+
+
 @dataclass
 class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
     before a gradient is taken; it refuses a program whose gradients are not the model's.
     ``readouts``: the ends of the graph that the gradient passes where the target is alone; ``cut``:
-    the graph runs in segments."""
+    the graph runs in segments; ``described``: what the tokens are, given where the run is recorded
+    to be repeated with other values, at which nobody may look."""
 
     part: Part
     forward: Forward
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
+    described: Described | None = None
 
     @property
     def inputs(self) -> Inputs:
@@ -122,7 +130,15 @@ class Run:
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
     """One forward pass for all of them, whose graphs are all cut or all in one piece, keeping what
-    the passes for their targets read and nothing else."""
+    the passes for their targets read and nothing else. Raises ``InputError`` for outputs that are
+    not finite."""
+    done = forward_pass(needs, part)
+    refuse_nonfinite(needs[0].session, done.forward.values)
+    return done
+
+
+def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None = None) -> Run:
+    """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
     keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
@@ -135,21 +151,19 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     if all(n.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     done = forward(session.program, session.model, part.inputs, keep, watch, ends)
-    refuse_nonfinite(session, done)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    return Run(part, done, readouts, cut=cut)
+    return Run(part, done, readouts, cut=cut, described=described)
 
 
-def refuse_nonfinite(session: Session, done: Forward) -> None:
+def refuse_nonfinite(session: Session, values: Mapping[fx.Node, Value]) -> None:
     """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
     parameter is."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
-        value = done.values[node]
-        if node not in session.flow.members or not value.is_floating_point():
+        if node not in session.flow.members or not is_floating(node):
             continue
-        if not is_finite(value):
+        if not is_finite(values[node]):
             model = session.model
             names = [n for n, _ in model.named_parameters()]
             bad = [n for n in names if not torch.isfinite(tensor_of(model, n)).all()]

@@ -105,9 +105,10 @@ class Sweep:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The books of the relevance pass; ``None`` without one."""
+        """The books of the relevance pass; ``None`` without one, or if none are kept."""
         done = self._outcome
-        return None if done.relevance is None else done.relevance.ledger(done.walk)
+        kept = done.relevance is not None and self.needs.question.ledger
+        return done.relevance.ledger(done.walk) if kept else None
 
     @property
     def moves(self) -> Tensor | None:

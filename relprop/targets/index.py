@@ -104,12 +104,17 @@ class Nothing(Target):
 def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) -> ChosenTarget:
     """One element with weight 1. Its label is a class or a tuple, or ``name[index]`` if the target
     named the output."""
-    label: str | int | tuple[int, ...] = index[0] if len(index) == 1 else index
-    if not index:
-        label = output.name
-    elif named:
-        label = f"{output.name}[{', '.join(map(str, index))}]"
+    label = element_label(index, output.name, named=named)
     return ChosenTarget(label, (Elements(output.node, index),))
+
+
+def element_label(index: tuple[int, ...], output: str, *, named: bool) -> str | int | tuple[int, ...]:
+    """What is said of one element of an ``output``."""
+    if not index:
+        return output
+    if named:
+        return f"{output}[{', '.join(map(str, index))}]"
+    return index[0] if len(index) == 1 else index
 
 
 def elements(

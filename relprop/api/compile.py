@@ -1,0 +1,84 @@
+"""The public door to flat programs: ``compile`` makes an explainer of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from relprop.compiled import Explainer, make_flat
+from relprop.errors import CaptureError, OptionError, message
+from relprop.explanation import Explanation
+from relprop.opening import check_devices, opened
+from relprop.rules import RuleSet
+from relprop.runner.ask import ask
+from relprop.runner.conditions import Conditions
+from relprop.runner.question import Question, checked_keep
+from relprop.runner.run import Part
+from relprop.runner.session import chosen_inputs
+from relprop.tracer.binding import bind, refuse_unlike
+from relprop.tracer.surroundings import undisturbed
+
+
+def compile(
+    model: nn.Module | str | Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    method: str = "transformer_attribution",
+    rules: RuleSet | str | None = None,
+    backend: str | Callable[..., Any] | None = None,
+    ledger: bool = False,
+    explain_inputs: Sequence[str | int] | str | None = None,
+    precision: str | torch.dtype | None = None,
+    on_unknown: str = "generic",
+    keep: str | Iterable[str] = (),
+    processor: Any = None,
+    trust_remote_code: bool = False,
+    verify: bool = True,
+    **method_options: Any,
+) -> Explainer:
+    """An explainer of ``model`` for inputs of this shape: forward pass, gradient, relevance and
+    roll-up as one program that runs for any batch and any target of one output. It reads the
+    model's weights as they are at each call.
+
+    Args:
+        model, inputs, method, rules, explain_inputs, precision, on_unknown, keep, processor,
+            trust_remote_code: as ``relprop.explain`` takes them.
+        target: names the output of which one element per sample is explained; each call says which.
+        backend: ``None`` runs the program as it was recorded, bit for bit as ``explain`` computes;
+            ``"inductor"``, or any other backend of ``torch.compile``, compiles it.
+        ledger: keep the books of relevance; without them the program is smaller and faster.
+        verify: compare the program with ``explain`` on these inputs, which itself is compared with
+            the model. ``False``: trust what was recorded.
+
+    Raises:
+        OptionError, TargetError, InputError: for what cannot be one program, by name
+            (docs/compile.md).
+        CaptureError: where the program does not give what ``explain`` gives.
+
+    >>> import torch, relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> explainer = relprop.compile(digit_scene_model(), torch.rand(2, 1, 32, 32))
+    >>> explainer(torch.rand(4, 1, 32, 32), target=[3, 1, 4, 1]).scores.shape
+    torch.Size([4, 65])
+    """
+    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
+    how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)
+    module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
+    given = module if isinstance(model, (str, Path)) else model
+    with undisturbed(module), torch.no_grad():
+        bound = bind(prepared.inputs)
+        refuse_unlike(bound)
+        check_devices(module, bound)
+        chosen_inputs(bound, explain_inputs)
+        part = Part(bound, prepared, 0, bound.batch)
+        flat = make_flat(module, part, target, question, how)
+    runs = flat.module if backend is None else torch.compile(flat.module, backend=backend)
+    explainer = Explainer(runs, flat.manual, flat.live)
+    if verify:
+        pass
+    return explainer

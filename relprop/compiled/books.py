@@ -1,0 +1,62 @@
+"""A ledger as one tensor, and back: what a flat program computes, and what the rows of it are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relprop.interpreter.ledger import Account, Ledger
+
+#: What is in an account, as its node, path, operation and rule, and the names of what was absorbed
+#: and lost.
+Row = tuple[str, str, str, str, tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Books:
+    """What is in each row of the tensor that a ledger is written as. ``started``: the type that the
+    relevance at the target had."""
+
+    rows: tuple[Row, ...]
+    reached: tuple[str, ...]
+    started: torch.dtype
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> tuple[Books, Tensor]:
+        """A ledger's, and its amounts, (amounts, batch)."""
+        rows = tuple((*a.key, tuple(a.absorbed), tuple(a.lost)) for a in ledger.accounts)
+        amounts = [t for a in ledger.accounts for t in _amounts(a)]
+        amounts += [*ledger.reached.values(), ledger.started]
+        wide = amounts[0].dtype
+        return cls(rows, tuple(ledger.reached), ledger.started.dtype), torch.stack(
+            [t.to(wide) for t in amounts]
+        )
+
+    def ledger(self, amounts: Tensor) -> Ledger:
+        """The ledger of these amounts."""
+        left = iter(amounts.unbind())
+        accounts = tuple(_account(row, left) for row in self.rows)
+        reached = {name: next(left) for name in self.reached}
+        return Ledger(accounts, next(left).to(self.started), reached)
+
+
+def _amounts(account: Account) -> Sequence[Tensor]:
+    parts = (account.arrived, account.absolute, account.to_inputs, account.unread)
+    return [*parts, *account.absorbed.values(), *account.lost.values()]
+
+
+def _account(row: Row, amounts: Iterator[Tensor]) -> Account:
+    *key, absorbed, lost = row
+    arrived, absolute, to_inputs, unread = (next(amounts) for _ in range(4))
+    return Account(
+        *key,
+        arrived,
+        absolute,
+        to_inputs,
+        unread,
+        {name: next(amounts) for name in absorbed},
+        {name: next(amounts) for name in lost},
+    )

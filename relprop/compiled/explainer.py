@@ -1,0 +1,204 @@
+"""An explainer: a flat program beside what must be known to ask it and to read its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from relprop.adapters import Adapter, Prepared
+from relprop.compiled.books import Books
+from relprop.compiled.head import Asked, Head
+from relprop.errors import InputError, message
+from relprop.explanation import Block, Explanation
+from relprop.layout import Layout
+from relprop.runner.answer import Made, Numbers, check_numbers, explained
+from relprop.runner.describe import described_by, names_among
+from relprop.runner.run import Part
+from relprop.targets import Start, Target
+from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.surroundings import undisturbed
+
+#: What runs a flat program: tensors in, tensors by name out.
+Runs = Callable[..., Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a flat program takes: each input's name, the shape of one sample's part of it (of what
+    is ``shared`` by all samples the whole), its type, and what else the call was given."""
+
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    shared: tuple[bool, ...]
+    static: str
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Shape:
+        """Of a call."""
+        both = list(zip(inputs.tensors, inputs.batched, strict=True))
+        sizes = tuple(tuple(t.shape[1:] if b else t.shape) for t, b in both)
+        dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in inputs.tensors)
+        return cls(inputs.names, sizes, dtypes, tuple(not b for _, b in both), inputs.static)
+
+    def checked(self, inputs: Inputs) -> Inputs:
+        """A call's inputs, read as the captured ones are. Raises ``InputError`` for any others."""
+        shared = tuple(n for n, s in zip(self.names, self.shared, strict=True) if s)
+        read = inputs.sharing(shared)
+        if (found := Shape.of(read)) != self:
+            fact = f"a flat program is for one shape: it was captured for {self}, this is {found}"
+            raise InputError(
+                message(fact, then=["relprop.compile(model, inputs) makes one for these inputs"])
+            )
+        return read
+
+    def __str__(self) -> str:
+        parts = []
+        for name, size, dtype, shared in zip(
+            self.names, self.sizes, self.dtypes, self.shared, strict=True
+        ):
+            axes = [*([] if shared else ["batch"]), *map(str, size)]
+            parts.append(f"{name} {dtype} ({', '.join(axes)})")
+        return ", ".join(parts) + (f", {self.static}" if self.static != "[]" else "")
+
+
+@dataclass(frozen=True)
+class Manual:
+    """How a flat program is asked and read.
+
+    ``contents``: the explained inputs of which it is told which tokens are content. ``layouts``:
+    where the tokens of each come from. ``books``: what its ledger's rows are. ``blocks``: the
+    module paths of the attention sites that are kept. ``made``: by what it explains.
+    """
+
+    shape: Shape
+    head: Head
+    contents: tuple[str, ...]
+    layouts: Mapping[str, Layout]
+    over_attention: bool
+    made: Made
+    books: Books | None = None
+    blocks: tuple[str, ...] | None = None
+
+
+class Knows(Protocol):
+    """Who knows what inputs and outputs stand for: a model's adapter, or what is remembered of
+    it."""
+
+    adapter: Adapter
+    model: nn.Module
+
+    def prepared(self, inputs: object, processor: object) -> Prepared:
+        """A call's tensors from what a person gave."""
+
+    def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
+        """The element that a target of ``relprop.targets`` names. Raises ``TargetError`` where that
+        cannot be said before the run."""
+
+    def refreshed(self) -> None:
+        """Have the program read the weights as they are now."""
+
+    def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Raise ``InputError`` for outputs of the model that are not finite."""
+
+
+class Explainer:
+    """Explains one model by one method, for inputs of one shape and batches of any size, as one
+    program. ``relprop.compile`` makes one, ``relprop.load_explainer`` reads one."""
+
+    def __init__(self, runs: Runs, manual: Manual, knows: Knows) -> None:
+        self._runs, self._manual, self._knows = runs, manual, knows
+
+    def __call__(self, inputs: Any, target: Any = None, *, processor: Any = None) -> Explanation:
+        """What ``relprop.explain`` gives for these inputs and this target.
+
+        Args:
+            inputs: as ``explain`` takes them, of the captured shape but for the batch.
+            target: ``None`` (the predicted class, or next token), an index, a label, a tuple of
+                them, an element of the compiled output, or a list with one per sample.
+            processor: what reads inputs that are no tensors; ``None``: the one that
+                ``relprop.compile`` was given.
+
+        Raises:
+            InputError: for inputs of another shape, and for outputs that are not finite.
+            TargetError: for what is no element of the compiled output.
+        """
+        knows, manual = self._knows, self._manual
+        with undisturbed(knows.model), torch.no_grad():
+            prepared = knows.prepared(inputs, processor)
+            bound = manual.shape.checked(bind(prepared.inputs))
+            part = Part(bound, prepared, 0, bound.batch)
+            described = {
+                name: described_by(knows.adapter, knows.model, part, name, layout)
+                for name, layout in manual.layouts.items()
+            }
+            contents = [described[name]["content"] for name in manual.contents]
+            index = self._indices(target, bound)
+            knows.refreshed()
+            outputs = self._runs(*bound.tensors, *contents, index)
+            return self._explanation(outputs, described)
+
+    def _indices(self, target: object, inputs: Inputs) -> Tensor:
+        knows, head = self._knows, self._manual.head
+        positions = None
+        if (
+            len(head.size) == 2
+            and head.is_class_output
+            and knows.adapter.is_causal(knows.model)
+        ):
+            positions = knows.adapter.last_position(inputs, head.size[0]).tolist()
+        asked = Asked(
+            inputs.batch,
+            positions,
+            lambda label: knows.adapter.label_index(knows.model, label),
+            lambda given, sample: knows.element(given, sample, inputs),
+        )
+        index = head.indices(target, asked)
+        return index[:, 0] if len(head.axes) == 1 else index
+
+    def _explanation(
+        self, outputs: Mapping[str, Tensor], described: Mapping[str, Mapping[str, Any]]
+    ) -> Explanation:
+        knows, manual = self._knows, self._manual
+        knows.refuse_outputs(outputs)
+        numbers = numbers_of(outputs, manual)
+        check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
+        chosen = outputs["index"].tolist()
+        label = tuple(manual.head.label(index) for index in chosen)
+        start = Start(label, outputs["output"], (), {})
+        names: Any = (None, None)
+        if manual.head.is_class_output and len(manual.head.size) == 1 and not manual.head.named:
+            known = knows.adapter.labels(knows.model)
+            names = names_among(label, known, outputs.get("probabilities"), manual.head.size[0])
+        return explained(numbers, described, start, names, manual.made)
+
+
+def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:
+    """What a flat program's tensors are."""
+    parts = {
+        kind: {n: outputs[f"{n}.{kind}"] for n in manual.layouts if f"{n}.{kind}" in outputs}
+        for kind in ("scores", "identity", "input", "layers")
+    }
+    blocks = None
+    if manual.blocks is not None:
+        blocks = tuple(
+            Block(
+                path,
+                outputs[f"blocks.{i}.attention"],
+                outputs.get(f"blocks.{i}.gradient"),
+                outputs.get(f"blocks.{i}.relevance"),
+            )
+            for i, path in enumerate(manual.blocks)
+        )
+    return Numbers(
+        {n: (scores, parts["identity"][n]) for n, scores in parts["scores"].items()},
+        parts["input"],
+        parts["layers"],
+        outputs.get("matrix"),
+        blocks,
+        None if manual.books is None else manual.books.ledger(outputs["ledger"]),
+    )

@@ -1,0 +1,159 @@
+"""Which element of an output is explained in each sample, as the numbers that a flat program is
+given; and where relevance starts then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import TargetError, message
+from relprop.targets.index import INDEX_FORMS, Output, element_label
+from relprop.targets.plain import Index, plain_index, without_tensors
+from relprop.targets.start import Start, Target, Term, field_of
+
+#: What stands in place of the last index where the model's own prediction is explained.
+PREDICTED = -1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known of a call before it runs: how many samples there are, where a language model
+    predicts the next token of each (``positions``), the class of a label, and the element that a
+    target of ``relprop.targets`` names in a sample."""
+
+    batch: int
+    positions: Sequence[int] | None
+    label_index: Callable[[str], int | None]
+    element: Callable[[Target, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output of which one element per sample is explained.
+
+    ``place``: which of the model's outputs it is. ``size``: the axes of one sample's part of it. ``is_class_output``: whether a target without a name means it. ``named``: whether the
+    target that it was chosen by names it, so that labels of what is explained do, too.
+    """
+
+    name: str
+    place: int
+    size: tuple[int, ...]
+    is_class_output: bool = True
+    named: bool = False
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The lengths that an index has an entry for: at least one."""
+        return self.size or (1,)
+
+    def indices(self, target: object, asked: Asked) -> Tensor:
+        """What ``target`` names, (batch, axes), the last entry ``PREDICTED`` for the model's
+        prediction.
+
+        Raises:
+            TargetError: for what is no element of this output, and for what is known only when the
+                model has run.
+        """
+        target = without_tensors(target)
+        entries = target if isinstance(target, list) else [target] * asked.batch
+        if len(entries) != asked.batch:
+            fact = f"target has {len(entries)} entries for a batch of {asked.batch}"
+            raise TargetError(fact)
+        rows = [self._index(entry, i, asked) or (0,) for i, entry in enumerate(entries)]
+        return torch.tensor(rows, dtype=torch.long)
+
+    def label(self, index: Sequence[int]) -> str | int | tuple[int, ...]:
+        """What an explanation says of a target: its class, its index, or the output's name."""
+        return element_label(tuple(index[: len(self.size)]), self.name, named=self.named)
+
+    def _index(self, entry: object, sample: int, asked: Asked) -> tuple[int, ...]:
+        if isinstance(entry, Target) and not isinstance(entry, Output):
+            return asked.element(entry, sample)
+        if callable(entry):
+            raise TargetError(message("target is a callable", then=[ONE_ELEMENT]))
+        if isinstance(entry, Output):
+            self._refuse_other(entry)
+            index = entry.index
+        else:
+            index = None if entry is None else plain_index(entry)
+        position = None if asked.positions is None else asked.positions[sample]
+        if index is None:
+            return self._predicted(position)
+        if len(index) == 1 and position is not None:
+            index = (position, *index)
+        return self._checked(index, asked)
+
+    def _refuse_other(self, output: Output) -> None:
+        own = (self.name, self.place)
+        same = self.is_class_output if output.name is None else output.name in own
+        if not same:
+            fact = f"target {output} is of another output than {self.name!r}, which was compiled"
+            raise TargetError(message(fact, then=[f"relprop.compile(..., target={output.name!r})"]))
+
+    def _predicted(self, position: int | None) -> tuple[int, ...]:
+        """The only element, the largest of a row of classes, or a language model's next token."""
+        if math.prod(self.size) == 1:
+            return (0,) * len(self.size)
+        if len(self.size) == 1:
+            return (PREDICTED,)
+        if position is not None:
+            return (position, PREDICTED)
+        fact = (
+            f"target=None needs a class head; output {self.name!r} has the axes "
+            f"{list(self.size)} per sample"
+        )
+        raise TargetError(message(fact, then=["a tuple with one index per axis"]))
+
+    def _checked(self, index: Index, asked: Asked) -> tuple[int, ...]:
+        if len(index) != len(self.size):
+            fact = (
+                f"target {index} has {len(index)} indices, output {self.name!r} has "
+                f"{len(self.size)} axes per sample: {list(self.size)}"
+            )
+            raise TargetError(message(fact, then=[INDEX_FORMS]))
+        found = [self._labelled(k, asked) if isinstance(k, str) else k for k in index]
+        for axis, (k, n) in enumerate(zip(found, self.size, strict=True)):
+            if not -n <= k < n:
+                raise TargetError(
+                    f"target {k} is out of range: axis {axis} of output {self.name!r} has "
+                    f"{n} elements"
+                )
+        return tuple(k % n for k, n in zip(found, self.size, strict=True))
+
+    @staticmethod
+    def _labelled(label: str, asked: Asked) -> int:
+        index = asked.label_index(label)
+        if index is None:
+            raise TargetError(f"target {label!r} is no label of the model: give an index")
+        return index
+
+
+ONE_ELEMENT = (
+    "a flat program explains one element of an output per sample, which is named by its index"
+)
+
+
+def start_at(node: fx.Node, value: Tensor, index: Tensor, *, leading: bool) -> tuple[Start, Tensor]:
+    """The start at one element per sample of an output's ``value``, batch first (``leading``: then
+    a 1), that ``index`` (batch, axes) names; and the index with the predictions in it."""
+    whole = value[:, 0] if leading else value
+    size = whole.shape[1:] or (1,)
+    last = size[-1]
+    before = torch.zeros_like(index[:, 0])
+    for axis, n in enumerate(size[:-1]):
+        before = before * n + index[:, axis]
+    rows = whole.detach().reshape(len(whole), -1, last)
+    row = rows.gather(1, before[:, None, None].expand(-1, 1, last))[:, 0]
+    chosen = torch.where(index[:, -1] < 0, row.argmax(1), index[:, -1])
+    place = before * last + chosen
+    flat = whole.reshape(len(whole), -1)
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    scalars = flat.gather(1, place[:, None])[:, 0].to(dtype)
+    positions = torch.arange(flat.shape[1], device=flat.device)
+    seed = (positions == place[:, None]).to(dtype).reshape(value.shape)
+    start = Start((), scalars, (Term(1.0, {node: seed}),), {node: field_of(seed)})
+    return start, torch.cat([index[:, :-1], chosen[:, None]], 1)

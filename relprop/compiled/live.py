@@ -1,0 +1,89 @@
+"""What an explainer knows whose model is there: the adapter, the weights as they are now, targets
+that are looked up in the call's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Never
+
+from torch import Tensor, fx, nn
+
+from relprop.adapters import Adapter, Prepared
+from relprop.compiled.head import ONE_ELEMENT
+from relprop.compiled.recording import explainable
+from relprop.compiled.weights import read_anew
+from relprop.errors import TargetError, message
+from relprop.opening import opened
+from relprop.runner.needs import Needs
+from relprop.runner.run import refuse_nonfinite
+from relprop.targets import Context, Target
+from relprop.tracer.binding import Inputs
+
+
+class _Unread(Mapping[fx.Node, Tensor]):
+    """A model's outputs, before it has run."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __getitem__(self, node: fx.Node) -> Never:
+        fact = f"target {self.target.written()} is known only when the model has run"
+        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+
+    def __iter__(self) -> Never:
+        return self[None]  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Live:
+    """The model that a flat program was recorded of. ``node``: the output that is explained;
+    ``weights``: the names of what ``module`` holds of the model. ``given``: what the user handed
+    over, a pipeline or the model itself."""
+
+    needs: Needs
+    node: fx.Node
+    module: nn.Module
+    weights: tuple[str, ...]
+    given: object
+    processor: object = None
+
+    @property
+    def adapter(self) -> Adapter:
+        """Who knows what its tokens are."""
+        return self.needs.session.adapter
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model."""
+        return self.needs.session.model
+
+    def prepared(self, inputs: object, processor: object) -> Prepared:
+        """A call's tensors from what a person gave."""
+        return opened(self.given, inputs, self.processor if processor is None else processor)[1]
+
+    def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
+        """The one element that a target names in a sample."""
+        session = self.needs.session
+        context = Context(
+            session.program, session.model, session.adapter, inputs, _Unread(target), session.rules
+        )
+        (choice,) = target.choose(context, [sample])
+        if len(choice.parts) == 1 and choice.parts[0].node is self.node:
+            where = choice.parts[0].where
+            if isinstance(where, tuple):
+                return where
+        fact = f"target {target.written()} is no one element of the compiled output"
+        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+
+    def refreshed(self) -> None:
+        """Have the program read the weights as they are now."""
+        read_anew(self.module, self.model, self.weights)
+
+    def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Raise ``InputError`` for outputs that are not finite."""
+        values = {n: outputs[f"model.{name}"] for name, n in explainable(self.needs).items()}
+        refuse_nonfinite(self.needs.session, values)

@@ -1,0 +1,153 @@
+"""One run of the whole method, recorded as a graph: forward pass, gradient, relevance and roll-up,
+for a batch of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.adapters import Prepared
+from relprop.compiled.books import Books
+from relprop.compiled.head import Head, start_at
+from relprop.compiled.tidying import EXPLAIN
+from relprop.errors import OptionError, first_line, message, out_of_memory
+from relprop.interpreter.forward import detached
+from relprop.operations import Value
+from relprop.runner.answer import Numbers, at_input, over_attention
+from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.describe import probabilities
+from relprop.runner.input_study import InputStudy
+from relprop.runner.needs import Needs
+from relprop.runner.run import Described, Part, Run, forward_pass
+from relprop.targets import Start, class_output
+from relprop.targets.start import has_batch_axis
+from relprop.tracer.binding import Inputs
+from relprop.tracer.facts import is_floating
+from relprop.tracer.surroundings import TRACING, unwarned
+
+#: What a flat program gives, by name.
+Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is recorded: the question's ``needs``, one element per sample of the output ``node``,
+    which ``head`` describes, for inputs like ``inputs``, whose tokens are as ``described``."""
+
+    needs: Needs
+    node: fx.Node
+    head: Head
+    inputs: Inputs
+    described: Described
+
+    def at(self, batch: int) -> tuple[fx.GraphModule, Books | None]:
+        """The graph for ``batch`` samples, and how its ledger is to be read. Its inputs are the
+        call's tensors, then which tokens of each explained input are content, (batch, tokens), then
+        the index of what is explained: (batch,), or (batch, axes) of an output with several.
+
+        Raises:
+            OptionError: where the method looks at values, which cannot be recorded.
+        """
+        books: list[Books] = []
+
+        def flat(*given: Tensor) -> Outputs:
+            outputs, kept = self._run(given, batch)
+            books[:] = kept
+            return outputs
+
+        try:
+            with TRACING, torch.no_grad(), unwarned("There is a performance drop"):
+                module = make_fx(flat, tracing_mode="real")(*self.given(batch))
+        except RuntimeError as error:
+            if out_of_memory(error) or "value out of a tracing tensor" not in str(error):
+                raise
+            raise self._reads_values(error) from error
+        return module, books[0] if books else None
+
+    def given(self, batch: int) -> list[Tensor]:
+        """Inputs of ``batch`` samples, repeated from those that there are."""
+        content = [one["content"] for one in self.described.values()]
+        index = torch.zeros(self.inputs.batch, len(self.head.axes), dtype=torch.long)
+        repeated = [
+            self._repeated(t, batch) if b else t
+            for t, b in zip(self.inputs.tensors, self.inputs.batched, strict=True)
+        ]
+        index = self._repeated(index, batch)
+        index = index[:, 0] if index.shape[1] == 1 else index
+        return [*repeated, *(self._repeated(c, batch) for c in content), index]
+
+    @staticmethod
+    def _repeated(tensor: Tensor, batch: int) -> Tensor:
+        return tensor[torch.arange(batch, device=tensor.device) % len(tensor)].contiguous()
+
+    def _run(self, given: Sequence[Tensor], batch: int) -> tuple[Outputs, list[Books]]:
+        count = len(self.inputs.tensors)
+        tensors, contents, index = given[:count], given[count:-1], given[-1]
+        inputs = replace(self.inputs, tensors=tuple(tensors), batch=batch)
+        known = zip(self.described.items(), contents, strict=True)
+        described = {name: {**one, "content": content} for (name, one), content in known}
+        done = forward_pass([self.needs], Part(inputs, Prepared(None), 0, batch), described)
+        values, leading = done.forward.values, has_batch_axis(self.node)
+        with torch.enable_grad():
+            index = index[:, None] if index.dim() == 1 else index
+            start, chosen = start_at(self.node, values[self.node], index, leading=leading)
+        watch = self.needs.watch if "gradient" in self.needs.question.needs else ()
+        gradients = done.forward.gradients(start.scalars, watch, again=False) if watch else {}
+        numbers = self._numbers(done, start, gradients)
+        outputs = named(numbers) | {"output": start.scalars.detach(), "index": chosen}
+        outputs |= self._of_model(values)
+        if numbers.ledger is None:
+            return outputs, []
+        books, amounts = Books.of(numbers.ledger)
+        return outputs | {"ledger": amounts}, [books]
+
+    def _numbers(self, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Numbers:
+        if self.needs.question.by.level == "attention":
+            return over_attention(AttentionStudy(self.needs, run, None, start, gradients))
+        return at_input(InputStudy(self.needs, run, None, start, gradients))
+
+    def _of_model(self, values: Mapping[fx.Node, Value]) -> Outputs:
+        """The model's own outputs, as it returns them, and the probabilities of its classes."""
+        session, found = self.needs.session, Outputs()
+        for name, node in explainable(self.needs).items():
+            value = detached(values[node])
+            found[f"model.{name}"] = value[:, 0] if has_batch_axis(node) else value
+        if self.head.is_class_output and len(self.head.size) == 1:
+            logits = found[f"model.{class_output(session.program).name}"]
+            probable = probabilities(session.adapter, session.model, logits)
+            found |= {} if probable is None else {"probabilities": probable}
+        return found
+
+    def _reads_values(self, error: Exception) -> OptionError:
+        method = self.needs.question.method
+        fact = f"method {method!r} cannot be one flat program: it looks at values on its way"
+        return OptionError(message(f"{fact} ({first_line(error)})", then=[EXPLAIN]))
+
+
+
+
+
+def explainable(needs: Needs) -> dict[str, fx.Node]:
+    """The floating outputs of the model that depend on what is explained, by name."""
+    program, flow = needs.program, needs.session.flow
+    both = zip(program.outputs.names, program.output_nodes, strict=True)
+    return {name: n for name, n in both if n in flow.members and is_floating(n)}
+
+
+def named(numbers: Numbers) -> Outputs:
+    """The tensors of a method's numbers but the ledger's, by name."""
+    found = Outputs()
+    for name, (scores, identity) in numbers.pairs.items():
+        found |= {f"{name}.scores": scores, f"{name}.identity": identity}
+    found |= {f"{name}.input": t for name, t in numbers.inputs.items()}
+    found |= {f"{name}.layers": t for name, t in numbers.layers.items()}
+    found |= {} if numbers.matrix is None else {"matrix": numbers.matrix}
+    for i, block in enumerate(numbers.blocks or ()):
+        parts = {"attention": block.attention, "gradient": block.gradient}
+        parts["relevance"] = block.relevance
+        found |= {f"blocks.{i}.{k}": t for k, t in parts.items() if t is not None}
+    return found

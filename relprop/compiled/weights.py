@@ -1,0 +1,74 @@
+"""The tensors that a recorded graph holds: the model's own under their names, so that they are read
+anew at every call, and the others as constants."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.errors import CaptureError, message
+from relprop.tracer.offloaded import tensor_of
+
+#: Where the graph keeps what belongs to no module of the user's.
+CONSTANTS = "constants"
+
+
+def with_names(module: fx.GraphModule, model: nn.Module) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """The graph with its tensors under the model's names, and these names. Raises ``CaptureError``
+    for a tensor that shares its memory with a weight and is not that weight: a change of it would
+    not be seen."""
+    own = {id(t): name for name, t in _tensors(model)}
+    memory = {t.untyped_storage().data_ptr(): name for name, t in _tensors(model) if t.numel()}
+    held, used, graph = dict[str, Tensor](), dict[str, None](), module.graph
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = operator.attrgetter(str(node.target))(module)
+        name = own.get(id(tensor))
+        if name is None:
+            part = memory.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+            if part is not None:
+                raise CaptureError(message(f"the graph holds a part of weight {part!r}"))
+            name = f"{CONSTANTS}.{str(node.target).replace('.', '_')}"
+        else:
+            used[name] = None
+        held[name] = tensor
+        node.target = name
+    return fx.GraphModule(_nested(held), graph), tuple(used)
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Modules that hold tensors under their dotted names; a tensor is a parameter if it was one."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        at = root
+        for part in path:
+            if not hasattr(at, part):
+                at.add_module(part, nn.Module())
+            at = getattr(at, part)
+        if isinstance(tensor, nn.Parameter):
+            at.register_parameter(last, tensor)
+        else:
+            at.register_buffer(last, tensor)
+    return root
+
+
+def read_anew(module: nn.Module, model: nn.Module, names: tuple[str, ...]) -> None:
+    """Put the model's tensors of now in the place of those that were recorded, where they are
+    others."""
+    for name in names:
+        *path, last = name.split(".")
+        at = module.get_submodule(".".join(path))
+        now = tensor_of(model, name)
+        if getattr(at, last) is not now:
+            if isinstance(now, nn.Parameter) or last in at._buffers:
+                setattr(at, last, now)
+            else:
+                setattr(at, last, nn.Parameter(now, requires_grad=False))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
