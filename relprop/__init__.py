@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from relprop import errors, rules, targets
     from relprop.api.check import check
     from relprop.api.compare import Comparison, compare
+    from relprop.api.compile import compile, load_explainer
     from relprop.api.explain import explain, explain_many, trace
     from relprop.api.generation import Generation, explain_generation
     from relprop.api.instrument import instrument
     from relprop.api.maximization import Maximization, activation_maximization
     from relprop.api.stability import stability
+    from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Explanation
     from relprop.opening import open_model
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Comparison",
+    "Explainer",
     "Explanation",
     "Generation",
     "Maximization",
@@ -45,12 +48,14 @@ __all__ = [
     "activation_maximization",
     "check",
     "compare",
+    "compile",
     "errors",
     "explain",
     "explain_generation",
     "explain_many",
     "instrument",
     "load",
+    "load_explainer",
     "open_model",
     "plot",
     "register_rule",
@@ -65,12 +70,14 @@ __all__ = [
 _HOMES = {
     "api.check": ("check",),
     "api.compare": ("Comparison", "compare"),
+    "api.compile": ("compile", "load_explainer"),
     "api.explain": ("explain", "explain_many", "trace"),
     "api.generation": ("Generation", "explain_generation"),
     "api.instrument": ("instrument",),
     "api.maximization": ("Maximization", "activation_maximization"),
     "opening": ("open_model",),
     "api.stability": ("stability",),
+    "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Explanation",),
     "reporting": ("report",),

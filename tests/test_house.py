@@ -34,6 +34,7 @@ FLOORS = {
     "runner": 5,
     "storage": 5,
     "views": 5,
+    "compiled": 6,
     "methods": 6,
     "api": 7,
     "data": 5,

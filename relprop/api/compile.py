@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relprop.compiled import Explainer, make_flat
-from relprop.errors import CaptureError, OptionError, message
-from relprop.explanation import Explanation
+from relprop.compiled import Explainer, compare, make_flat
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
@@ -80,5 +78,7 @@ def compile(
     runs = flat.module if backend is None else torch.compile(flat.module, backend=backend)
     explainer = Explainer(runs, flat.manual, flat.live)
     if verify:
-        pass
+        own = ask(module, prepared.inputs, [target], [question], how)[0][0]
+        assert own is not None
+        compare(explainer(prepared.inputs, target), own)
     return explainer

@@ -68,7 +68,7 @@ def make_flat(
     batched = part.inputs.batched.index(True)
     module = of_any_batch(small, large, given[batched])
     count = len(part.inputs.tensors)
-    left = tidied(module, given[count:-1])
+    module, left = tidied(module, count, count + len(layouts))
     refuse_tags(module.graph, question.method)
     module, weights = with_names(module, model)
     over_attention = question.by.level == "attention"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 
 from relprop.errors import OptionError, message
 
@@ -19,21 +18,32 @@ REFUSED = {
 EXPLAIN = "relprop.explain(model, inputs, target, ...), which records nothing"
 
 
-def tidied(module: fx.GraphModule, contents: Sequence[fx.Node]) -> tuple[int, ...]:
-    """Take aliases and what nobody reads out of a graph; gives which of ``contents``, inputs that
-    may be read by nobody, are left."""
+def tidied(
+    module: fx.GraphModule, first: int, last: int
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A graph without aliases, without what is computed twice and what nobody reads; and which of
+    the inputs from ``first`` to ``last`` are left, which may be read by nobody."""
     graph = module.graph
     for node in graph.nodes:
         if node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    left = tuple(i for i, node in enumerate(contents) if node.users)
-    for node in contents:
+    if not any(map(_writes, graph.nodes)):  # else the same call may give something else
+        module = CSEPass(get_CSE_banned_ops())(module).graph_module
+        graph = module.graph
+    optional = graph.find_nodes(op="placeholder")[first:last]
+    left = tuple(i for i, node in enumerate(optional) if node.users)
+    for node in optional:
         if not node.users:
             graph.erase_node(node)
     graph.lint()
     module.recompile()
-    return left
+    return module, left
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call changes a tensor that it is given."""
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def refuse_tags(graph: fx.Graph, method: str) -> None:
