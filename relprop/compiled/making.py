@@ -63,13 +63,13 @@ def make_flat(
     layouts, described = laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
     small, books = recording.at(SIZES[0])
+    refuse_tags(small.graph, question.method)
     large, _ = recording.at(SIZES[1])
     given = small.graph.find_nodes(op="placeholder")
     batched = part.inputs.batched.index(True)
     module = of_any_batch(small, large, given[batched])
     count = len(part.inputs.tensors)
     module, left = tidied(module, count, count + len(layouts))
-    refuse_tags(module.graph, question.method)
     module, weights = with_names(module, model)
     over_attention = question.by.level == "attention"
     manual = Manual(

@@ -14,7 +14,7 @@ from relprop.adapters import Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Head, start_at
 from relprop.compiled.tidying import EXPLAIN
-from relprop.errors import OptionError, first_line, message, out_of_memory
+from relprop.errors import OptionError, message, out_of_memory
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
 from relprop.runner.answer import Numbers, at_input, over_attention
@@ -65,7 +65,7 @@ class Recording:
         except RuntimeError as error:
             if out_of_memory(error) or "value out of a tracing tensor" not in str(error):
                 raise
-            raise self._reads_values(error) from error
+            raise self._reads_values() from error
         return module, books[0] if books else None
 
     def given(self, batch: int) -> list[Tensor]:
@@ -122,10 +122,10 @@ class Recording:
             found |= {} if probable is None else {"probabilities": probable}
         return found
 
-    def _reads_values(self, error: Exception) -> OptionError:
+    def _reads_values(self) -> OptionError:
         method = self.needs.question.method
         fact = f"method {method!r} cannot be one flat program: it looks at values on its way"
-        return OptionError(message(f"{fact} ({first_line(error)})", then=[EXPLAIN]))
+        return OptionError(message(fact, then=[EXPLAIN]))
 
 
 

@@ -41,6 +41,15 @@ def tidied(
     return module, left
 
 
+def _by_integers(node: fx.Node) -> bool:
+    """Whether a call picks by integers, of which there are always as many; by truths it may pick
+    any number."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    indices = (i.meta["val"] for i in node.all_input_nodes[1:])
+    return all(i.dtype != torch.bool for i in indices)
+
+
 def _writes(node: fx.Node) -> bool:
     """Whether a call changes a tensor that it is given."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
@@ -50,6 +59,6 @@ def refuse_tags(graph: fx.Graph, method: str) -> None:
     """Raise ``OptionError`` for an operator that gives something else at every call."""
     for node in graph.nodes:
         for tag in getattr(node.target, "tags", ()):
-            if tag in REFUSED:
+            if tag in REFUSED and not _by_integers(node):
                 fact = f"method {method!r} cannot be one flat program: {node.target} {REFUSED[tag]}"
                 raise OptionError(message(fact, then=[EXPLAIN]))
