@@ -139,7 +139,7 @@ class HuggingFace(Adapter):
         mask = no_padding(given)
         if given.tensor.is_floating_point():
             return mask
-        special = is_special(model, given, tokenizer_of(given.prepared.processor))
+        special = is_special(given, self.special_ids(model, given.prepared.processor))
         return ~special if mask is None else ~special & mask.cpu()
 
     def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:

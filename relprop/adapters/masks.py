@@ -80,12 +80,12 @@ def last_seen(inputs: Inputs, length: int) -> Tensor | None:
     return last.cpu() + length - positions
 
 
-def is_special(model: nn.Module, given: Given, tokenizer: Any) -> Tensor:
+def is_special(given: Given, special: tuple[int, ...]) -> Tensor:
     """Which ids are special tokens, (batch, positions): by the tokenizer's record of the text, else
-    by its special ids, else by the config's."""
+    those that are always ``special``."""
     if encodings := records(given):
         return torch.tensor([e.special_tokens_mask for e in encodings], dtype=torch.bool)
-    values = torch.tensor(sorted(special_ids(model, tokenizer)), dtype=given.tensor.dtype)
+    values = torch.tensor(special, dtype=given.tensor.dtype)
     return torch.isin(given.tensor.cpu(), values)
 
 

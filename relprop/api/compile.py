@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from relprop.compiled import Explainer, compare, make_flat
+from relprop.compiled.saving import read
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
@@ -75,10 +77,19 @@ def compile(
         chosen_inputs(bound, explain_inputs)
         part = Part(bound, prepared, 0, bound.batch)
         flat = make_flat(module, part, target, question, how)
+    live = replace(flat.live, given=given, processor=processor or prepared.processor)
     runs = flat.module if backend is None else torch.compile(flat.module, backend=backend)
-    explainer = Explainer(runs, flat.manual, flat.live)
+    explainer = Explainer(runs, flat.manual, live)
     if verify:
         own = ask(module, prepared.inputs, [target], [question], how)[0][0]
         assert own is not None
         compare(explainer(prepared.inputs, target), own)
     return explainer
+
+
+def load_explainer(path: str | Path, *, processor: Any = None) -> Explainer:
+    """An explainer that ``Explainer.save`` wrote: it explains without the model. ``processor``:
+    what reads inputs that are no tensors, and tells words.
+
+    Raises ``InputError`` for any other file."""
+    return read(path, processor)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from relprop.adapters import Adapter, Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Asked, Head
-from relprop.errors import InputError, message
+from relprop.errors import InputError, OptionError, message
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
@@ -141,6 +142,29 @@ class Explainer:
             knows.refreshed()
             outputs = self._runs(*bound.tensors, *contents, index)
             return self._explanation(outputs, described)
+
+    def save(self, path: str | Path, *, ahead_of_time: bool = False) -> Path:
+        """Write the program, with the weights as they are now, to one file that PyTorch runs
+        without this package; ``relprop.load_explainer`` reads it back as an explainer.
+
+        Args:
+            path: ``x.pt2``. ``torch.export.load(path).module()`` takes the inputs' tensors and the
+                index of what is explained, (batch,), -1 for the prediction, and gives tensors by
+                name; how they are to be read stands as ``relprop.json`` in the file
+                (docs/compile.md).
+            ahead_of_time: compile it to machine code, by a C++ compiler that must be there;
+                ``torch._inductor.aoti_load_package(path)`` loads that.
+
+        Raises:
+            OptionError: for an explainer that was itself loaded: its file can be copied.
+        """
+        from relprop.compiled.live import Live
+        from relprop.compiled.saving import save
+
+        if not isinstance(self._knows, Live):
+            raise OptionError("this explainer was loaded from a file, which can be copied")
+        self._knows.refreshed()
+        return save(self._manual, self._knows, path, ahead_of_time=ahead_of_time)
 
     def _indices(self, target: object, inputs: Inputs) -> Tensor:
         knows, head = self._knows, self._manual.head

@@ -41,13 +41,15 @@ class _Unread(Mapping[fx.Node, Tensor]):
 @dataclass(frozen=True)
 class Live:
     """The model that a flat program was recorded of. ``node``: the output that is explained;
-    ``weights``: the names of what ``module`` holds of the model. ``given``: what the user handed
-    over, a pipeline or the model itself."""
+    ``weights``: the names of what ``module`` holds of the model. ``example``: tensors that it
+    takes, each with whether it has an entry per sample. ``given``: what the user handed over, a
+    pipeline or the model itself."""
 
     needs: Needs
     node: fx.Node
-    module: nn.Module
+    module: fx.GraphModule
     weights: tuple[str, ...]
+    example: tuple[tuple[Tensor, bool], ...]
     given: object
     processor: object = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from relprop.compiled.batches import SIZES, of_any_batch
@@ -82,7 +82,16 @@ def make_flat(
         books,
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
-    return Flat(module, manual, Live(needs, output.node, module, weights, model))
+    example = _example(recording, left)
+    return Flat(module, manual, Live(needs, output.node, module, weights, example, model))
+
+
+def _example(recording: Recording, left: tuple[int, ...]) -> tuple[tuple[Tensor, bool], ...]:
+    """Tensors of several samples, of which those are left that the program takes."""
+    count, given = len(recording.inputs.tensors), recording.given(SIZES[1])
+    contents = [given[count + i] for i in left]
+    own = zip(given[:count], recording.inputs.batched, strict=True)
+    return (*own, *((t, True) for t in (*contents, given[-1])))
 
 
 def _needs(session: Session, question: Question, target: object) -> Needs:

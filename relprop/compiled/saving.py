@@ -1,0 +1,136 @@
+"""Explainers on disk: a program that PyTorch itself reads and runs, with everything that is not a
+tensor as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from relprop.compiled.books import Books
+from relprop.compiled.explainer import Explainer, Manual, Runs, Shape
+from relprop.compiled.head import Head
+from relprop.compiled.live import Live
+from relprop.compiled.recalled import Recalled, Remembered
+from relprop.errors import InputError, first_line
+from relprop.layout import Layout
+from relprop.runner.answer import Made
+from relprop.writing import written
+
+FORMAT = "relprop-explainer-1"
+#: The JSON's name in the file.
+MANUAL = "relprop.json"
+#: Where a file keeps a program that was compiled ahead of time.
+COMPILED = "/data/aotinductor/"
+
+
+def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -> Path:
+    """Write a program, how it is asked and read, and what is remembered of its model; compiled to
+    machine code if it is ``ahead_of_time``."""
+    processor = getattr(live.given, "tokenizer", None) or live.processor
+    remembered = Remembered.of(live.adapter, live.model, processor)
+    text = json.dumps(_header(manual, remembered))
+    batch = Dim("batch", min=1)
+    shapes = tuple({0: batch} if batched else None for _, batched in live.example)
+    given = tuple(t for t, _ in live.example)
+    with torch.no_grad():
+        program = torch.export.export(live.module, given, dynamic_shapes=shapes)
+    with written(path, "the explainer") as beside:
+        if ahead_of_time:
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(beside),
+                inductor_configs={"aot_inductor.metadata": {MANUAL: text}},
+            )
+        else:
+            torch.export.save(program, beside, extra_files={MANUAL: text})
+    return Path(path)
+
+
+def read(path: str | Path, processor: object = None) -> Explainer:
+    """An explainer that was written. Raises ``InputError`` for any other file."""
+    try:
+        runs, text = _loaded(Path(path))
+        header = json.loads(text)
+        manual, remembered = _manual(header), Remembered(**_tuples(header["remembered"]))
+    except Exception as error:  # a damaged file is wrong in any way
+        raise InputError(
+            f"{str(path)!r} cannot be read as a saved explainer: {first_line(error)}"
+        ) from error
+    return Explainer(runs, manual, Recalled(remembered, manual.shape.names, processor))
+
+
+def _loaded(path: Path) -> tuple[Runs, str]:
+    if not path.is_file():
+        raise InputError("it is no file")
+    try:
+        with ZipFile(path) as file:
+            compiled = any(COMPILED in name for name in file.namelist())
+    except BadZipFile as error:
+        raise InputError("it is no archive of PyTorch's") from error
+    if compiled:
+        package = torch._inductor.aoti_load_package(str(path))
+        return package, package.get_metadata()[MANUAL]
+    texts = {MANUAL: ""}
+    program = torch.export.load(path, extra_files=texts)
+    return program.module(), texts[MANUAL]
+
+
+def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:
+    layouts = {
+        name: {**asdict(at), "source": at.source.tolist(), "spans": _listed(at.spans)}
+        for name, at in manual.layouts.items()
+    }
+    books = manual.books and {**asdict(manual.books), "started": str(manual.books.started)[6:]}
+    header = {name: getattr(manual, name) for name in ("contents", "over_attention", "blocks")}
+    return {
+        "format": FORMAT,
+        **header,
+        "shape": asdict(manual.shape),
+        "head": asdict(manual.head),
+        "layouts": layouts,
+        "made": manual.made._asdict(),
+        "books": books,
+        "remembered": asdict(remembered),
+    }
+
+
+def _listed(tensor: Tensor | None) -> list[Any] | None:
+    return None if tensor is None else tensor.tolist()
+
+
+def _manual(header: dict[str, Any]) -> Manual:
+    if header.get("format") != FORMAT:
+        raise InputError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
+    books = header["books"] and _tuples(header["books"])
+    return Manual(
+        Shape(**_tuples(header["shape"])),
+        Head(**_tuples(header["head"])),
+        tuple(header["contents"]),
+        {name: _layout(at) for name, at in header["layouts"].items()},
+        header["over_attention"],
+        Made(**header["made"]),
+        books and Books(**{**books, "started": getattr(torch, books["started"])}),
+        None if header["blocks"] is None else tuple(header["blocks"]),
+    )
+
+
+def _layout(header: dict[str, Any]) -> Layout:
+    spans = header["spans"]
+    fields = {**_tuples(header), "source": torch.tensor(header["source"])}
+    return Layout(**{**fields, "spans": None if spans is None else torch.tensor(spans)})
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Lists as the tuples they were."""
+
+    def tupled(value: Any) -> Any:
+        return tuple(map(tupled, value)) if isinstance(value, list) else value
+
+    return {name: tupled(value) for name, value in fields.items()}
