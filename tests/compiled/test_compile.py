@@ -1,0 +1,370 @@
+"""A flat program gives what ``explain`` gives, for other inputs, batches and targets; what cannot
+be one is refused by name; a saved one runs without this package."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import relprop
+from relprop.runner.method import METHODS, Method
+from relprop.targets import output, token
+from tests.common.models import build, sample
+
+METHOD = "attention_times_grad"  # a small program, for tests that are not about the method
+
+
+def close(flat, own):
+    """Whether two explanations are the same but for rounding, in everything a person sees."""
+    assert flat.target == own.target and flat.labels == own.labels
+    assert (flat.method, flat.rules) == (own.method, own.rules)
+    torch.testing.assert_close(flat.output, own.output, rtol=0, atol=1e-12)
+    assert flat.streams.keys() == own.streams.keys()
+    for name, theirs in own.streams.items():
+        mine = flat.streams[name]
+        largest = float(theirs.scores.abs().max())
+        for kind in ("scores", "row", "identity"):
+            a, b = getattr(mine, kind), getattr(theirs, kind)
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1, largest))
+        assert torch.equal(mine.content, theirs.content)
+        assert torch.equal(mine.source, theirs.source)
+        assert (mine.tokens, mine.grid, mine.image) == (theirs.tokens, theirs.grid, theirs.image)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+@pytest.fixture(scope="module")
+def explainer(model):
+    return relprop.compile(model, sample(batch=2), ledger=True)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 7])
+def test_any_batch_and_any_target(model, explainer, batch):
+    inputs = sample(batch=batch, seed=batch)
+    for target in (None, 2, -1, [i % 4 for i in range(batch)], torch.arange(batch) % 4):
+        close(explainer(inputs, target), relprop.explain(model, inputs, target))
+
+
+def test_without_a_backend_it_is_bit_equal(model, explainer):
+    """The head is linear in one position here, so that no sum is taken in another order."""
+    inputs = sample(batch=4, seed=9)
+    mine, theirs = explainer(inputs, 1), relprop.explain(model, inputs, 1)
+    assert torch.equal(mine.scores, theirs.scores) and torch.equal(mine.output, theirs.output)
+
+
+def test_the_books(model, explainer):
+    inputs = sample(batch=4, seed=3)
+    mine, theirs = explainer(inputs, 1).ledger, relprop.explain(model, inputs, 1).ledger
+    assert [a.key for a in mine.accounts] == [a.key for a in theirs.accounts]
+    assert mine.balanced() and mine.started.dtype == theirs.started.dtype
+    for name, amount in theirs.totals().items():
+        torch.testing.assert_close(mine.totals()[name], amount, rtol=0, atol=1e-12)
+    assert relprop.compile(model, inputs, method=METHOD)(inputs).ledger is None
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.cheap and n != "random"])
+def test_every_method(name):
+    model, inputs = build(depth=1, seed=3), sample(batch=4, seed=5)
+    if name in ("attention_flow", "deeplift"):
+        with pytest.raises(relprop.errors.OptionError, match=f"{name}.*looks at values"):
+            relprop.compile(model, inputs[:2], method=name)
+        return
+    explainer = relprop.compile(model, inputs[:2], method=name)
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=name))
+
+
+def test_what_is_kept(model):
+    inputs, keep = sample(batch=4), ("blocks", "matrix", "input")
+    flat = relprop.compile(model, inputs[:2], keep=keep)(inputs, 1)
+    own = relprop.explain(model, inputs, 1, keep=keep)
+    torch.testing.assert_close(flat.matrix, own.matrix, rtol=0, atol=1e-12)
+    torch.testing.assert_close(flat.input, own.input, rtol=0, atol=1e-12)
+    for mine, theirs in zip(flat.blocks, own.blocks, strict=True):
+        assert mine.path == theirs.path
+        for kind in ("attention", "gradient", "relevance"):
+            a, b = getattr(mine, kind), getattr(theirs, kind)
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_weights_are_read_at_each_call():
+    model, inputs = build(seed=1), sample(batch=2)
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    before = explainer(inputs, 1).scores
+    model.load_state_dict(build(seed=2).state_dict())  # in place
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+    model.head.weight = nn.Parameter(model.head.weight.detach() * 2)  # another tensor
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+    assert not torch.equal(before, explainer(inputs, 1).scores)
+
+
+def test_the_model_is_left_as_it_was(model):
+    was = {name: t.clone() for name, t in model.state_dict().items()}
+    model.train()
+    explainer = relprop.compile(model, sample(batch=2), method=METHOD)
+    explainer(sample(batch=3))
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(t, was[name]) for name, t in model.state_dict().items())
+    model.eval()
+
+
+@pytest.fixture(scope="module")
+def bert():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        num_labels=3,
+        max_position_embeddings=32,
+    )
+    return transformers.BertForSequenceClassification(config).eval().double()
+
+
+def texts(lengths, width=9):
+    """Ids with padding, of so many words each."""
+    ids = torch.randint(5, 50, (len(lengths), width), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "cat"])
+def test_padded_texts(bert, method):
+    """What is padding in some sample need not have been when the program was recorded; ``cat``
+    is told which tokens are content."""
+    explainer = relprop.compile(bert, texts([9, 9]), method=method)
+    inputs = texts([9, 3, 1, 6])
+    flat, own = explainer(inputs, "LABEL_1"), relprop.explain(bert, inputs, "LABEL_1", method=method)
+    close(flat, own)
+    torch.testing.assert_close(flat.probability, own.probability, rtol=0, atol=1e-12)
+    assert (flat.scores[1, 3:] == 0).all()
+
+
+def test_the_next_token_of_each_text():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=32, n_layer=1, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
+    model = transformers.GPT2LMHeadModel(config).eval().double()
+    explainer = relprop.compile(model, texts([9, 9]) | {"input_ids": torch.full((2, 9), 7)})
+    inputs = {n: t % 40 for n, t in texts([9, 4, 6]).items()}
+    for target in (None, 11, (2, 5), token(17), token(17, position=2)):
+        close(explainer(inputs, target), relprop.explain(model, inputs, target))
+    with pytest.raises(relprop.errors.TargetError, match="known only when the model has run"):
+        explainer(inputs, token(position=2))
+
+
+# -- what is refused
+
+
+def test_another_shape_says_the_captured_one(explainer):
+    for inputs in (torch.rand(2, 7, 6).double(), torch.rand(2, 5, 6)):
+        with pytest.raises(relprop.errors.InputError, match=r"input_0 float64 \(batch, 5, 6\)"):
+            explainer(inputs)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (4, "out of range"),
+        ((0, 1), "2 indices"),
+        ([1, 2, 3], "3 entries for a batch of 2"),
+        (lambda o: o[0, 1], "callable"),
+        ("cat", "no label"),
+        (output("other")[0], "another output"),
+    ],
+)
+def test_targets_that_are_no_element(explainer, target, said):
+    with pytest.raises(relprop.errors.TargetError, match=said):
+        explainer(sample(batch=2), target)
+
+
+def test_a_callable_target_is_refused_at_once(model):
+    with pytest.raises(relprop.errors.TargetError, match="callable"):
+        relprop.compile(model, sample(batch=2), lambda o: o[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("integrated_gradients", "runs the model several times"),
+        ("occlusion", "runs the model several times"),
+        ("random", "draws random numbers"),
+    ],
+)
+def test_methods_that_are_no_one_program(model, method, said):
+    with pytest.raises(relprop.errors.OptionError, match=f"{method}.*{said}"):
+        relprop.compile(model, sample(batch=2), method=method)
+
+
+def test_models_that_branch_on_values():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build()
+
+        def forward(self, x):
+            return self.inner(x) if float(x.sum()) > 0 else self.inner(-x)
+
+    with pytest.raises(relprop.errors.OptionError, match="captured sample by sample"):
+        relprop.compile(Branching(), sample(batch=2), method="input_gradient")
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [((1, 1, 2), "does not give what relprop.explain gives"), ((1, 2, 1), "is given 2|2 for 5")],
+)
+def test_a_method_that_python_makes_another_each_time(model, factors, said):
+    """It is called for two recordings, and by ``explain``, with which the program is compared."""
+    left = iter(factors)
+
+    def fickle(at):
+        """The inputs, times another number at each call."""
+        factor = next(left)
+        return {name: value * factor for name, value in at.values.items()}
+
+    METHODS["fickle"] = Method("fickle", fickle, level="input")
+    try:
+        with pytest.raises(relprop.errors.CaptureError, match=said):
+            relprop.compile(model, sample(batch=2), method="fickle")
+    finally:
+        del METHODS["fickle"]
+
+
+def test_values_that_are_not_finite_are_said(model):
+    explainer = relprop.compile(model, sample(batch=2), method=METHOD)
+    weight = model.head.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            model.head.weight[0, 0] = float("nan")
+        with pytest.raises(relprop.errors.InputError, match="head.weight.*NaN"):
+            explainer(sample(batch=2))
+    finally:
+        with torch.no_grad():
+            model.head.weight.copy_(weight)
+
+
+# -- other backends
+
+
+def test_a_backend_of_ones_own(model):
+    seen = []
+
+    def backend(module, example):
+        seen.append(module)
+        return module.forward
+
+    inputs = sample(batch=4)
+    explainer = relprop.compile(model, inputs[:2], method=METHOD, backend=backend)
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+    assert seen
+
+
+# -- on disk
+
+BARE = """
+    import json, sys
+
+    class NoRelprop:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("relprop", "transformers", "timm"):
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, NoRelprop())
+    import torch
+
+    texts = {"relprop.json": ""}
+    program = torch.export.load(sys.argv[1], extra_files=texts).module()
+    found = program(*torch.load(sys.argv[2]))
+    torch.save(dict(found), sys.argv[3])
+    print(json.loads(texts["relprop.json"])["layouts"]["input_ids"]["source"])
+"""
+
+
+def test_a_saved_program_runs_with_torch_alone(bert, tmp_path):
+    path = relprop.compile(bert, texts([9, 9])).save(tmp_path / "x.pt2")
+    inputs = texts([9, 3, 1, 6])
+    torch.save([*inputs.values(), torch.tensor([-1, 0, 1, 2])], tmp_path / "inputs.pt")
+    files = [str(tmp_path / name) for name in ("x.pt2", "inputs.pt", "found.pt")]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BARE), *files],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == str(list(range(9)))
+    found = torch.load(tmp_path / "found.pt")
+    predicted = int(relprop.explain(bert, inputs).target[0])
+    own = relprop.explain(bert, inputs, [predicted, 0, 1, 2])
+    torch.testing.assert_close(found["input_ids.scores"], own.scores, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["output"], own.output, rtol=0, atol=1e-12)
+    assert found["index"].tolist() == [[predicted], [0], [1], [2]]
+    assert found["model.logits"].shape == (4, 3)
+    assert path == tmp_path / "x.pt2"
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_loaded_explainer_knows_what_the_model_knew(bert, tmp_path, batch):
+    path = relprop.compile(bert, texts([9, 9]), ledger=True).save(tmp_path / "x.pt2")
+    loaded, inputs = relprop.load_explainer(path), texts([9, 3, 1, 6][-batch:])
+    for target in (None, 2, "LABEL_1"):
+        flat, own = loaded(inputs, target), relprop.explain(bert, inputs, target)
+        close(flat, own)
+        torch.testing.assert_close(flat.probability, own.probability, rtol=0, atol=1e-12)
+        assert flat.ledger.balanced() and flat.facts["options"] == own.facts["options"]
+    with pytest.raises(relprop.errors.InputError, match=r"input_ids int64 \(batch, 9\)"):
+        loaded(texts([3], width=5))
+    with pytest.raises(relprop.errors.OptionError, match="can be copied"):
+        loaded.save(tmp_path / "y.pt2")
+
+
+def test_grids_and_what_is_kept_come_back(tmp_path):
+    from relprop.demo.model import digit_scene_model
+
+    model, inputs = digit_scene_model().double(), torch.rand(2, 1, 32, 32).double()
+    path = relprop.compile(model, inputs, method="raw_attention", keep="blocks").save(
+        tmp_path / "x.pt2"
+    )
+    flat = relprop.load_explainer(path)(inputs, 3)
+    own = relprop.explain(model, inputs, 3, method="raw_attention", keep="blocks")
+    close(flat, own)
+    assert torch.equal(flat.heatmap(), own.heatmap())
+    assert [b.path for b in flat.blocks] == [b.path for b in own.blocks]
+    assert torch.equal(flat.blocks[0].attention, own.blocks[0].attention)
+
+
+def test_other_files_are_refused(tmp_path):
+    from zipfile import ZipFile
+
+    (tmp_path / "a.pt2").write_text("no archive")
+    with ZipFile(tmp_path / "b.pt2", "w") as file:
+        file.writestr("x", "y")
+    linear = torch.export.export(nn.Linear(2, 2), (torch.rand(1, 2),))
+    torch.export.save(linear, tmp_path / "c.pt2")
+    for name in ("a.pt2", "b.pt2", "c.pt2", "missing.pt2"):
+        with pytest.raises(relprop.errors.InputError, match="cannot be read as a saved explainer"):
+            relprop.load_explainer(tmp_path / name)
+
+
+def test_an_adapter_of_ones_own_is_not_saved_in_silence(model, tmp_path):
+    class Own(relprop.adapters.Adapter):
+        """Knows more than a saved explainer remembers."""
+
+    relprop.adapters.register(Own)
+    try:
+        explainer = relprop.compile(model, sample(batch=2), method=METHOD)
+        with pytest.warns(relprop.RelpropWarning, match="does not know what adapter 'Own'"):
+            explainer.save(tmp_path / "x.pt2")
+    finally:
+        relprop.adapters.remove(Own)
