@@ -21,6 +21,7 @@ from relprop.rules.notes import FieldNote
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.readout import (
     Cut,
     Readout,
@@ -173,9 +174,15 @@ def begun(
     return starts, passages
 
 
-def read_again(readout: Readout, values: Values, seed: Points, dtype: torch.dtype | None) -> Tensor:
-    """The elements of an output at which a ``seed`` is, made anew of what is read: attached to
-    autograd where that is."""
+def read_again(
+    readout: Readout,
+    values: Values,
+    seed: Points,
+    dtype: torch.dtype | None,
+    forms: Forms = PLAIN,
+) -> Tensor:
+    """The elements of an output at which a ``seed`` is, made anew of what is read, by ``forms``:
+    attached to autograd where that is."""
     cut, inside, _ = seed.gathered()
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.beside)}
@@ -184,7 +191,9 @@ def read_again(readout: Readout, values: Values, seed: Points, dtype: torch.dtyp
     def one_sample(given: Values) -> Tensor:
         known = own | given
         for node in readout.nodes[::-1]:
-            known[node] = readout.made(node, known, cuts, dtype)
+            formed = forms.made.get(node)
+            plain = formed is None
+            known[node] = readout.made(node, known, cuts, dtype) if plain else formed(known)
         made: Tensor = known[readout.nodes[0]]
         return made
 

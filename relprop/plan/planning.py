@@ -194,8 +194,8 @@ class Planning:
         if kind(node) is Kind.OUTPUT:
             return PICK
         rule = self.rules.for_op(node.target)
-        if rule is not None and rule.lone is not None and lone:
-            rule = rule.lone
+        if rule is not None and lone:
+            rule = rule.for_activations(1)
         if rule is None or (rule.for_one_activation and not lone):
             return _unknown(node, self.rules, self.on_unknown, self.findings)
         return rule

@@ -193,7 +193,8 @@ def _at_input(study: InputStudy) -> Explanation:
     for name, leaf in study.leaves.items():
         stream = Stream(name, leaf, leaf, positions(study.program, leaf))
         streams[name] = _attributed(study, stream, found[name])
-    rules = NO_RULES if study.needs.plan is None else study.session.rules.name
+    walked = study.needs.plan is not None or study.needs.by_gradient
+    rules = study.session.rules.name if walked else NO_RULES
     return _explanation(study, streams, rules=rules)
 
 

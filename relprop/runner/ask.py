@@ -25,6 +25,7 @@ from relprop.errors import (
     warn,
 )
 from relprop.explanation import Explanation, join
+from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
@@ -43,6 +44,7 @@ from relprop.tracer.surroundings import same_chance, undisturbed
 #: An explanation per question (``None``: refused), for each target.
 Rows = list[list[Explanation | None]]
 Refused = dict[int, RelpropError]
+AT_ZERO = "a function that is not 0 at 0 is given a 0"
 
 
 def ask(
@@ -163,11 +165,18 @@ class Asking:
             starts = possible_starts(sessions[0].program, targets)
             heard = Heard(part.inputs, heard_at, starts)
             found = self.judge.compare(sessions[0], heard, done.forward.values)
-            if done.cut and any("gradient" in n.question.needs for n in needs.values()):
+            if done.cut and any(n.differentiates for n in needs.values()):
                 self.judge.leave_gradients("the graph is cut into segments, to fit memory=")
             return found
 
-        found = answers(needs, part, targets, compare, self.refused)
+        try:
+            found = answers(needs, part, targets, compare, self.refused)
+        except Undefined:
+            for i, n in needs.items():
+                question = replace(n.question, walk=AT_ZERO) if n.by_gradient else n.question
+                make = partial(needs_of, n.session, question, targets)
+                needs[i] = fitted(make, part.batch, memory, device)
+            found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]
 
 
@@ -179,14 +188,16 @@ def answers(
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
     """For each target the explanations by number, from one forward pass for all (another one for
-    those whose graph is cut) and one gradient per target. ``compare`` refuses output values that
+    those whose graph is cut, or whose relevance is one gradient) and one gradient per target. ``compare`` refuses output values that
     are not the model's, and gives what refuses its gradients."""
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
-    cut = {i: n for i, n in needs.items() if n.segments}
-    for group in (cut, {i: n for i, n in needs.items() if i not in cut}):
-        if group:
-            found = _answers_of(group, part, targets, compare, refused)
-            rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
+    groups: dict[object, dict[int, Needs]] = {}
+    for i, n in needs.items():
+        start = n.question.by.starts_with if n.by_gradient else ""
+        groups.setdefault((bool(n.segments), id(n.forms), start), {})[i] = n
+    for group in groups.values():
+        found = _answers_of(group, part, targets, compare, refused)
+        rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
 
@@ -197,18 +208,19 @@ def _answers_of(
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None,
 ) -> list[dict[int, Explanation]]:
-    """The same for questions whose graphs are all cut, or all in one piece."""
+    """The same for questions that share a forward pass."""
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
-    whole = [n for n in asked if "gradient" in n.question.needs and not n.segments]
+    whole = [n for n in asked if n.differentiates and not n.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched:
+    if watched and not asked[0].by_gradient:
         done.may_differentiate()
     rows = []
     for i, target in enumerate(targets):
         starts = _starts(asked, done, target)
-        scalars = next(iter(starts.values())).scalars
+        first = asked[0].session
+        scalars = done.explained(first, asked[0].question, starts[first.rules])
         again = i + 1 < len(targets)
         gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
         row: dict[int, Explanation] = {}

@@ -30,10 +30,14 @@ class Heads:
         plan: Plan | None,
         starts: Sequence[fx.Node],
         targets: Sequence[object],
+        *,
+        differentiated: bool = False,
     ) -> Heads:
-        """Those of the possible starts of some targets."""
+        """Those of the possible starts of some targets. ``differentiated``: relevance is one
+        gradient."""
         read = {n: reading_of(plan, n, question.hooks) for n in plan.starts} if plan else {}
-        made = {n: readout_of(n) for n in starts} if "gradient" in question.needs else {}
+        differentiated |= "gradient" in question.needs
+        made = {n: readout_of(n) for n in starts} if differentiated else {}
         return cls(
             {n: reading for n, reading in read.items() if reading is not None},
             {n: r for n, r in made.items() if r is not None and r.can_be_made},

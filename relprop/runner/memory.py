@@ -109,7 +109,7 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
         return kept + TIMES * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
-    every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
+    every = sum(lives.sizes) if needs.differentiates else 0
     return max(kept, every) + batch * longer**2 * maps + chunk
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
+from relprop.interpreter.forms import forms_of
 from relprop.interpreter.reading import Reading
 from relprop.layout import placing
 from relprop.plan import Plan
@@ -27,6 +28,7 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
 from relprop.tracer.segments import Segment
@@ -39,7 +41,8 @@ Nodes = tuple[fx.Node, ...]
 class Needs:
     """``held``: nodes whose values are kept from the forward pass to the answer. ``read``: those
     that relevance or the roll-up reads in passing. ``watch``: nodes that stay attached to autograd.
-    ``plan``: the relevance pass (``None``: no relevance is asked for). ``sites``: the attention
+    ``plan``: the relevance pass (``None``: none is walked). ``forms``: what stands in place of the
+    graph's calls where relevance is one gradient. ``sites``: the attention
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
@@ -54,6 +57,7 @@ class Needs:
     watch: Nodes
     plan: Plan | None
     rollup: Plan | None = None
+    forms: Forms = PLAIN
     sites: tuple[Site, ...] = ()
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
@@ -68,6 +72,16 @@ class Needs:
     def program(self) -> Program:
         """The captured model."""
         return self.session.program
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether relevance is one gradient."""
+        return self.forms is not PLAIN
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a gradient is taken."""
+        return self.by_gradient or "gradient" in self.question.needs
 
     @property
     def keep(self) -> frozenset[fx.Node]:
@@ -120,18 +134,26 @@ def needs_at_input(
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
-    heads = Heads.of(question, plan, starts, targets)
+    facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
+    notices, forms = session.notices(plan), PLAIN
+    if plan is not None:
+        found = question.why_walked or forms_of(plan)
+        facts["relevance"] = f"walked: {found}" if isinstance(found, str) else "one gradient"
+        forms = forms if isinstance(found, str) else found
+    walked = plan if forms is PLAIN else None
+    heads = Heads.of(question, walked, starts, targets, differentiated=forms is not PLAIN)
     return Needs(
         session,
         question,
         held=frozenset(leaves),
-        read=_read_by(plan, in_chunks, heads),
-        watch=leaves if "gradient" in question.needs else (),
-        plan=plan,
+        read=_read_by(walked, in_chunks, heads),
+        watch=leaves if forms is not PLAIN or "gradient" in question.needs else (),
+        plan=walked,
+        forms=forms,
         in_chunks=in_chunks,
         heads=heads,
-        facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
-        notices=session.notices(plan),
+        facts=facts,
+        notices=notices,
     )
 
 

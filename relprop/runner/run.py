@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,15 +11,17 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, forward
-from relprop.interpreter.points import Points
+from relprop.interpreter.points import Points, Seed
 from relprop.interpreter.reading import read_again
 from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
+from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.offloaded import tensor_of
 from relprop.tracer.readout import Readout
 from relprop.tracer.run import execute
@@ -62,12 +64,13 @@ class Part:
 class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
     before a gradient is taken; it refuses a program whose gradients are not the model's.
-    ``readouts``: the ends of the graph that the gradient passes where the target is alone; ``cut``:
-    the graph runs in segments."""
+    ``readouts``: the ends of the graph that the gradient passes where the target is alone;
+    ``forms``: what stood in place of the graph's calls; ``cut``: the graph runs in segments."""
 
     part: Part
     forward: Forward
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    forms: Forms = PLAIN
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
 
@@ -84,19 +87,44 @@ class Run:
 
     def _attached(self, start: Start, session: Session) -> Tensor:
         """y_t with its gradient by way of the elements that it reads alone, where that is known."""
-        seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
-        values, amount = self.forward.values, torch.zeros_like(start.scalars)
-        for factor, node, seed in seeds:
-            if not isinstance(seed, Points) or not start.is_sum:
-                return start.scalars
-            if node in self.readouts:
-                readout = self.readouts[node]
-                read = self.values(session, (readout.below, *readout.beside))
-                elements = read_again(readout, read, seed, session.program.dtype)
-            else:
-                elements = seed.at(values[node])
-            amount = amount + factor * seed.summed(elements * seed.numbers)
+        parts = list(self._parts(start))
+        if not start.is_sum or not all(isinstance(seed, Points) for _, _, seed in parts):
+            return start.scalars
+        amount = torch.zeros_like(start.scalars)
+        for factor, node, seed in parts:
+            amount = amount + factor * _summed(seed, self._elements(session, node, seed))
         return start.scalars.detach() + (amount - amount.detach())
+
+    def _parts(self, start: Start) -> Iterator[tuple[float, fx.Node, Seed]]:
+        for term in start.terms:
+            yield from ((term.coefficient, node, seed) for node, seed in term.seeds.items())
+
+    def _elements(self, session: Session, node: fx.Node, seed: Seed) -> Tensor:
+        """What an output has where a seed is, attached to autograd."""
+        values = self.forward.values
+        if not isinstance(seed, Points):
+            return values[node].to(seed.dtype)
+        if node not in self.readouts:
+            return seed.at(values[node])
+        readout = self.readouts[node]
+        read = self.values(session, (readout.below, *readout.beside))
+        return read_again(readout, read, seed, session.program.dtype, self.forms)
+
+    def explained(self, session: Session, question: Question, start: Start) -> Tensor:
+        """A number of every sample, (batch,), to be differentiated: y_t; for relevance as one
+        gradient one whose gradient at an output z is R/z, where R starts there."""
+        by_value = question.by.starts_with == "output"
+        if self.forms is PLAIN or (by_value and start.is_sum):
+            return start.scalars
+        amount = torch.zeros_like(start.scalars)
+        for factor, node, seed in self._parts(start):
+            with torch.enable_grad():
+                z = self._elements(session, node, seed)
+                numbers = seed.numbers if isinstance(seed, Points) else seed
+                slope = torch.where(numbers == 0, 0.0, numbers / z.detach())
+                amount = amount + factor * _summed(seed, z, slope)
+        worth = start.scalars.detach() if by_value else 1.0
+        return amount * worth
 
     def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
         """The values of some nodes that are kept; weights that were let go are read again."""
@@ -121,8 +149,8 @@ class Run:
 
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
-    """One forward pass for all of them, whose graphs are all cut or all in one piece, keeping what
-    the passes for their targets read and nothing else."""
+    """One forward pass for all of them, whose graphs are all cut or all in one piece and have the
+    same forms, keeping what the passes for their targets read and nothing else."""
     session = needs[0].session
     keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
@@ -134,12 +162,21 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
     if all(n.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
-    done = forward(session.program, session.model, part.inputs, keep, watch, ends)
+    forms = PLAIN if cut else needs[0].forms
+    done = forward(session.program, session.model, part.inputs, keep, watch, ends, forms=forms)
     refuse_nonfinite(session, done)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    return Run(part, done, readouts, cut=cut)
+    return Run(part, done, readouts, needs[0].forms, cut=cut)
+
+
+def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tensor:
+    """The sum of every sample's ``elements`` where a seed is, each times its ``numbers`` (``None``:
+    the seed's own), (batch,)."""
+    if isinstance(seed, Points):
+        return seed.summed(elements * (seed.numbers if numbers is None else numbers))
+    return (elements * (seed if numbers is None else numbers)).flatten(1).sum(1)
 
 
 def refuse_nonfinite(session: Session, done: Forward) -> None:
