@@ -16,7 +16,7 @@ from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Plan, Step
 from relprop.rules.call import Call
-from relprop.rules.gradient_form import Form, Own, ones, scaled
+from relprop.rules.gradient_form import Form, factors_of, scaled
 from relprop.rules.rule import Rule
 from relprop.tracer.calls import Reads, call_node
 from relprop.tracer.chunked import large_attentions
@@ -44,7 +44,9 @@ def forms_of(plan: Plan) -> Forms | str:
 def _why_none(plan: Plan) -> str:
     """Why relevance is not one gradient, or ""."""
     if plan.rules.fan_out is not None:
-        return "the rule set joins the relevances of a value that is used twice by a rule of its own"
+        return (
+            "the rule set joins the relevances of a value that is used twice by a rule of its own"
+        )
     for step in plan.steps:
         if len(step.inner) > 1 or _form(step) is None:
             return f"rule {_rule(step).name!r} has no gradient form"
@@ -85,14 +87,15 @@ def _forms(plan: Plan) -> Forms:
 
 def _is_plain(step: Step) -> bool:
     """Whether its form is the call as it stands."""
+    factors = _multiples(step)
+    return factors is not None and set(factors) <= {1.0}
+
+
+def _multiples(step: Step) -> tuple[float, ...] | None:
+    """By what its form multiplies the gradient at each operand; ``None`` where it is more."""
     form = _form(step)
-    if not isinstance(form, Own):
-        return False
-    return form.factors is ones or set(form.factors(_unmade(step, _as_traced(step)))) == {1.0}
-
-
-def _as_traced(step: Step) -> tuple[Tensor, ...]:
-    return tuple(val(o) for o in step.operands)
+    traced = tuple(val(o) for o in step.operands)
+    return None if form is None else factors_of(form, _unmade(step, traced))
 
 
 def _unmade(step: Step, tensors: tuple[Tensor, ...]) -> Call:
@@ -118,27 +121,19 @@ def _factors(plan: Plan, attention: Attention, made: Mapping[fx.Node, Made]) -> 
     product = _product(kernel, attention)
     if any(n in made for n in attention.nodes if n not in (product, site.contraction)):
         return None
-    by = {n: _multiples(plan, n) for n in (product, site.contraction)}
-    if any(found is None for found in by.values()):
-        return None
-    above, below = by[site.contraction] or {}, by[product] or {}
-    rows = above.get(site.attention, 1.0)
-    queries, keys = (rows * below.get(n, 1.0) for n in (kernel.queries, kernel.keys))
-    return Factors(queries, keys, above.get(site.values, 1.0), rows)
+    by = dict[fx.Node, dict[fx.Node, float]]()
+    for node in (product, site.contraction):
+        step = plan.step_at.get(node)
+        found = () if step is None else _multiples(step)
+        if found is None:
+            return None
+        by[node] = {} if step is None else dict(zip(step.operands, found, strict=True))
+    rows = by[site.contraction].get(site.attention, 1.0)
+    queries, keys = (rows * by[product].get(n, 1.0) for n in (kernel.queries, kernel.keys))
+    return Factors(queries, keys, by[site.contraction].get(site.values, 1.0), rows)
 
 
 def _product(kernel: Kernel, attention: Attention) -> fx.Node:
     """The call that multiplies queries and keys."""
     pair = {kernel.queries, kernel.keys}
     return next(n for n in attention.nodes if set(tensor_inputs(n)) == pair)
-
-
-def _multiples(plan: Plan, node: fx.Node) -> dict[fx.Node, float] | None:
-    """By what a call's form multiplies the gradient at each operand."""
-    step = plan.step_at.get(node)
-    if step is None:
-        return {}
-    form = _form(step)
-    if not isinstance(form, Own):
-        return None
-    return dict(zip(step.operands, form.factors(_unmade(step, _as_traced(step))), strict=True))

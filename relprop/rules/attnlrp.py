@@ -8,6 +8,7 @@ in which norms divide by a constant, f(x) is x·const and products count half: t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -242,12 +243,14 @@ class Norm:
         if _by_running_statistics(call):
             return call.apply(*call.inputs)
         x, others = call.inputs[0], call.operands[1:]
-        held = replace(call, operands=(replace(call.operands[0], value=x.detach()), *others))
         if isinstance(call.op, WrittenNorm):
             beside = (o.value for o in others if not o.argument)
             y = call.op.centre(x) * call.op.scale(x.detach(), *beside)
         else:
-            y = _normalised_back(x, held)
+            rows, eps = _together(call)
+            t = x.reshape(rows)
+            inverse = torch.native_layer_norm(t.detach(), rows[-1:], None, None, eps)[2]
+            y = ((t - t.mean(-1, keepdim=True)) * inverse).reshape(x.shape)
         given = {o.argument: _beside(o.value, x, call.op) for o in others if o.argument}
         y = y * given["weight"] if "weight" in given else y
         return y + given["bias"] if "bias" in given else y
@@ -260,19 +263,25 @@ def _by_running_statistics(call: Call) -> bool:
 
 
 def _normalised_back(t: Tensor, call: Call) -> Tensor:
-    """(t − mean(t))/σ over what is normalised together: a layer's last axes, a group of
-    channels."""
-    x, op = call.inputs[0], packet(call.op)
-    if op is aten.layer_norm:
-        rows, eps = [*x.shape[: -len(call.argument(1, "normalized_shape"))], -1], (4, "eps", 1e-5)
-    elif op is aten.group_norm:
-        rows, eps = [len(x), call.argument(1, "num_groups"), -1], (4, "eps", 1e-5)
-    else:
-        rows, eps = [len(x), x.shape[1], -1], (7, "eps", 1e-5)
-    spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + call.argument(*eps)
+    """(t − mean(t))/σ over what is normalised together."""
+    x, (rows, eps) = call.inputs[0], _together(call)
+    spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + eps
     t = t.reshape(rows)
     centred: Tensor = (t - t.mean(-1, keepdim=True)) * spread.rsqrt()
     return centred.reshape(x.shape)
+
+
+def _together(call: Call) -> tuple[list[int], float]:
+    """The shape in which what is normalised together is the last axis (a layer's last axes, a group
+    of channels), and ε."""
+    x, op = call.inputs[0], packet(call.op)
+    if op is aten.layer_norm:
+        first, eps = x.shape[: -len(call.argument(1, "normalized_shape"))], (4, "eps", 1e-5)
+    elif op is aten.group_norm:
+        first, eps = (len(x), call.argument(1, "num_groups")), (4, "eps", 1e-5)
+    else:
+        first, eps = x.shape[:2], (7, "eps", 1e-5)
+    return [*first, x.numel() // math.prod(first)], call.argument(*eps)
 
 
 def _beside(parameter: Tensor, x: Tensor, op: Operator) -> Tensor:
@@ -318,9 +327,7 @@ def attnlrp_lines(
     norm_rule = Norm(divide)
     norm = Rule(norm_rule, "norm: LRP-ε, σ constant", "share", BOTH, gradient=norm_rule.form)
     add = Rule(Sum(divide), "add: LRP-ε", "balance", BOTH, row_wise=True, gradient=own)
-    softmax = Rule(
-        Softmax(), "softmax: first order", "taylor", BOTH, row_wise=True, gradient=own
-    )
+    softmax = Rule(Softmax(), "softmax: first order", "taylor", BOTH, row_wise=True, gradient=own)
     lines = (
         ((Kind.LINEAR, *SUMMED, Kind.INDEXED_SUM), linear),
         ((Kind.SAMPLE,), sample),

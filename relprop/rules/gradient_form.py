@@ -131,24 +131,40 @@ def _half_each(call: Call) -> tuple[float, ...]:
 halved = Own(_half_each)
 
 
-def carried(call: Call) -> Value:
+@dataclass(frozen=True)
+class Carried:
     """R_in = R_out for a function of one number: the gradient times f(x)/x.
 
-    Not defined where x is 0 and f(x) is not: the gradient is NaN there.
+    Not defined where x is 0 and f(x) is not: the gradient is no finite number there.
     """
-    at, what = call.activations[0], kind(call.op)
-    if what is Kind.DETACH:
-        return call.inputs[at]
-    linear = what in (Kind.IDENTITY, Kind.CAST, Kind.PRODUCT)
-    if linear or (what is Kind.QUOTIENT and at == 0):
-        return call.apply(*call.inputs)
-    x = call.inputs[at]
-    held = x.detach()
-    z = call.apply(*call.inputs[:at], held, *call.inputs[at + 1 :])
-    empty = torch.where(z == 0, 0.0, torch.nan).to(z.dtype)
-    slope = torch.where(held == 0, empty, z / held)
-    made: Tensor = _Given.apply(x, z, slope)  # type: ignore[no-untyped-call]
-    return made
+
+    def factors(self, call: Call) -> tuple[float, ...] | None:
+        """1 where the operation multiplies x by something, f(x)/x being its derivative."""
+        what, at = kind(call.op), call.activations[0]
+        linear = what in (Kind.IDENTITY, Kind.CAST, Kind.PRODUCT)
+        return ones(call) if linear or (what is Kind.QUOTIENT and at == 0) else None
+
+    def __call__(self, call: Call) -> Value:
+        at = call.activations[0]
+        x = call.inputs[at]
+        if kind(call.op) is Kind.DETACH:
+            return x
+        if self.factors(call) is not None:
+            return call.apply(*call.inputs)
+        held = x.detach()
+        z = call.apply(*call.inputs[:at], held, *call.inputs[at + 1 :])
+        slope = torch.nan_to_num(z / held, 0.0, torch.inf, -torch.inf)
+        made: Tensor = _Given.apply(x, z, slope)  # type: ignore[no-untyped-call]
+        return made
+
+
+carried = Carried()
+
+
+def factors_of(form: Form, call: Call) -> tuple[float, ...] | None:
+    """By what a form multiplies the operation's own gradient at each operand; ``None`` where its
+    derivative is another."""
+    return form.factors(call) if isinstance(form, Own | Carried) else None
 
 
 @dataclass(frozen=True)

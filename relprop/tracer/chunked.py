@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from relprop.operations import Value
 from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.forms import PLAIN, Factors, Forms
 from relprop.tracer.kernel import Kernel, KernelCall, added, kernel_of
@@ -112,14 +113,20 @@ class Chunked:
 
     def at_once(self) -> Tensor | None:
         """The result of all queries by one call of PyTorch's kernel; ``None`` where that would make
-        a map, or needs a mask of its size that is larger than that of a chunk."""
+        a map, or needs a mask of its size, of more bytes than a chunk may have."""
         if self.kernel is None:
             return None
         masked = self.kernel.masks and not self.kernel.causal
-        if masked and self.size < self.attention.queries:
+        if masked and (self.forms is PLAIN or self._mask_bytes > CHUNK_BYTES):
             return None
         call = self._call(self.kernel, self.fixed, self.entering, Chunk(0, self.attention.queries))
         return call.made() if call.is_fused else None
+
+    @property
+    def _mask_bytes(self) -> int:
+        """The size of one mask for all heads."""
+        given = val(self.attention.site.attention)
+        return len(self.entering[0]) * given.shape[-2] * given.shape[-1] * given.dtype.itemsize
 
     def _call(
         self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk
