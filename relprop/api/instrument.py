@@ -167,7 +167,8 @@ class Instrument:
         self, *, method: str = "transformer_attribution", **options: Any
     ) -> Explanation:
         """The token scores with the hooks in place."""
-        question = Question(method, options, hooks=self._hooks_by_node())
+        hooks = self._hooks_by_node()
+        question = Question(method, options, hooks=hooks, ledger=True)
         with undisturbed(self.session.model), torch.no_grad():
             return ask_once(self.session, self.inputs, self.target, question)
 

@@ -31,8 +31,8 @@ from relprop.rules import moves
 from relprop.rules.attnlrp import SUMMED, attnlrp_lines
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
-from relprop.rules.closed import Conv2d, Linear, Matmul, Product
 from relprop.rules.call import Call
+from relprop.rules.closed import Conv2d, Linear, Matmul, Product
 from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
 from relprop.rules.gradient_form import Damped, carried, halved, own
 from relprop.rules.rule import Rule

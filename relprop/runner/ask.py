@@ -188,8 +188,9 @@ def answers(
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
     """For each target the explanations by number, from one forward pass for all (another one for
-    those whose graph is cut, or whose relevance is one gradient) and one gradient per target. ``compare`` refuses output values that
-    are not the model's, and gives what refuses its gradients."""
+    those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
+    ``compare`` refuses output values that are not the model's, and gives what refuses its
+    gradients."""
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
     groups: dict[object, dict[int, Needs]] = {}
     for i, n in needs.items():

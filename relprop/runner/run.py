@@ -116,15 +116,14 @@ class Run:
         by_value = question.by.starts_with == "output"
         if self.forms is PLAIN or (by_value and start.is_sum):
             return start.scalars
-        amount = torch.zeros_like(start.scalars)
-        for factor, node, seed in self._parts(start):
-            with torch.enable_grad():
+        with torch.enable_grad():
+            amount = torch.zeros_like(start.scalars)
+            for factor, node, seed in self._parts(start):
                 z = self._elements(session, node, seed)
                 numbers = seed.numbers if isinstance(seed, Points) else seed
                 slope = torch.where(numbers == 0, 0.0, numbers / z.detach())
                 amount = amount + factor * _summed(seed, z, slope)
-        worth = start.scalars.detach() if by_value else 1.0
-        return amount * worth
+            return amount * (start.scalars.detach() if by_value else 1.0)
 
     def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
         """The values of some nodes that are kept; weights that were let go are read again."""

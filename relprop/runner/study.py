@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from relprop.interpreter.forward import detached
 from relprop.interpreter.forms import Undefined
+from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import weighed
 from relprop.numerics import is_finite

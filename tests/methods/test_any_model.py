@@ -403,7 +403,8 @@ def test_scores_are_finite_and_one_per_position(name, method):
 def test_the_ledger_balances_in_float32(name):
     model, inputs, target = built(name)
     for rules in ("lrp", "paper", "attnlrp", "cp_lrp"):
-        ledger = relprop.explain(model, inputs, target, method="lrp", rules=rules).ledger
+        e = relprop.explain(model, inputs, target, method="lrp", rules=rules, ledger=True)
+        ledger = e.ledger
         assert ledger.balanced(1e-5), ledger.worst()
         totals = ledger.totals()
         scale = torch.stack([a.absolute for a in ledger.accounts]).amax(0)
@@ -576,7 +577,7 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
     calls = []
     plain = relprop.runner.run.forward
     monkeypatch.setattr(
-        relprop.runner.run, "forward", lambda *args: calls.append(1) or plain(*args)
+        relprop.runner.run, "forward", lambda *args, **more: calls.append(1) or plain(*args, **more)
     )
     options = {"method": method, "keep": "input", **OPTIONS.get(method, {})}
     together = relprop.explain_many(model, x, targets, **options)

@@ -80,7 +80,8 @@ def case(request):
 
 
 def explained(case, target, method="transformer_attribution", **options):
-    return relprop.explain(*case, target, method=method, precision="float64", **options)
+    options = {"precision": "float64", "ledger": True, **options}
+    return relprop.explain(*case, target, method=method, **options)
 
 
 @pytest.fixture
