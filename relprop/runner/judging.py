@@ -57,10 +57,11 @@ REPORT = ["report this model: a captured graph must equal the model it came from
 
 @dataclass(frozen=True)
 class Heard:
-    """What is compared: the samples of ``part``, at the places of ``cuts`` of some outputs, of
-    which the model has ``told`` that."""
+    """What is compared: the samples of ``part``, which begins at ``first`` in what was heard, at
+    the places of ``cuts`` of some outputs, of which the model has ``told`` that."""
 
     part: Inputs
+    first: int
     cuts: Cuts
     told: Mapping[str, Told]
 
@@ -135,12 +136,12 @@ class Judge:
         samples the model's outputs are let go but for that."""
         places = {n: whole_cut(n) for n in nodes} | dict(cuts or {})
         if self._inputs is None:
-            return Heard(part, places, {})
+            return Heard(part, first, places, {})
         last, whole = first + part.batch, self._inputs.batch
         found = told(program, self._outputs, places, slice(first, last), whole)
         if last == whole:
             self._outputs = []
-        return Heard(part, places, found)
+        return Heard(part, first, places, found)
 
     def compare(
         self, session: Session, heard: Heard, made: Mapping[fx.Node, Made]
