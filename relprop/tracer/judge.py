@@ -59,7 +59,7 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
         return float("inf"), 0.0
     if a.numel() == 0:
         return 0.0, 0.0
-    return _apart(a[None], b[None]).max().item(), _largest(b)
+    return _apart(a[None], b[None]).max().item(), largest(b)
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(worst.isnan(), torch.inf, worst)
 
 
-def _largest(value: Tensor) -> float:
+def largest(value: Tensor) -> float:
     """The largest magnitude that is finite."""
     value = torch.view_as_real(value) if value.is_complex() else value
     pieces = (p.nan_to_num(0.0, 0.0, 0.0) for p in value.reshape(-1).split(PIECE) if p.numel())
@@ -157,8 +157,8 @@ def told(
         if node not in cuts:
             continue
         rows = _rows(whole, torch.Size(shape(node)), batch)
-        largest = 0.0 if rows is None else _largest(rows)
-        found[name] = Told(None if rows is None else taken(node, rows[some], cuts[node]), largest)
+        part = None if rows is None else taken(node, rows[some], cuts[node])
+        found[name] = Told(part, 0.0 if rows is None else largest(rows))
     return found
 
 
@@ -210,7 +210,7 @@ def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
         return False
     error = _apart(alone[None], rows[sample : sample + 1])
     allowed = _allowed(torch.finfo(eager.dtype).eps) if eager.is_floating_point() else 0.0
-    return bool(error[0] <= allowed * _largest(rows))
+    return bool(error[0] <= allowed * largest(rows))
 
 
 def unsteady(

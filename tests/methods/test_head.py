@@ -347,7 +347,7 @@ NEXT = [[None, [7, 10], None]]  # of MASK's two samples
         (token(), NEXT),
         (7, NEXT),
         (token(7, position=2), [[None, [2], None]]),
-        ([(4, 3), token(9)], [[None, [4, 10], None]]),
+        ([(4, 3), token(9)], [[None, [4, 7], None]]),
         ([(-1, 3), (10, 5)], [[None, [10], None]]),
         (lambda out: out.logits[0, 4, 3], []),
     ],
