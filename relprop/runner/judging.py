@@ -72,10 +72,8 @@ class Heard:
 
     def parts(self, made: Mapping[fx.Node, Made]) -> Values:
         """The values of these outputs at these places."""
-        return {
-            n: made[n].made if isinstance(made[n], Excerpt) else taken(n, made[n], cut)
-            for n, cut in self.cuts.items()
-        }
+        both = ((n, made[n], cut) for n, cut in self.cuts.items())
+        return {n: v.made if isinstance(v, Excerpt) else taken(n, v, cut) for n, v, cut in both}
 
 
 class _Stale(Exception):

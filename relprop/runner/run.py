@@ -157,11 +157,11 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    found = Run(part, done, readouts, cut=cut)
+    made = Run(part, done, readouts, cut=cut)
     for node, places in parts.items():
-        found.excerpts[node] = found.excerpt(session, node, places)
-    refuse_nonfinite(session, found.outputs(session.program))
-    return found
+        made.excerpts[node] = made.excerpt(session, node, places)
+    refuse_nonfinite(session, made.outputs(session.program))
+    return made
 
 
 def refuse_nonfinite(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
