@@ -1,7 +1,7 @@
 """What relevance as one gradient costs: CPU time ÷ that of one forward pass and input gradient by
 autograd alone, on one thread.
 
-    python benchmarks/one_gradient.py                      # ViT-B/16, BERT-base at 512, a Llama at 2k
+    python benchmarks/one_gradient.py          # ViT-B/16, BERT-base at 512, a Llama at 2,048
 
 Ratios of one run, medians of ``--repeats``; models have seeded random weights, one input each, and
 are captured already. With ``verify=False`` the model's own forward pass, which ``explain`` compares

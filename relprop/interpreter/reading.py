@@ -184,6 +184,13 @@ def read_again(
     """The elements of an output at which a ``seed`` is, made anew of what is read, by ``forms``:
     attached to autograd where that is."""
     cut, inside, _ = seed.gathered()
+    return made_at(readout, values, cut, dtype, forms)[inside].to(seed.numbers.dtype)
+
+
+def made_at(
+    readout: Readout, values: Values, cut: Cut, dtype: torch.dtype | None, forms: Forms = PLAIN
+) -> Tensor:
+    """A part of an output, batch first, made of what is read for it alone."""
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.beside)}
     batched = {n: v for n, v in own.items() if is_batched(n)}
@@ -197,5 +204,5 @@ def read_again(
         made: Tensor = known[readout.nodes[0]]
         return made
 
-    made: Tensor = per_sample(one_sample, batched)
-    return made[inside].to(seed.numbers.dtype)
+    found: Tensor = per_sample(one_sample, batched)
+    return found

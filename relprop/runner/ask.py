@@ -30,6 +30,7 @@ from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.memory import fitted
 from relprop.runner.needs import Needs, needs_of
@@ -133,15 +134,19 @@ class Asking:
 
     def _answers(self, sessions: Sequence[Session], part: Part, heard_at: int) -> Rows:
         """One part of the batch: one forward pass, which is compared with the model's own."""
+        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
+        starts = possible_starts(sessions[0].program, targets)
+        cuts = cuts_of(sessions[0], part.inputs, targets)
+        heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         try:
-            return self._answered(sessions, part, heard_at, self.how.memory)
+            return self._answered(sessions, part, targets, heard, self.how.memory)
         except (RelpropError, RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or self.how.memory == 0:
                 raise
             fact = "there is no memory left; once more, with the graph cut into segments"
             warn(message(fact, then=["memory= says how much an answer may take (docs/scale.md)"]))
         try:
-            return self._answered(sessions, part, heard_at, 0)
+            return self._answered(sessions, part, targets, heard, 0)
         except (RelpropError, RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -150,21 +155,24 @@ class Asking:
             raise RelpropError(message(fact, then=then)) from error
 
     def _answered(
-        self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
+        self,
+        sessions: Sequence[Session],
+        part: Part,
+        targets: Sequence[object],
+        heard: Heard,
+        memory: Memory,
     ) -> Rows:
-        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
-                make = partial(needs_of, session, question, targets)
+                make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         for one in needs.values():
             one.session.tell(one.notices)
 
         def compare(done: Run) -> Callable[[], None]:
-            starts = possible_starts(sessions[0].program, targets)
-            heard = Heard(part.inputs, heard_at, starts)
-            found = self.judge.compare(sessions[0], heard, done.forward.values)
+            made = done.outputs(sessions[0].program)
+            found = self.judge.compare(sessions[0], heard, made)
             if done.cut and any(n.differentiates for n in needs.values()):
                 self.judge.leave_gradients("the graph is cut into segments, to fit memory=")
             return found
@@ -174,7 +182,7 @@ class Asking:
         except Undefined:
             for i, n in needs.items():
                 question = replace(n.question, walk=AT_ZERO) if n.by_gradient else n.question
-                make = partial(needs_of, n.session, question, targets)
+                make = partial(needs_of, n.session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
             found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]

@@ -31,6 +31,7 @@ from relprop.targets import possible_starts
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
+from relprop.tracer.readout import Cuts
 from relprop.tracer.segments import Segment
 from relprop.tracer.weights import fetched
 
@@ -94,7 +95,19 @@ class Needs:
         """The values that are read to make a node's, or to pass it."""
         chunked = self.in_chunks.get(node)
         made = set(node.all_input_nodes if chunked is None else chunked.entering)
+        if node.op == "output":
+            made = (made - self.heads.cuts.keys()).union(*map(self._below, self.heads.cuts))
         return made | self._read_in_passing((node,))
+
+    def _below(self, output: fx.Node) -> set[fx.Node]:
+        """What an output is made of of which only a part is."""
+        readout = self.heads.readouts[output]
+        return {readout.below, *readout.beside}
+
+    @property
+    def outputs(self) -> frozenset[fx.Node]:
+        """The outputs of which all is made."""
+        return frozenset(self.program.output_nodes) - self.heads.cuts.keys()
 
     def read_in(self, segment: Segment) -> set[fx.Node]:
         """The values that are read in passing a segment."""
@@ -108,17 +121,25 @@ class Needs:
 
 
 def needs_of(
-    session: Session, question: Question, targets: Sequence[object], least: int | None = None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None = None,
+    cuts: Cuts | None = None,
 ) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
-    whole, where they need not be."""
+    whole, where they need not be; ``cuts``: nor are these outputs."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, targets, least)
+    return of(session, question, targets, least, cuts or {})
 
 
 def needs_at_input(
-    session: Session, question: Question, targets: Sequence[object], least: int | None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None,
+    cuts: Cuts,
 ) -> Needs:
     """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
@@ -141,7 +162,8 @@ def needs_at_input(
         facts["relevance"] = f"walked: {found}" if isinstance(found, str) else "one gradient"
         forms = forms if isinstance(found, str) else found
     walked = plan if forms is PLAIN else None
-    heads = Heads.of(question, walked, starts, targets, differentiated=forms is not PLAIN)
+    by_gradient = forms is not PLAIN
+    heads = Heads.of(question, walked, starts, targets, cuts, differentiated=by_gradient)
     return Needs(
         session,
         question,
@@ -158,7 +180,11 @@ def needs_at_input(
 
 
 def needs_over_attention(
-    session: Session, question: Question, targets: Sequence[object], least: int | None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None,
+    cuts: Cuts,
 ) -> Needs:
     """What a method over attention needs."""
     starts = possible_starts(session.program, list(targets))
@@ -185,7 +211,7 @@ def needs_over_attention(
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
-    heads = Heads.of(question, plan, starts, targets)
+    heads = Heads.of(question, plan, starts, targets, cuts)
     return Needs(
         session,
         question,

@@ -40,7 +40,7 @@ class Relevance:
         """Of a target, as a question asks for it."""
         assert needs.plan is not None
         by_value = needs.question.by.starts_with == "output"
-        terms = start.contributions(run.detached()) if by_value else start.terms
+        terms = start.contributions(run.outputs(needs.program)) if by_value else start.terms
         hooks, readings = needs.question.hooks, needs.heads.readings
         books = needs.question.ledger is not False
         return cls.at_terms(needs.plan, terms, hooks, needs.in_chunks, readings, books)

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, forward
-from relprop.interpreter.points import Points, Seed
-from relprop.interpreter.reading import read_again
+from relprop.interpreter.points import Excerpt, Made, Points, Seed
+from relprop.interpreter.reading import made_at, read_again
 from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
@@ -20,10 +20,11 @@ from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
-from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.facts import is_batched, is_floating, shape
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.offloaded import tensor_of
-from relprop.tracer.readout import Readout
+from relprop.tracer.program import Program
+from relprop.tracer.readout import Cut, Readout
 from relprop.tracer.run import execute
 from relprop.tracer.weights import fetched
 
@@ -65,11 +66,13 @@ class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
     before a gradient is taken; it refuses a program whose gradients are not the model's.
     ``readouts``: the ends of the graph that the gradient passes where the target is alone;
-    ``forms``: what stood in place of the graph's calls; ``cut``: the graph runs in segments."""
+    ``excerpts``: the outputs of which only some places were made; ``forms``: what stood in place of
+    the graph's calls; ``cut``: the graph runs in segments."""
 
     part: Part
     forward: Forward
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    excerpts: dict[fx.Node, Excerpt] = field(default_factory=dict)
     forms: Forms = PLAIN
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
@@ -125,6 +128,14 @@ class Run:
                 amount = amount + factor * _summed(seed, z, slope)
             return amount * (start.scalars.detach() if by_value else 1.0)
 
+    def excerpt(self, session: Session, node: fx.Node, cut: Cut) -> Excerpt:
+        """A part of an output that was not made."""
+        readout = self.readouts[node]
+        read = self.values(session, (readout.below, *readout.beside))
+        with torch.no_grad():
+            made = made_at(readout, read, cut, session.program.dtype)
+        return Excerpt(made, cut, (self.inputs.batch, *shape(node)))
+
     def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
         """The values of some nodes that are kept; weights that were let go are read again."""
         kept = self.forward.values
@@ -135,7 +146,7 @@ class Run:
 
     def context(self, session: Session) -> Context:
         """What targets are resolved against: the outputs are still attached to autograd."""
-        outputs = {n: self.forward.values[n] for n in session.program.output_nodes}
+        outputs = self.outputs(session.program)
         return Context(
             session.program, session.model, session.adapter, self.inputs, outputs, session.rules
         )
@@ -146,16 +157,24 @@ class Run:
             n: v.detach() if isinstance(v, Tensor) else v for n, v in self.forward.values.items()
         }
 
+    def outputs(self, program: Program) -> dict[fx.Node, Made]:
+        """What was made of the model's outputs."""
+        held = self.forward.values
+        return {n: self.excerpts.get(n) or held[n] for n in program.output_nodes}
+
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
     """One forward pass for all of them, whose graphs are all cut or all in one piece and have the
     same forms, keeping what the passes for their targets read and nothing else."""
     session = needs[0].session
-    keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
+    keep = set[fx.Node]().union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
     found = (item for n in needs for item in n.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
+    parts = {n: c for n, c in needs[0].heads.cuts.items() if n in readouts}
+    parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
+    keep.update(set(session.program.output_nodes) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
     keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
@@ -163,11 +182,14 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
         ends -= readouts.keys()
     forms = PLAIN if cut else needs[0].forms
     done = forward(session.program, session.model, part.inputs, keep, watch, ends, forms=forms)
-    refuse_nonfinite(session, done)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    return Run(part, done, readouts, needs[0].forms, cut=cut)
+    made = Run(part, done, readouts, forms=needs[0].forms, cut=cut)
+    for node, places in parts.items():
+        made.excerpts[node] = made.excerpt(session, node, places)
+    refuse_nonfinite(session, made.outputs(session.program))
+    return made
 
 
 def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tensor:
@@ -178,11 +200,12 @@ def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tens
     return (elements * (seed if numbers is None else numbers)).flatten(1).sum(1)
 
 
-def refuse_nonfinite(session: Session, done: Forward) -> None:
+def refuse_nonfinite(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
     """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
     parameter is."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
-        value = done.values[node]
+        made = outputs[node]
+        value = made.made if isinstance(made, Excerpt) else made
         if node not in session.flow.members or not value.is_floating_point():
             continue
         if not is_finite(value):

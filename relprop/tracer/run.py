@@ -55,7 +55,7 @@ def execute(
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
 
     def cut() -> list[_Section]:
-        wanted = _wanted(program.graph, kept | set(watch), sites, known)
+        wanted = _wanted(program.graph, kept | set(watch), sites, known or {})
         return _sections(wanted, kept, set(watch), sites, sizes)
 
     found = None if known is None else frozenset(known)
@@ -88,22 +88,15 @@ def _reads(node: fx.Node, sites: Mapping[fx.Node, ByQueries]) -> tuple[fx.Node, 
 
 
 def _wanted(
-    graph: fx.Graph,
-    asked: set[fx.Node],
-    sites: Mapping[fx.Node, ByQueries],
-    known: Values | None,
+    graph: fx.Graph, asked: set[fx.Node], sites: Mapping[fx.Node, ByQueries], known: Values
 ) -> list[fx.Node]:
-    """The nodes to run, in order: all but those inside ``sites``; beyond what is ``known``, those
-    alone that what is ``asked`` depends on."""
-    nodes = list(graph.nodes)
-    if not sites and known is None:
-        return nodes
-    read = asked | {n for n in nodes if n.op in ("placeholder", "output") and known is None}
-    found = known or {}
-    for node in reversed(nodes):
-        if node in read and node not in found:
-            read.update(_reads(node, sites) if node.op != "output" else node.all_input_nodes)
-    return [n for n in nodes if n in read and n not in found]
+    """The nodes to run, in order: those alone that what is ``asked`` depends on, beyond what is
+    ``known``."""
+    read = set(asked)
+    for node in reversed(graph.nodes):
+        if node in read and node not in known:
+            read.update(_reads(node, sites))
+    return [n for n in graph.nodes if n in read and n not in known]
 
 
 @dataclass(frozen=True)

@@ -334,6 +334,18 @@ def test_the_map_of_a_long_text_is_never_made():
     assert largest.bytes <= 2 * chunked.CHUNK_BYTES < 4 * 2048 * 2048 * 4
 
 
+@pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "attnlrp"])
+def test_nor_is_its_mask(method, monkeypatch):
+    config = transformers.LlamaConfig(**TINY, max_position_embeddings=512)
+    model, ids = transformers.LlamaForCausalLM(config).eval(), torch.randint(3, 50, (1, 512))
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 2**15)
+    relprop.explain(model, ids, (511, 3), method=method, verify=False)
+    largest = LargestTensor()
+    with largest:
+        relprop.explain(model, ids, (511, 3), method=method, verify=False)
+    assert largest.bytes < 512 * 512
+
+
 class LargestTensor(TorchDispatchMode):
     """The size of the largest tensor that any operation gives."""
 
