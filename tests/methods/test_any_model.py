@@ -391,7 +391,7 @@ def options_of(name, method):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_finite_and_one_per_position(name):
-    model, inputs, target = built(name)
+    _, inputs, target = built(name)
     found = everything(name, inputs, target)
     assert set(found) == set(INPUT_LEVEL)
     for method, e in found.items():
