@@ -161,8 +161,8 @@ class Judge:
         part = heard.part
         if program.draws or self._inputs is None:
             return [Gap(program.outputs.names[0], tuple(range(part.batch)), float("inf"))]
-        whole = self._inputs.batch
-        return gaps(program, values, self._outputs, heard.nodes, heard.first, part.batch, whole)
+        samples = range(heard.first, heard.first + part.batch)
+        return gaps(program, values, self._outputs, heard.nodes, samples, self._inputs.batch)
 
     def _of_a_batch(self, session: Session, heard: Heard, worst: Gap) -> str:
         """What a model that equals its program for each sample alone does with a batch."""
@@ -189,7 +189,7 @@ class Judge:
         draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
         theirs = model_outputs(self.model, one, draws)
         mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.nodes}
-        found = gaps(program, mine, theirs, heard.nodes, 0, 1, 1)
+        found = gaps(program, mine, theirs, heard.nodes, range(1), 1)
         if not found:
             return
         fact = (

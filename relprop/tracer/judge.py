@@ -133,13 +133,12 @@ def gaps(
     values: Mapping[fx.Node, Value],
     eager: Sequence[Tensor],
     nodes: Collection[fx.Node],
-    start: int,
-    batch: int,
+    samples: range,
     of: int,
 ) -> list[Gap]:
-    """The outputs among ``nodes`` whose ``values``, those of ``batch`` samples from ``start`` on,
-    are not what the model returned for ``of`` samples (``eager``)."""
-    found = []
+    """The outputs among ``nodes`` whose ``values``, those of some ``samples``, are not what the
+    model returned for ``of`` samples (``eager``)."""
+    found, batch = [], len(samples)
     for name, node, theirs in zip(program.outputs.names, program.output_nodes, eager, strict=False):
         if node not in nodes:
             continue
@@ -149,7 +148,7 @@ def gaps(
         if rows is None:
             found.append(Gap(name, tuple(range(batch)), float("inf")))
             continue
-        error, scale = _apart(mine, rows[start : start + batch])
+        error, scale = _apart(mine, rows[samples.start : samples.stop])
         _, scale = _apart(rows, rows) if len(rows) > batch else (None, scale)
         wrong = error > tolerance(program, theirs.dtype) * scale
         if wrong.any():
@@ -213,7 +212,7 @@ def rounding_decides(
     for other, inputs in ((wide, one), (program, _nudged(one))):
         found = execute(other, model, inputs, values)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
-        if gaps(program, values, outputs, values, 0, 1, 1):
+        if gaps(program, values, outputs, values, range(1), 1):
             return True
     return False
 

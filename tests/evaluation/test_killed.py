@@ -1,5 +1,5 @@
-"""``relprop evaluate --data`` really killed, and resumed by another process: nothing is lost, nothing
-twice."""
+"""``relprop evaluate --data`` really killed, and resumed by another process: nothing is lost,
+nothing twice."""
 
 import json
 import subprocess
