@@ -124,8 +124,9 @@ def _same(now: Collection[object], before: Collection[object]) -> bool:
     """Whether both hold the same objects."""
     if len(now) != len(before) or not all(map(is_, now, before)):
         return False
-    mappings = isinstance(now, dict) and isinstance(before, dict)
-    return not mappings or all(map(is_, now.values(), before.values()))
+    if isinstance(now, dict) and isinstance(before, dict):
+        return all(map(is_, now.values(), before.values()))
+    return True
 
 
 def _restore(container: object, before: Collection[object]) -> None:
@@ -135,7 +136,12 @@ def _restore(container: object, before: Collection[object]) -> None:
         return
     assert isinstance(container, (dict, list, deque, set))
     container.clear()
-    (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+    if isinstance(container, dict):
+        container.update(before if isinstance(before, dict) else {})
+    elif isinstance(container, set):
+        container.update(before)
+    else:
+        container.extend(before)
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
