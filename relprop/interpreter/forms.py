@@ -72,8 +72,9 @@ def _forms(plan: Plan) -> Forms:
     dtype = plan.program.dtype
     made: dict[fx.Node, Made] = {}
     for step in plan.steps:
-        if not _is_plain(step):
-            made[step.node] = partial(_made, _form(step), step)
+        form = _form(step)
+        if form is not None and not _is_plain(step):
+            made[step.node] = partial(_made, form, step)
     passed = {*plan.step_at, *plan.program.leaves.values()}
     for node in plan.program.graph.nodes:  # where relevance ends, so does the gradient
         ends = node.op == "call_function" and node not in passed and is_batched(node)

@@ -198,9 +198,10 @@ def made_at(
     def one_sample(given: Values) -> Tensor:
         known = own | given
         for node in readout.nodes[::-1]:
-            formed = forms.made.get(node)
-            plain = formed is None
-            known[node] = readout.made(node, known, cuts, dtype) if plain else formed(known)
+            if node in forms.made:
+                known[node] = forms.call(node, known, dtype)
+            else:
+                known[node] = readout.made(node, known, cuts, dtype)
         made: Tensor = known[readout.nodes[0]]
         return made
 

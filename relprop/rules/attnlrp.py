@@ -9,6 +9,7 @@ in which norms divide by a constant, f(x) is x·const and products count half: t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -275,6 +276,7 @@ def _together(call: Call) -> tuple[list[int], float]:
     """The shape in which what is normalised together is the last axis (a layer's last axes, a group
     of channels), and ε."""
     x, op = call.inputs[0], packet(call.op)
+    first: Sequence[int]
     if op is aten.layer_norm:
         first, eps = x.shape[: -len(call.argument(1, "normalized_shape"))], (4, "eps", 1e-5)
     elif op is aten.group_norm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -87,23 +87,19 @@ def ask(
     ]
 
 
+@dataclass(frozen=True)
 class Asking:
     """One call, part by part: the sessions are opened once, unless the graph holds for one sample
-    only."""
+    only. ``targets`` cut a target's entries of some samples out; ``refused`` collects why a
+    question cannot be answered, if it is given."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        whole: Part,
-        questions: Sequence[Question],
-        targets: Sequence[Callable[[int, int], object]],
-        how: Conditions,
-        judge: Judge,
-        refused: Refused | None,
-    ) -> None:
-        self.model, self.whole, self.how = model, whole, how
-        self.questions, self.targets = questions, targets
-        self.judge, self.refused = judge, refused
+    model: nn.Module
+    whole: Part
+    questions: Sequence[Question]
+    targets: Sequence[Callable[[int, int], object]]
+    how: Conditions
+    judge: Judge
+    refused: Refused | None
 
     def parts(self, size: int) -> Iterator[Rows]:
         """The answers for ``size`` samples at a time."""

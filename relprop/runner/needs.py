@@ -188,16 +188,7 @@ def needs_over_attention(
 ) -> Needs:
     """What a method over attention needs."""
     starts = possible_starts(session.program, list(targets))
-    sites = sites_between(session, starts)
-    layers = chosen_layers(question.settings.get("layers"), len(sites))
-    plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
-    chosen = tuple(sites[i] for i in layers)
-    if plan is not None:
-        visible = {s.contraction for s in plan.sites}
-        sites, chosen = (
-            tuple(s for s in some if s.contraction in visible) for some in (sites, chosen)
-        )
-        require_sites(session, sites)
+    plan, sites, chosen = _on_the_way(session, question, starts)
     rollup, streams = session.rollup(starts, sites)
     refuse_unmixed(session, sites, streams)
     apart = session.past_attention(starts, streams)
@@ -238,6 +229,23 @@ def needs_over_attention(
         },
         notices=(*session.notices(plan), *notice_of_inputs(streams, apart)),
     )
+
+
+def _on_the_way(
+    session: Session, question: Question, starts: Nodes
+) -> tuple[Plan | None, tuple[Site, ...], tuple[Site, ...]]:
+    """The relevance pass, the attention sites between the inputs and ``starts``, and those of them
+    that ``layers=`` names; without the sites inside modules that a rule passes as a whole."""
+    sites = sites_between(session, starts)
+    layers = chosen_layers(question.settings.get("layers"), len(sites))
+    chosen = tuple(sites[i] for i in layers)
+    plan = _relevance_plan(session, question, starts, chosen)
+    if plan is None:
+        return None, sites, chosen
+    visible = {s.contraction for s in plan.sites}
+    seen = tuple(s for s in sites if s.contraction in visible)
+    require_sites(session, seen)
+    return plan, seen, tuple(s for s in chosen if s.contraction in visible)
 
 
 def _relevance_plan(

@@ -106,7 +106,8 @@ class Run:
         """What an output has where a seed is, attached to autograd."""
         values = self.forward.values
         if not isinstance(seed, Points):
-            return values[node].to(seed.dtype)
+            whole: Tensor = values[node]
+            return whole.to(seed.dtype)
         if node not in self.readouts:
             return seed.at(values[node])
         readout = self.readouts[node]

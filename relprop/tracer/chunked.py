@@ -126,7 +126,8 @@ class Chunked:
     def _mask_bytes(self) -> int:
         """The size of one mask for all heads."""
         given = val(self.attention.site.attention)
-        return len(self.entering[0]) * given.shape[-2] * given.shape[-1] * given.dtype.itemsize
+        rows, columns = given.shape[-2:]
+        return int(len(self.entering[0]) * rows * columns * given.dtype.itemsize)
 
     def _call(
         self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk

@@ -27,7 +27,7 @@ from relprop.rules.notes import Constants
 from relprop.rules.presets import variant
 from tests.common.calls import amounts, make_call
 from tests.common.local_gradients import contributions
-from tests.common.models import build, closeness, randomise, recipes, sample
+from tests.common.models import build, closeness, randomise, recipes, sample, shared
 
 aten = torch.ops.aten
 EXACT = 1e-9
@@ -337,7 +337,7 @@ def logit(target):
 @FEW
 @given(recipes(ids=False), st.sampled_from(sorted(LIMITS)))
 def test_random_transformers_equal_input_times_local_gradients(recipe, rules):
-    model, x = build(recipe), sample(recipe, 2)
+    model, x = shared(recipe), sample(recipe, 2)
     e = relprop.explain(model, x, 1, method="attnlrp", rules=LIMITS[rules], keep="input")
     expected = contributions(model, x, logit(1), **LOCAL[rules])
     allowed = (
@@ -647,7 +647,7 @@ def test_relevance_starts_with_the_targets_own_value(name):
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
-    model, x = build(recipe, dtype), sample(recipe, dtype=dtype)
+    model, x = shared(recipe, dtype), sample(recipe, dtype=dtype)
     e = relprop.explain(model, x, method="attnlrp", rules=rules, ledger=True)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     assert (
@@ -673,7 +673,7 @@ def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
 @FEW
 @given(recipes(), st.sampled_from(["attnlrp", "cp_lrp", "epsilon_lrp"]))
 def test_a_batch_equals_its_samples_one_by_one(recipe, method):
-    model, x = build(recipe), sample(recipe)
+    model, x = shared(recipe), sample(recipe)
     e = relprop.explain(model, x, method=method)
     assert e.rules == METHODS[method].rules and e.method == method
     for i in range(3):
