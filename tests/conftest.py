@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from relprop.runner import memory
 from relprop.tracer import chunked
+from tests.common import models
 
 settings.register_profile(
     "fast",
@@ -92,3 +93,10 @@ def _fixed_seed():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _shared_models_are_left_as_they_were():
+    yield
+    found = models.changed()
+    assert not found, f"the test changed {found[:3]} of a model that other tests use"

@@ -41,7 +41,9 @@ def functions(path: Path) -> Iterator[Function]:
             first = node.body[0]
             told = ast.get_docstring(node) is not None
             docstring = (first.end_lineno or 0) - first.lineno + 1 if told else 0
-            own = [a for a in (*node.args.posonlyargs, *node.args.args) if a.arg != "self"]
+            own = [
+                a for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in ("self", "cls")
+            ]
             place = f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
             every = len(own) + len(node.args.kwonlyargs)
             yield Function(place, lines, lines - docstring, len(own), every)

@@ -20,7 +20,7 @@ from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Heard, Judge, judged, other_gradients, slopes_of
+from relprop.runner.judging import Judge, judged, other_gradients, slopes_of
 from relprop.runner.memory import estimated
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
@@ -59,7 +59,7 @@ def check(
             starts = _starts(session)
             one = bound.select(0, 1) if session.program.input_specialised else bound
             values = execute(session.program, model, one, set(starts))
-            judge.compare(session, Heard(one, 0, starts), values)
+            judge.compare(session, judge.heard(session.program, one, starts), values)
             starts = tuple(s for s in starts if s in session.flow.members)
             found = slopes_of(session, one, starts)
             wanted = frozenset(s.attention for s in session.program.sites) | frozenset(

@@ -22,6 +22,9 @@ from relprop.runner.session import chosen_inputs
 from relprop.tracer.binding import bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 
+#: Why relevance is walked here, also where it could be one gradient.
+FLAT = "in a flat program"
+
 
 def compile(
     model: nn.Module | str | Any,
@@ -49,8 +52,9 @@ def compile(
         model, inputs, method, rules, explain_inputs, precision, on_unknown, keep, processor,
             trust_remote_code: as ``relprop.explain`` takes them.
         target: names the output of which one element per sample is explained; each call says which.
-        backend: ``None`` runs the program as it was recorded, bit for bit as ``explain`` computes;
-            ``"inductor"``, or any other backend of ``torch.compile``, compiles it.
+        backend: ``None`` runs the program as it was recorded, which gives what ``explain`` gives
+            but for rounding; ``"inductor"``, or any other backend of ``torch.compile``, compiles
+            it.
         ledger: keep the books of relevance; without them the program is smaller and faster.
         verify: compare the program with ``explain`` on these inputs, which itself is compared with
             the model. ``False``: trust what was recorded.
@@ -66,7 +70,7 @@ def compile(
     >>> explainer(torch.rand(4, 1, 32, 32), target=[3, 1, 4, 1]).scores.shape
     torch.Size([4, 65])
     """
-    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
+    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger, walk=FLAT)
     how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     given = module if isinstance(model, (str, Path)) else model

@@ -40,6 +40,7 @@ def explain(
     verify: bool = True,
     memory: Memory = "auto",
     keep_pictures: bool = True,
+    ledger: bool | None = None,
     **method_options: Any,
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
@@ -92,6 +93,10 @@ def explain(
         keep_pictures: of pictures that were given as such (PIL, arrays), keep small ones, their
             longer sides at most 448 pixels, which maps are drawn over and ``save`` writes down.
             ``False``: none.
+        ledger: ``True``: relevance is walked and books are kept. ``None``: books are kept wherever
+            relevance is walked; where every rule has a gradient form (``attnlrp``, ``cp_lrp``,
+            ``epsilon_lrp``) it is one gradient instead, many times faster, without books.
+            ``False``: none. ``facts["relevance"]`` says how it was (docs/methods-relevance.md).
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
@@ -120,6 +125,7 @@ def explain(
         verify=verify,
         memory=memory,
         keep_pictures=keep_pictures,
+        ledger=ledger,
         **method_options,
     )[0]
 
@@ -142,11 +148,12 @@ def explain_many(
     verify: bool = True,
     memory: Memory = "auto",
     keep_pictures: bool = True,
+    ledger: bool | None = None,
     **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""
-    question = Question(method, method_options, rules, checked_keep(keep))
+    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
     how = Conditions(
         batch_size,
         explain_inputs,

@@ -30,7 +30,7 @@ from relprop.plan import Plan
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Heard, Judge, judged
+from relprop.runner.judging import Judge, judged
 from relprop.runner.question import Question
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
@@ -167,7 +167,8 @@ class Instrument:
         self, *, method: str = "transformer_attribution", **options: Any
     ) -> Explanation:
         """The token scores with the hooks in place."""
-        question = Question(method, options, hooks=self._hooks_by_node())
+        hooks = self._hooks_by_node()
+        question = Question(method, options, hooks=hooks, ledger=True)
         with undisturbed(self.session.model), torch.no_grad():
             return ask_once(self.session, self.inputs, self.target, question)
 
@@ -293,7 +294,8 @@ def instrument(
             starts = possible_starts(session.program, [target])
             probe = Instrument(session, bound, target)
             values = probe._forward()[0].forward.values
-            probe.may_differentiate = judge.compare(session, Heard(bound, 0, starts), values)
+            heard = judge.heard(session.program, bound, starts)
+            probe.may_differentiate = judge.compare(session, heard, values)
             return probe
 
         return judged(model, bound, verify, call)

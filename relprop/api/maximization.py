@@ -18,7 +18,7 @@ from relprop.opening import check_devices
 from relprop.opening.opening import opened
 from relprop.runner.conditions import Conditions
 from relprop.runner.input_study import InputStudy
-from relprop.runner.judging import Heard, Judge, judged
+from relprop.runner.judging import Judge, judged
 from relprop.runner.needs import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, run
@@ -103,7 +103,8 @@ def activation_maximization(
                 name, leaf = _moving_input(session)
                 study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
             starts = possible_starts(session.program, [unit])
-            judge.compare(session, Heard(bound, 0, starts), study.run.forward.values)
+            heard = judge.heard(session.program, bound, starts)
+            judge.compare(session, heard, study.run.forward.values)
             return name, leaf, study
 
         name, leaf, study = judged(model, bound, True, call)

@@ -22,9 +22,7 @@ from relprop.errors import CaptureError, message
 SIZES = (3, 5)
 
 
-def of_any_batch(
-    small: fx.GraphModule, large: fx.GraphModule, batched: fx.Node
-) -> fx.GraphModule:
+def of_any_batch(small: fx.GraphModule, large: fx.GraphModule, batched: fx.Node) -> fx.GraphModule:
     """The graph of both, recorded at ``SIZES``; ``batched`` is the input of ``small`` whose first
     axis is the batch. Raises ``CaptureError`` where they differ in anything else."""
     first, second = list(small.graph.nodes), list(large.graph.nodes)
@@ -56,7 +54,9 @@ class _Line:
     batched: fx.Node
     known: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
 
-    def at(self, x: Argument, y: Argument, pairs: dict[fx.Node, fx.Node], node: fx.Node) -> Argument:
+    def at(
+        self, x: Argument, y: Argument, pairs: dict[fx.Node, fx.Node], node: fx.Node
+    ) -> Argument:
         """An argument for any batch, from those of two."""
         if isinstance(x, fx.Node):
             if pairs[x] is not y:

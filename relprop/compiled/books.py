@@ -49,10 +49,13 @@ def _amounts(account: Account) -> Sequence[Tensor]:
 
 
 def _account(row: Row, amounts: Iterator[Tensor]) -> Account:
-    *key, absorbed, lost = row
+    node, path, op, rule, absorbed, lost = row
     arrived, absolute, to_inputs, unread = (next(amounts) for _ in range(4))
     return Account(
-        *key,
+        node,
+        path,
+        op,
+        rule,
         arrived,
         absolute,
         to_inputs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,8 +90,13 @@ class Knows(Protocol):
     """Who knows what inputs and outputs stand for: a model's adapter, or what is remembered of
     it."""
 
-    adapter: Adapter
-    model: nn.Module
+    @property
+    def adapter(self) -> Adapter:
+        """Who knows what tokens are."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, or what stands for it."""
 
     def prepared(self, inputs: object, processor: object) -> Prepared:
         """A call's tensors from what a person gave."""
@@ -169,11 +174,7 @@ class Explainer:
     def _indices(self, target: object, inputs: Inputs) -> Tensor:
         knows, head = self._knows, self._manual.head
         positions = None
-        if (
-            len(head.size) == 2
-            and head.is_class_output
-            and knows.adapter.is_causal(knows.model)
-        ):
+        if len(head.size) == 2 and head.is_class_output and knows.adapter.is_causal(knows.model):
             positions = knows.adapter.last_position(inputs, head.size[0]).tolist()
         asked = Asked(
             inputs.batch,

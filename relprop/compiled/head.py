@@ -35,8 +35,9 @@ class Asked:
 class Head:
     """The output of which one element per sample is explained.
 
-    ``place``: which of the model's outputs it is. ``size``: the axes of one sample's part of it. ``is_class_output``: whether a target without a name means it. ``named``: whether the
-    target that it was chosen by names it, so that labels of what is explained do, too.
+    ``place``: which of the model's outputs it is. ``size``: the axes of one sample's part of it.
+    ``is_class_output``: whether a target without a name means it. ``named``: whether the target
+    that it was chosen by names it, so that labels of what is explained do, too.
     """
 
     name: str

@@ -3,7 +3,7 @@ that are looked up in the call's inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Never
 
@@ -31,8 +31,8 @@ class _Unread(Mapping[fx.Node, Tensor]):
         fact = f"target {self.target.written()} is known only when the model has run"
         raise TargetError(message(fact, then=[ONE_ELEMENT]))
 
-    def __iter__(self) -> Never:
-        return self[None]  # type: ignore[index]
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter([self[None]])  # type: ignore[index]
 
     def __len__(self) -> int:
         return 0

@@ -4,7 +4,7 @@ processor's output is read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Never
 
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Recalled:
     remembered: Remembered
     names: tuple[str, ...]
     processor: object = None
-    model: nn.Module = _Absent()
+    model: nn.Module = field(default_factory=_Absent)
 
     @property
     def adapter(self) -> Adapter:

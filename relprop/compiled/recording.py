@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.adapters import Prepared
@@ -126,9 +126,6 @@ class Recording:
         method = self.needs.question.method
         fact = f"method {method!r} cannot be one flat program: it looks at values on its way"
         return OptionError(message(fact, then=[EXPLAIN]))
-
-
-
 
 
 def explainable(needs: Needs) -> dict[str, fx.Node]:

@@ -108,7 +108,8 @@ def _listed(tensor: Tensor | None) -> list[Any] | None:
 def _manual(header: dict[str, Any]) -> Manual:
     if header.get("format") != FORMAT:
         raise InputError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
-    books = header["books"] and _tuples(header["books"])
+    given = header["books"] and _tuples(header["books"])
+    books = Books(**{**given, "started": getattr(torch, given["started"])}) if given else None
     return Manual(
         Shape(**_tuples(header["shape"])),
         Head(**_tuples(header["head"])),
@@ -116,7 +117,7 @@ def _manual(header: dict[str, Any]) -> Manual:
         {name: _layout(at) for name, at in header["layouts"].items()},
         header["over_attention"],
         Made(**header["made"]),
-        books and Books(**{**books, "started": getattr(torch, books["started"])}),
+        books,
         None if header["blocks"] is None else tuple(header["blocks"]),
     )
 

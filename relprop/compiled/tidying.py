@@ -7,6 +7,7 @@ from torch import fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 
 from relprop.errors import OptionError, message
+from relprop.tracer.recorded import recorded_value
 
 #: What hands on its first tensor where nothing is differentiated any more.
 ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -18,9 +19,7 @@ REFUSED = {
 EXPLAIN = "relprop.explain(model, inputs, target, ...), which records nothing"
 
 
-def tidied(
-    module: fx.GraphModule, first: int, last: int
-) -> tuple[fx.GraphModule, tuple[int, ...]]:
+def tidied(module: fx.GraphModule, first: int, last: int) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """A graph without aliases, without what is computed twice and what nobody reads; and which of
     the inputs from ``first`` to ``last`` are left, which may be read by nobody."""
     graph = module.graph
@@ -29,7 +28,9 @@ def tidied(
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
     if not any(map(_writes, graph.nodes)):  # else the same call may give something else
-        module = CSEPass(get_CSE_banned_ops())(module).graph_module
+        passed = CSEPass(get_CSE_banned_ops())(module)
+        assert passed is not None
+        module = passed.graph_module
         graph = module.graph
     optional = graph.find_nodes(op="placeholder")[first:last]
     left = tuple(i for i, node in enumerate(optional) if node.users)
@@ -46,7 +47,7 @@ def _by_integers(node: fx.Node) -> bool:
     any number."""
     if node.target is not torch.ops.aten.index.Tensor:
         return False
-    indices = (i.meta["val"] for i in node.all_input_nodes[1:])
+    indices = (recorded_value(i) for i in node.all_input_nodes[1:])
     return all(i.dtype != torch.bool for i in indices)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import CaptureError, message

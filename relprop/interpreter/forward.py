@@ -13,6 +13,7 @@ from relprop.errors import RelpropError, first_line, message, out_of_memory
 from relprop.operations import Value
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
@@ -84,10 +85,12 @@ def forward(
     watch: Collection[fx.Node],
     ends: Collection[fx.Node] | None = None,
     known: Values | None = None,
+    forms: Forms = PLAIN,
 ) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on, or from what
     is ``known`` and requires grad. Nothing in the model requires grad meanwhile. ``ends``: the kept
-    nodes that autograd goes on from, if these are not the outputs."""
+    nodes that autograd goes on from, if these are not the outputs; ``forms``: what stands in place
+    of some calls."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -95,7 +98,7 @@ def forward(
         return watched[node]
 
     with torch.enable_grad():
-        values = execute(program, model, inputs, keep, watch, visit, known=known)
+        values = execute(program, model, inputs, keep, watch, visit, known=known, forms=forms)
     ends = set(program.output_nodes if ends is None else ends)
     return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 

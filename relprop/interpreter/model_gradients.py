@@ -37,12 +37,18 @@ class ModelGradients:
     skipped: str = ""
 
 
-def mixture(value: Tensor) -> Tensor:
-    """A sum of the elements of one sample's output, with weights of both signs that its size alone
-    decides."""
-    weights = torch.randn(value.numel(), generator=torch.Generator().manual_seed(0))
-    finite = torch.where(value.isfinite(), value, 0.0).reshape(-1)
-    return (finite * weights.to(value.device, value.dtype)).sum()
+#: How many elements of one sample's output are mixed, at the most.
+MIXED = 2**20
+
+
+def mixtures(value: Tensor) -> Tensor:
+    """For each sample, (batch,), a sum of elements of its output, with weights of both signs that
+    the size alone decides: of all of them, or of so many that lie as far apart."""
+    rows = value.reshape(len(value), -1)
+    rows = rows[:, :: -(-rows.shape[1] // MIXED) or 1]
+    weights = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0))
+    finite = torch.where(rows.isfinite(), rows, 0.0)
+    return (finite * weights.to(value.device, value.dtype)).sum(1)
 
 
 class _Watch(TorchFunctionMode):
@@ -135,7 +141,7 @@ def model_gradients(
     if not outputs:
         return own
     with torch.enable_grad():
-        some = [mixture(outputs[program.output_nodes.index(n)]) for n in nodes]
+        some = [mixtures(outputs[program.output_nodes.index(n)][None]) for n in nodes]
         scalar = torch.stack(some).sum()
     leaves = {**{n: [given[n]] for n in one.names if n in direct}, **watch.leaves}
     backward = (f for f in _history(scalar) if isinstance(f, BackwardCFunction))
@@ -223,7 +229,7 @@ def gradients_of_batch(
         outputs = flatten_output(model(*args, **kwargs))[0]
         scalar = torch.stack(
             [
-                mixture(outputs[program.output_nodes.index(n)][i : i + 1])
+                mixtures(outputs[program.output_nodes.index(n)][None, i])
                 for n in nodes
                 for i in range(some.batch)
             ]

@@ -35,7 +35,7 @@ class Points:
         made.movedim(1, -1)[tuple(index)] = self.numbers.mT
         return made
 
-    def at(self, value: Tensor) -> Tensor:
+    def at(self, value: Made) -> Tensor:
         """What another tensor of this shape has at these places."""
         return value[self.index].to(self.numbers.dtype)
 
@@ -79,6 +79,41 @@ class Points:
         return tuple(cut), tuple(inside), self._placed(inside, shape)
 
 
+@dataclass(frozen=True)
+class Excerpt:
+    """What was made of a tensor of ``shape`` (batch first): ``made`` has the places of ``cut``
+    alone, in their order."""
+
+    made: Tensor
+    cut: Cut
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the tensor."""
+        return self.made.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensor would be."""
+        return self.made.device
+
+    def __getitem__(self, index: tuple[Tensor, ...]) -> Tensor:
+        """What the tensor has at an index of its first axes. Raises ``IndexError`` for what was not
+        made."""
+        inside = [index[0]]
+        for places, there in zip(index[1:], self.cut, strict=False):
+            if there is not None:
+                same = places[:, None] == there.to(places.device)
+                if not bool(same.any(1).all()):
+                    raise IndexError(f"made at {there.tolist()}, not at {places.tolist()}")
+                places = same.int().argmax(1)
+            inside.append(places)
+        return self.made[tuple(inside)]
+
+
+#: What there is of a tensor: all, or some places.
+Made = Tensor | Excerpt
 #: Numbers of an output: few of them, or a whole tensor.
 Seed = Tensor | Points
 

@@ -21,6 +21,7 @@ from relprop.rules.notes import FieldNote
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.readout import (
     Cut,
     Readout,
@@ -173,10 +174,23 @@ def begun(
     return starts, passages
 
 
-def read_again(readout: Readout, values: Values, seed: Points, dtype: torch.dtype | None) -> Tensor:
-    """The elements of an output at which a ``seed`` is, made anew of what is read: attached to
-    autograd where that is."""
+def read_again(
+    readout: Readout,
+    values: Values,
+    seed: Points,
+    dtype: torch.dtype | None,
+    forms: Forms = PLAIN,
+) -> Tensor:
+    """The elements of an output at which a ``seed`` is, made anew of what is read, by ``forms``:
+    attached to autograd where that is."""
     cut, inside, _ = seed.gathered()
+    return made_at(readout, values, cut, dtype, forms)[inside].to(seed.numbers.dtype)
+
+
+def made_at(
+    readout: Readout, values: Values, cut: Cut, dtype: torch.dtype | None, forms: Forms = PLAIN
+) -> Tensor:
+    """A part of an output, batch first, made of what is read for it alone."""
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.beside)}
     batched = {n: v for n, v in own.items() if is_batched(n)}
@@ -184,9 +198,12 @@ def read_again(readout: Readout, values: Values, seed: Points, dtype: torch.dtyp
     def one_sample(given: Values) -> Tensor:
         known = own | given
         for node in readout.nodes[::-1]:
-            known[node] = readout.made(node, known, cuts, dtype)
+            if node in forms.made:
+                known[node] = forms.call(node, known, dtype)
+            else:
+                known[node] = readout.made(node, known, cuts, dtype)
         made: Tensor = known[readout.nodes[0]]
         return made
 
-    made: Tensor = per_sample(one_sample, batched)
-    return made[inside].to(seed.numbers.dtype)
+    found: Tensor = per_sample(one_sample, batched)
+    return found

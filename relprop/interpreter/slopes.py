@@ -12,10 +12,10 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import forward
-from relprop.interpreter.model_gradients import gradients_of_batch, mixture, model_gradients
+from relprop.interpreter.model_gradients import gradients_of_batch, mixtures, model_gradients
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import difference, tolerance
+from relprop.tracer.judge import difference, largest, tolerance
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -101,20 +101,15 @@ def _ours(
     leaves = dict(program.leaves)
     with undisturbed(model), torch.enable_grad():
         done = forward(program, model, inputs, set(nodes), dict.fromkeys(leaves.values()))
-        scalars = torch.stack(
-            [
-                torch.stack(
-                    [mixture(done.values[n][i] if is_batched(n) else done.values[n]) for n in nodes]
-                ).sum()
-                for i in range(inputs.batch)
-            ]
-        )
+        ends = {n: done.values[n] for n in nodes}
+        every = (v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items())
+        scalars = torch.stack([mixtures(v) for v in every]).sum(0)
         found = done.gradients(scalars, leaves.values(), again=False)
-        finite = [done.values[n].detach().nan_to_num(0.0, 0.0, 0.0).abs().max() for n in nodes]
+        size = max(largest(v.detach()) for v in ends.values())
     return (
         {name: found[n] for name, n in leaves.items()},
         {name: done.watched[n].detach() for name, n in leaves.items()},
-        max(float(m) for m in finite),
+        size,
     )
 
 

@@ -128,27 +128,28 @@ def make_field_plan(
     """The same for the roll-up, which passes every operation by itself, by what is noted of it."""
     flow = flowing(program, rules)
     seen = frozenset(w for w in wanted if w in flow.members)
-    planning = Planning(program, rules, flow, seen, notes, "generic", [])
+    planning = Planning(program, rules, flow, seen, notes)
     sites = tuple(s for s in program.sites if s.contraction in flow.members)
     return planning.plan(starts, planning.steps(starts, {}, set()), sites)
 
 
+@dataclass
 class Planning:
-    """One plan in the making: which nodes are on the way, and the step of each."""
+    """One plan in the making: which nodes are on the way (``needed``), and the step of each. What
+    is to be said of it is added to ``findings``."""
 
-    def __init__(
-        self,
-        program: Program,
-        rules: RuleSet,
-        flow: Flow,
-        wanted: frozenset[fx.Node],
-        notes: Mapping[fx.Node, Note],
-        on_unknown: str,
-        findings: list[Finding],
-    ) -> None:
-        self.program, self.rules, self.flow, self.wanted = program, rules, flow, wanted
-        self.notes, self.on_unknown, self.findings = notes, on_unknown, findings
-        self.needed = {n for n in flow.nodes if any(flow.reaches(w, n) for w in wanted)}
+    program: Program
+    rules: RuleSet
+    flow: Flow
+    wanted: frozenset[fx.Node]
+    notes: Mapping[fx.Node, Note]
+    on_unknown: str = "generic"
+    findings: list[Finding] = field(default_factory=list)
+    needed: set[fx.Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        reaches, wanted = self.flow.reaches, self.wanted
+        self.needed = {n for n in self.flow.nodes if any(reaches(w, n) for w in wanted)}
 
     def steps(
         self,
@@ -194,8 +195,8 @@ class Planning:
         if kind(node) is Kind.OUTPUT:
             return PICK
         rule = self.rules.for_op(node.target)
-        if rule is not None and rule.lone is not None and lone:
-            rule = rule.lone
+        if rule is not None and lone:
+            rule = rule.for_activations(1)
         if rule is None or (rule.for_one_activation and not lone):
             return _unknown(node, self.rules, self.on_unknown, self.findings)
         return rule

@@ -50,9 +50,9 @@ def rollup_plan(
 
 
 def _with_values(plan: Plan) -> Plan:
-    """Pooling by a mask reads that mask, and a product that is no attention site the operands that
-    say how it mixes."""
-    steps, keep = [], set(plan.keep)
+    """What its own steps read is kept: pooling by a mask reads that mask, and a product that is no
+    attention site the operands that say how it mixes."""
+    steps, keep = [], set(plan.keep_outside(()))
     for step in plan.steps:
         note = step.note
         if isinstance(note, FieldNote) and note.weighed is not None:

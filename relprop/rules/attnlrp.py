@@ -3,11 +3,13 @@ Taylor's first order on the softmax.
 
 AttnLRP (Achtibat et al. 2024) and CP-LRP (Ali et al. 2022) differ in two places: what a softmax
 hands to its scores, and what a gate receives. As ε → 0 every share is x ⊙ g, where g is a gradient
-in which norms divide by a constant, f(x) is x·const and products count half.
+in which norms divide by a constant, f(x) is x·const and products count half: the gradient forms.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +17,13 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, Epsilon, safe_divide, total
-from relprop.operations import Kind, Operator, kind, packet
+from relprop.operations import Kind, Operator, Value, kind, packet
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.closed import Matmul
 from relprop.rules.families import ZERO, Sample, carry, lost_by_division
+from relprop.rules.gradient_form import Own, carried, own
 from relprop.rules.notes import Constants
 from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import Key
@@ -137,6 +140,10 @@ class BothFactors:
             return Split(call.only(kept, 1 - constant), lost)
         return Split(tuple((0.5 * kept).sum_to_size(x.shape) for x in call.inputs), lost)
 
+    def parts(self, call: Call) -> tuple[float, ...]:
+        """What part of R each factor gets."""
+        return parts_of(call, self.obeys)
+
 
 @dataclass(frozen=True)
 class BothMatrices:
@@ -163,6 +170,10 @@ class BothMatrices:
             split.lost,
         )
 
+    def parts(self, call: Call) -> tuple[float, ...]:
+        """What part of R each matrix gets."""
+        return parts_of(call, self.obeys)
+
 
 def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
     """Which of two operands counts as a constant, by the plan's notes (``relprop.plan.gates``), or
@@ -172,7 +183,19 @@ def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
     return next((at for at in found if at is not None), None)
 
 
-@rule(family="balance", reads="", name="quotient: the divisor is a constant", row_wise=True)
+def parts_of(call: Call, kinds: tuple[str, ...]) -> tuple[float, ...]:
+    """What part of R each of two operands gets: half, or all and nothing beside a constant."""
+    constant = constant_of(call, kinds)
+    return (0.5, 0.5) if constant is None else tuple(float(i != constant) for i in range(2))
+
+
+@rule(
+    family="balance",
+    reads="",
+    name="quotient: the divisor is a constant",
+    row_wise=True,
+    gradient=Own(lambda call: (1.0, 0.0)),
+)
 def quotient(relevance: Tensor, call: Call) -> tuple[Tensor | Total | None, ...]:
     """u/v of two activations: R to the numerator (Achtibat et al. 2024, Prop. 3.4, of x/g(x))."""
     return call.only(relevance, 0)
@@ -214,25 +237,53 @@ class Norm:
             shares.append(None if share is None else share.reshape(operand.value.shape))
         return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
 
+    def form(self, call: Call) -> Value:
+        """The norm, as a function of x with the deviation that it has."""
+        if call.activations != (0,):
+            return carried(call)
+        if _by_running_statistics(call):
+            return call.apply(*call.inputs)
+        x, others = call.inputs[0], call.operands[1:]
+        if isinstance(call.op, WrittenNorm):
+            beside = (o.value for o in others if not o.argument)
+            y = call.op.centre(x) * call.op.scale(x.detach(), *beside)
+        else:
+            rows, eps = _together(call)
+            t = x.reshape(rows)
+            inverse = torch.native_layer_norm(t.detach(), rows[-1:], None, None, eps)[2]
+            y = ((t - t.mean(-1, keepdim=True)) * inverse).reshape(x.shape)
+        given = {o.argument: _beside(o.value, x, call.op) for o in others if o.argument}
+        y = y * given["weight"] if "weight" in given else y
+        return y + given["bias"] if "bias" in given else y
+
 
 def _by_running_statistics(call: Call) -> bool:
-    return kind(call.op) is Kind.BATCH_NORM or not call.argument(5, "use_input_stats")
+    if kind(call.op) is Kind.BATCH_NORM:
+        return True
+    return packet(call.op) is aten.instance_norm and not call.argument(5, "use_input_stats")
 
 
 def _normalised_back(t: Tensor, call: Call) -> Tensor:
-    """(t − mean(t))/σ over what is normalised together: a layer's last axes, a group of
-    channels."""
-    x, op = call.inputs[0], packet(call.op)
-    if op is aten.layer_norm:
-        rows, eps = [*x.shape[: -len(call.argument(1, "normalized_shape"))], -1], (4, "eps", 1e-5)
-    elif op is aten.group_norm:
-        rows, eps = [len(x), call.argument(1, "num_groups"), -1], (4, "eps", 1e-5)
-    else:
-        rows, eps = [len(x), x.shape[1], -1], (7, "eps", 1e-5)
-    spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + call.argument(*eps)
+    """(t − mean(t))/σ over what is normalised together."""
+    x, (rows, eps) = call.inputs[0], _together(call)
+    spread = x.reshape(rows).var(-1, unbiased=False, keepdim=True) + eps
     t = t.reshape(rows)
     centred: Tensor = (t - t.mean(-1, keepdim=True)) * spread.rsqrt()
     return centred.reshape(x.shape)
+
+
+def _together(call: Call) -> tuple[list[int], float]:
+    """The shape in which what is normalised together is the last axis (a layer's last axes, a group
+    of channels), and ε."""
+    x, op = call.inputs[0], packet(call.op)
+    first: Sequence[int]
+    if op is aten.layer_norm:
+        first, eps = x.shape[: -len(call.argument(1, "normalized_shape"))], (4, "eps", 1e-5)
+    elif op is aten.group_norm:
+        first, eps = (len(x), call.argument(1, "num_groups")), (4, "eps", 1e-5)
+    else:
+        first, eps = x.shape[:2], (7, "eps", 1e-5)
+    return [*first, x.numel() // math.prod(first)], call.argument(*eps)
 
 
 def _beside(parameter: Tensor, x: Tensor, op: Operator) -> Tensor:
@@ -252,24 +303,46 @@ def attnlrp_lines(
     ``norms=False``: every norm is the identity, β and all.
     """
     divide = Epsilon(epsilon)
-    linear = Rule(Linear(divide), "LRP-ε", "share", BOTH)
+    matrices, factors = BothMatrices(divide, constants), BothFactors(divide, constants)
+    linear = Rule(Linear(divide), "LRP-ε", "share", BOTH, gradient=own)
     names = "half to each" if "gate" not in constants else "to the values"
     matmul = Rule(
-        BothMatrices(divide, constants), f"matmul: LRP-ε, {names}", "balance", BOTH, linear, True
+        matrices,
+        f"matmul: LRP-ε, {names}",
+        "balance",
+        BOTH,
+        linear,
+        row_wise=True,
+        gradient=Own(matrices.parts),
     )
     product = Rule(
-        BothFactors(divide, constants), f"product: LRP-ε, {names}", "balance", BOTH, carry, True
+        factors,
+        f"product: LRP-ε, {names}",
+        "balance",
+        BOTH,
+        carry,
+        row_wise=True,
+        gradient=Own(factors.parts),
     )
-    sample = Rule(Sample(divide=divide, signed=True), "sample: LRP-ε", "balance", INPUTS)
-    norm = Rule(Norm(divide), "norm: LRP-ε, σ constant", "share", BOTH)
+    read = Sample(divide=divide, signed=True)
+    sample = Rule(read, "sample: LRP-ε", "balance", INPUTS, gradient=Own(_values_alone))
+    norm_rule = Norm(divide)
+    norm = Rule(norm_rule, "norm: LRP-ε, σ constant", "share", BOTH, gradient=norm_rule.form)
+    add = Rule(Sum(divide), "add: LRP-ε", "balance", BOTH, row_wise=True, gradient=own)
+    softmax = Rule(Softmax(), "softmax: first order", "taylor", BOTH, row_wise=True, gradient=own)
     lines = (
         ((Kind.LINEAR, *SUMMED, Kind.INDEXED_SUM), linear),
         ((Kind.SAMPLE,), sample),
         ((Kind.MATMUL,), matmul),
         ((Kind.QUOTIENT,), replace(quotient, lone=carry)),
         ((Kind.PRODUCT,), product),
-        ((Kind.SUM, aten.rsub), Rule(Sum(divide), "add: LRP-ε", "balance", BOTH, row_wise=True)),
-        ((Kind.SOFTMAX,), Rule(Softmax(), "softmax: first order", "taylor", BOTH, row_wise=True)),
+        ((Kind.SUM, aten.rsub), add),
+        ((Kind.SOFTMAX,), softmax),
         ((aten.rms_norm,), carry),
     )
     return (*lines, ((Kind.NORM, Kind.BATCH_NORM), norm)) if norms else lines
+
+
+def _values_alone(call: Call) -> tuple[float, ...]:
+    """Positions get nothing."""
+    return (1.0, *(0.0 for _ in call.operands[1:]))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from relprop.numerics import Divide, negative, positive, safe_divide, total
 from relprop.rules.call import Call, Split
+from relprop.rules.gradient_form import carried, own
 from relprop.rules.rule import Rule, rule
 from relprop.rules.sums import STABILISER, lemma2
 
@@ -57,14 +58,14 @@ def _floating(call: Call) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(call.inputs) if x.is_floating_point())
 
 
-@rule(family="carry", reads="")
+@rule(family="carry", reads="", gradient=carried)
 def carry(relevance: Tensor, call: Call) -> Shares:
     """R_in = R_out: activations, softmax, norms, scaling by parameters. Broadcast axes are
     summed."""
     return call.only(relevance)
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def move(relevance: Tensor, call: Call) -> Shares:
     """Relevance goes where the values came from: the op's own vector–Jacobian product, which is 0s
     and 1s."""
@@ -73,14 +74,14 @@ def move(relevance: Tensor, call: Call) -> Shares:
     return _place(call, where, pull(relevance))
 
 
-@rule(family="move")
+@rule(family="move", gradient=own)
 def route(relevance: Tensor, call: Call) -> Shares:
     """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
     shares: Shares = move.function(relevance, call)
     return shares
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def fill(relevance: Tensor, call: Call) -> Split:
     """As ``move``, where constants may stand in place of inputs (masked_fill, where, pad): what
     arrives at those is lost, and measured."""

@@ -7,31 +7,32 @@ import torch
 from torch import Tensor
 
 from relprop.rules.call import Call
+from relprop.rules.gradient_form import own
 from relprop.rules.rule import rule
 
 aten = torch.ops.aten
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def reshape(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """reshape, flatten, squeeze, unsqueeze: back to the input's shape."""
     return _single(relevance.reshape(call.inputs[0].shape), call)
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def permute(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """permute: the inverse permutation."""
     dims = [d % relevance.dim() for d in call.argument(1, "dims")]
     return _single(relevance.permute([dims.index(i) for i in range(len(dims))]), call)
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def expand(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """expand: sums over what was repeated."""
     return _single(relevance.sum_to_size(call.inputs[0].shape), call)
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def select(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """select: zeros but for the chosen slice."""
     return _single(
@@ -42,7 +43,7 @@ def select(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     )
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """slice: zeros outside it."""
     shape = call.inputs[0].shape
@@ -53,7 +54,7 @@ def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     return _single(aten.slice_backward(relevance, shape, dim, start, end, step), call)
 
 
-@rule(family="move", reads="")
+@rule(family="move", reads="", gradient=own)
 def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
     """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors
     of any shape."""

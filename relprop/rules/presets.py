@@ -26,13 +26,15 @@ from typing import Any
 import torch
 
 from relprop.numerics import AuthorsStabiliser, Epsilon
-from relprop.operations import FILLS, MOVES, STOPS, Kind
+from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
 from relprop.rules import moves
 from relprop.rules.attnlrp import SUMMED, attnlrp_lines
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
 from relprop.rules.baselines import EpsilonLinear, ZPlus
+from relprop.rules.call import Call
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
 from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
+from relprop.rules.gradient_form import Damped, carried, halved, own
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, Key, RuleSet
 from relprop.rules.sums import Add
@@ -52,10 +54,17 @@ conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
 gathered_sum = Rule(Share(weighted=False), "sum by index: Eq. 5", "share", INPUTS)
 sample = Rule(Sample(), "sample: Eq. 5", "balance", INPUTS)
-matmul = either(share, Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True))
-product = either(carry, Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True))
+matmul = either(
+    share,
+    Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True, gradient=halved),
+)
+product = either(
+    carry,
+    Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True, gradient=halved),
+)
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
-generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH)
+_alone = Rule(Generic(), "generic: Eq. 2", "generic", BOTH, gradient=own)
+generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH, lone=_alone)
 
 
 def table(lines: Iterable[tuple[Iterable[Key], Rule]]) -> tuple[Entry, ...]:
@@ -157,14 +166,28 @@ LRP = variant(
     ((Kind.SUM,), Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS, row_wise=True)),
 )
 
-_epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH)
+_damped = Damped(Epsilon().epsilon)
+
+
+def _sum_form(call: Call) -> Value:
+    return carried(call) if len(call.operands) == 1 else _damped(call)
+
+
+_epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH, gradient=_damped)
 EPSILON = variant(
     "epsilon",
     ((Kind.LINEAR, *SUMMED), _epsilon),
     ((Kind.MATMUL,), either(_epsilon, matmul)),
     (
         (Kind.SUM,),
-        Rule(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", "balance", INPUTS, row_wise=True),
+        Rule(
+            Add(Epsilon(), normalise=False),
+            "add: Eq. 6, ε",
+            "balance",
+            INPUTS,
+            row_wise=True,
+            gradient=_sum_form,
+        ),
     ),
 )
 

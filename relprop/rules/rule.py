@@ -10,6 +10,7 @@ from torch import Tensor
 
 from relprop.errors import RuleError
 from relprop.rules.call import Call, Split, Total
+from relprop.rules.gradient_form import Form
 
 #: A tensor, or one for each floating output of an operation that has several.
 Relevance = Tensor | tuple[Tensor, ...]
@@ -45,7 +46,8 @@ class Balancing(Protocol):
 class Rule:
     """A rule function with its name, its family, and which values it reads (what it does not read
     is not kept in memory). ``row_wise``: any part of its output can be split without the rest (a
-    carry, a move and a share always can).
+    carry, a move and a share always can). ``gradient``: its gradient form, if it has one
+    (``relprop.rules.gradient_form``).
 
     ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance.
     A rule function returns one tensor (for the only activation), one share per operand, or a
@@ -58,6 +60,11 @@ class Rule:
     reads: frozenset[str] = frozenset({"inputs", "output"})
     lone: Rule | None = None
     row_wise: bool = False
+    gradient: Form | None = None
+
+    def for_activations(self, count: int) -> Rule:
+        """Itself, or what stands in where a single operand is an activation."""
+        return self.lone if self.lone is not None and count == 1 else self
 
     @property
     def splits_parts(self) -> bool:
@@ -95,8 +102,8 @@ class Rule:
     def __call__(self, relevance: Relevance, call: Call) -> Split:
         """The split of ``relevance``, checked: one share per operand, each of its operand's
         shape."""
-        if self.lone is not None and len(call.activations) == 1:
-            return self.lone(relevance, call)
+        if (rule := self.for_activations(len(call.activations))) is not self:
+            return rule(relevance, call)
         result = self.function(relevance, call)
         if isinstance(result, Tensor):
             result = call.only(result)
@@ -129,12 +136,18 @@ class Rule:
 
 
 def rule(
-    *, family: str, reads: str = "inputs output", name: str = "", row_wise: bool = False
+    *,
+    family: str,
+    reads: str = "inputs output",
+    name: str = "",
+    row_wise: bool = False,
+    gradient: Form | None = None,
 ) -> Callable[[Callable[..., Shares]], Rule]:
     """Decorate a rule function: ``@rule(family="carry", reads="")``."""
 
     def wrap(function: Callable[..., Shares]) -> Rule:
         named = name or function.__name__
-        return Rule(function, named, family, frozenset(reads.split()), row_wise=row_wise)
+        read = frozenset(reads.split())
+        return Rule(function, named, family, read, row_wise=row_wise, gradient=gradient)
 
     return wrap

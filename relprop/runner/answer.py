@@ -58,8 +58,7 @@ def answer(
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
-    outputs = {n: run.forward.values[n] for n in needs.program.output_nodes}
-    names = names_of(needs.session, outputs, start.label)
+    names = names_of(needs.session, run.outputs(needs.program), start.label)
     return explained(numbers, described, start, names, Made.by(needs))
 
 
@@ -73,7 +72,8 @@ class Made(NamedTuple):
     @classmethod
     def by(cls, needs: Needs) -> Made:
         """As a question is answered."""
-        bare = needs.plan is None and needs.question.by.level == "input"
+        walked = needs.plan is not None or needs.by_gradient
+        bare = not walked and needs.question.by.level == "input"
         rules = NO_RULES if bare else needs.session.rules.name
         return cls(needs.question.method, rules, needs.facts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,10 +25,12 @@ from relprop.errors import (
     warn,
 )
 from relprop.explanation import Explanation, join
+from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.memory import fitted
 from relprop.runner.needs import Needs, needs_of
@@ -43,6 +45,7 @@ from relprop.tracer.surroundings import same_chance, undisturbed
 #: An explanation per question (``None``: refused), for each target.
 Rows = list[list[Explanation | None]]
 Refused = dict[int, RelpropError]
+AT_ZERO = "a function that is not 0 at 0 is given a 0"
 
 
 def ask(
@@ -84,23 +87,19 @@ def ask(
     ]
 
 
+@dataclass(frozen=True)
 class Asking:
     """One call, part by part: the sessions are opened once, unless the graph holds for one sample
-    only."""
+    only. ``targets`` cut a target's entries of some samples out; ``refused`` collects why a
+    question cannot be answered, if it is given."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        whole: Part,
-        questions: Sequence[Question],
-        targets: Sequence[Callable[[int, int], object]],
-        how: Conditions,
-        judge: Judge,
-        refused: Refused | None,
-    ) -> None:
-        self.model, self.whole, self.how = model, whole, how
-        self.questions, self.targets = questions, targets
-        self.judge, self.refused = judge, refused
+    model: nn.Module
+    whole: Part
+    questions: Sequence[Question]
+    targets: Sequence[Callable[[int, int], object]]
+    how: Conditions
+    judge: Judge
+    refused: Refused | None
 
     def parts(self, size: int) -> Iterator[Rows]:
         """The answers for ``size`` samples at a time."""
@@ -131,15 +130,19 @@ class Asking:
 
     def _answers(self, sessions: Sequence[Session], part: Part, heard_at: int) -> Rows:
         """One part of the batch: one forward pass, which is compared with the model's own."""
+        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
+        starts = possible_starts(sessions[0].program, targets)
+        cuts = cuts_of(sessions[0], part.inputs, targets)
+        heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         try:
-            return self._answered(sessions, part, heard_at, self.how.memory)
+            return self._answered(sessions, part, targets, heard, self.how.memory)
         except (RelpropError, RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or self.how.memory == 0:
                 raise
             fact = "there is no memory left; once more, with the graph cut into segments"
             warn(message(fact, then=["memory= says how much an answer may take (docs/scale.md)"]))
         try:
-            return self._answered(sessions, part, heard_at, 0)
+            return self._answered(sessions, part, targets, heard, 0)
         except (RelpropError, RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -148,26 +151,36 @@ class Asking:
             raise RelpropError(message(fact, then=then)) from error
 
     def _answered(
-        self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
+        self,
+        sessions: Sequence[Session],
+        part: Part,
+        targets: Sequence[object],
+        heard: Heard,
+        memory: Memory,
     ) -> Rows:
-        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with _refusal(i, self.refused):
-                make = partial(needs_of, session, question, targets)
+                make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         for one in needs.values():
             one.session.tell(one.notices)
 
         def compare(done: Run) -> Callable[[], None]:
-            starts = possible_starts(sessions[0].program, targets)
-            heard = Heard(part.inputs, heard_at, starts)
-            found = self.judge.compare(sessions[0], heard, done.forward.values)
-            if done.cut and any("gradient" in n.question.needs for n in needs.values()):
+            made = done.outputs(sessions[0].program)
+            found = self.judge.compare(sessions[0], heard, made)
+            if done.cut and any(n.differentiates for n in needs.values()):
                 self.judge.leave_gradients("the graph is cut into segments, to fit memory=")
             return found
 
-        found = answers(needs, part, targets, compare, self.refused)
+        try:
+            found = answers(needs, part, targets, compare, self.refused)
+        except Undefined:
+            for i, n in needs.items():
+                question = replace(n.question, walk=AT_ZERO) if n.by_gradient else n.question
+                make = partial(needs_of, n.session, question, targets, cuts=heard.few)
+                needs[i] = fitted(make, part.batch, memory, device)
+            found = answers(needs, part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]
 
 
@@ -179,14 +192,17 @@ def answers(
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
     """For each target the explanations by number, from one forward pass for all (another one for
-    those whose graph is cut) and one gradient per target. ``compare`` refuses output values that
-    are not the model's, and gives what refuses its gradients."""
+    those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
+    ``compare`` refuses output values that are not the model's, and gives what refuses its
+    gradients."""
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
-    cut = {i: n for i, n in needs.items() if n.segments}
-    for group in (cut, {i: n for i, n in needs.items() if i not in cut}):
-        if group:
-            found = _answers_of(group, part, targets, compare, refused)
-            rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
+    groups: dict[object, dict[int, Needs]] = {}
+    for i, n in needs.items():
+        start = n.question.by.starts_with if n.by_gradient else ""
+        groups.setdefault((bool(n.segments), id(n.forms), start), {})[i] = n
+    for group in groups.values():
+        found = _answers_of(group, part, targets, compare, refused)
+        rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
 
@@ -197,18 +213,19 @@ def _answers_of(
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None,
 ) -> list[dict[int, Explanation]]:
-    """The same for questions whose graphs are all cut, or all in one piece."""
+    """The same for questions that share a forward pass."""
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
-    whole = [n for n in asked if "gradient" in n.question.needs and not n.segments]
+    whole = [n for n in asked if n.differentiates and not n.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched:
+    if watched and not asked[0].by_gradient:
         done.may_differentiate()
     rows = []
     for i, target in enumerate(targets):
         starts = _starts(asked, done, target)
-        scalars = next(iter(starts.values())).scalars
+        first = asked[0].session
+        scalars = done.explained(first, asked[0].question, starts[first.rules])
         again = i + 1 < len(targets)
         gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
         row: dict[int, Explanation] = {}

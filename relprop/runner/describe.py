@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Given, describe
 from relprop.errors import TargetError
+from relprop.interpreter.points import Excerpt, Made
 from relprop.layout import Layout, lay_out, placing
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream
@@ -60,9 +61,7 @@ def layout_of(session: Session, run: Run, stream: Stream) -> Layout:
     return lay_out(session.program, stream, session.flow, chosen)
 
 
-def names_of(
-    session: Session, outputs: Mapping[fx.Node, Tensor], chosen: Sequence[object]
-) -> Names:
+def names_of(session: Session, outputs: Mapping[fx.Node, Made], chosen: Sequence[object]) -> Names:
     """What is ``chosen`` in each sample, by name: of targets that are one class of the class
     output. ``outputs``: the values of the model's outputs, batch first.
 
@@ -75,7 +74,8 @@ def names_of(
             return None, None
     except TargetError:
         return None, None
-    value = outputs[output.node].detach()
+    made = outputs[output.node]
+    value = (made.made if isinstance(made, Excerpt) else made).detach()
     logits = value[:, 0] if has_batch_axis(output.node) else value
     known = session.adapter.labels(session.model)
     found = probabilities(session.adapter, session.model, logits)

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from relprop.interpreter.reading import Reading, reading_of
 from relprop.plan import Plan
 from relprop.runner.question import Question
-from relprop.targets import is_callable
-from relprop.tracer.readout import Readout, readout_of
+from relprop.runner.session import Session
+from relprop.targets import Context, has_batch_axis, is_callable, places_read
+from relprop.tracer.binding import Inputs
+from relprop.tracer.facts import shape
+from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
 
 
 @dataclass(frozen=True)
 class Heads:
     """By output: ``readings``, how relevance passes where few elements are explained; ``readouts``,
-    how the gradient does. ``few``: nothing but single elements is explained of any output."""
+    how the gradient does, and how those outputs are made of which only the places of ``cuts`` are.
+    ``few``: nothing but single elements is explained of any output."""
 
     readings: Mapping[fx.Node, Reading] = field(default_factory=dict)
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    cuts: Cuts = field(default_factory=dict)
     few: bool = False
 
     @classmethod
@@ -30,12 +36,42 @@ class Heads:
         plan: Plan | None,
         starts: Sequence[fx.Node],
         targets: Sequence[object],
+        cuts: Cuts,
+        *,
+        differentiated: bool = False,
     ) -> Heads:
-        """Those of the possible starts of some targets."""
+        """Those of the possible starts of some targets. ``differentiated``: relevance is one
+        gradient."""
         read = {n: reading_of(plan, n, question.hooks) for n in plan.starts} if plan else {}
-        made = {n: readout_of(n) for n in starts} if "gradient" in question.needs else {}
+        ends = starts if differentiated or "gradient" in question.needs else cuts
         return cls(
             {n: reading for n, reading in read.items() if reading is not None},
-            {n: r for n, r in made.items() if r is not None and r.can_be_made},
+            {n: r for n in ends if (r := _readout(n)) is not None},
+            cuts,
             not any(map(is_callable, targets)),
         )
+
+
+def _readout(output: fx.Node) -> Readout | None:
+    found = readout_of(output)
+    return found if found is not None and found.can_be_made else None
+
+
+def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object]) -> Cuts:
+    """Of each output that can be made in parts, and that targets read at some places alone, which
+    places these are in any sample."""
+    context = Context(session.program, session.model, session.adapter, inputs, {}, session.rules)
+    read = places_read(targets, context)
+    return {n: _cut(n, places) for n, places in read.items() if _readout(n) is not None}
+
+
+def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Cut:
+    """What is made of an output: all of its last axis at some places of those before, one at
+    least."""
+    sizes, first = shape(output), int(has_batch_axis(output))
+    axes = [{p[i] for p in places} or {0} for i in range(len(sizes) - 1 - first)]
+    few = (
+        None if len(a) == n else torch.tensor(sorted(a))
+        for a, n in zip(axes, sizes[first:-1], strict=True)
+    )
+    return (*[None] * first, *few, None)

@@ -3,7 +3,7 @@ computed for the same samples must be what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, message, warn
+from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
@@ -19,13 +20,16 @@ from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
     UNSTEADY,
     Gap,
+    Told,
     gaps,
     is_row,
     model_outputs,
     rounding_decides,
+    told,
     unsteady,
 )
 from relprop.tracer.program import Program
+from relprop.tracer.readout import Cuts, taken, whole_cut
 from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
@@ -54,11 +58,22 @@ REPORT = ["report this model: a captured graph must equal the model it came from
 @dataclass(frozen=True)
 class Heard:
     """What is compared: the samples of ``part``, which begins at ``first`` in what was heard, at
-    the output ``nodes``."""
+    the places of ``cuts`` of some outputs, of which the model has ``told`` that."""
 
     part: Inputs
     first: int
-    nodes: tuple[fx.Node, ...]
+    cuts: Cuts
+    told: Mapping[str, Told]
+
+    @property
+    def few(self) -> Cuts:
+        """The outputs of which not all is compared."""
+        return {n: c for n, c in self.cuts.items() if any(places is not None for places in c)}
+
+    def parts(self, made: Mapping[fx.Node, Made]) -> Values:
+        """The values of these outputs at these places."""
+        both = ((n, made[n], cut) for n, cut in self.cuts.items())
+        return {n: v.made if isinstance(v, Excerpt) else taken(n, v, cut) for n, v, cut in both}
 
 
 class _Stale(Exception):
@@ -83,7 +98,7 @@ class Judge:
     def __init__(self, model: nn.Module, verify: bool) -> None:
         self.model, self.verify = model, verify
         self._inputs: Inputs | None = None
-        self._outputs: list[Tensor] = []
+        self._outputs = list[Tensor]()
         self._said: dict[str, str] = {}
         self.to_tell: list[str] = []
 
@@ -106,10 +121,32 @@ class Judge:
             refuse_unlike(inputs)
             raise
 
-    def compare(self, session: Session, heard: Heard, values: Values) -> Callable[[], None]:
-        """Compare ``values`` of the model's outputs for some samples that were heard. Gives a
-        function that compares their gradients, once per program."""
-        self._say(said := self._found(session, heard, values))
+    def heard(
+        self,
+        program: Program,
+        part: Inputs,
+        nodes: Sequence[fx.Node],
+        first: int = 0,
+        cuts: Cuts | None = None,
+    ) -> Heard:
+        """What is to be compared of some samples, which are those from ``first`` on of what was
+        heard, at some outputs: all of these, or the places of ``cuts``. With the last of the
+        samples the model's outputs are let go but for that."""
+        places = {n: whole_cut(n) for n in nodes} | dict(cuts or {})
+        if self._inputs is None:
+            return Heard(part, first, places, {})
+        last, whole = first + part.batch, self._inputs.batch
+        found = told(program, self._outputs, places, slice(first, last), whole)
+        if last == whole:
+            self._outputs = []
+        return Heard(part, first, places, found)
+
+    def compare(
+        self, session: Session, heard: Heard, made: Mapping[fx.Node, Made]
+    ) -> Callable[[], None]:
+        """Compare what was ``made`` of the model's outputs with what was heard. Gives a function
+        that compares their gradients, once per program."""
+        self._say(said := self._found(session, heard, heard.parts(made)))
         if said == ROUNDED:
             return lambda: None
         return lambda: self._differentiate(session, heard)
@@ -123,7 +160,7 @@ class Judge:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:
             return
-        found = slopes_of(session, heard.part, heard.nodes)
+        found = slopes_of(session, heard.part, tuple(heard.cuts))
         if found.skipped:
             self._say(f"gradients not compared: {found.skipped}")
         elif not found.error:
@@ -141,7 +178,7 @@ class Judge:
         found = self._gaps(program, heard, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
-            values = execute(program, self.model, heard.part, heard.nodes)
+            values = heard.parts(execute(program, self.model, heard.part, heard.cuts))
             found = self._gaps(program, heard, values)
         if not found:
             return "equal to the model's own output for the batch" + _about_shared(heard.part)
@@ -158,11 +195,9 @@ class Judge:
 
     def _gaps(self, program: Program, heard: Heard, values: Values) -> list[Gap]:
         """Where values differ from what was heard: of a model that draws, everywhere."""
-        part = heard.part
-        if program.draws or self._inputs is None:
-            return [Gap(program.outputs.names[0], tuple(range(part.batch)), float("inf"))]
-        whole = self._inputs.batch
-        return gaps(program, values, self._outputs, heard.nodes, heard.first, part.batch, whole)
+        if program.draws:
+            return [Gap(program.outputs.names[0], tuple(range(heard.part.batch)), float("inf"))]
+        return gaps(program, values, heard.told, heard.part.batch)
 
     def _of_a_batch(self, session: Session, heard: Heard, worst: Gap) -> str:
         """What a model that equals its program for each sample alone does with a batch."""
@@ -188,8 +223,8 @@ class Judge:
         one = heard.part.select(i, i + 1)
         draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
         theirs = model_outputs(self.model, one, draws)
-        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.nodes}
-        found = gaps(program, mine, theirs, heard.nodes, 0, 1, 1)
+        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.cuts}
+        found = gaps(program, mine, told(program, theirs, heard.cuts), 1)
         if not found:
             return
         fact = (
@@ -198,7 +233,7 @@ class Judge:
         )
         if unsteady(self.model, one, theirs, draws):
             raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=[KEEP_STEADY]))
-        if rounding_decides(program, self.model, one, mine):
+        if rounding_decides(program, self.model, one, mine, heard.cuts):
             raise RoundingError(f"{fact}; {PICKED_BY_ROUNDING}", then=[EXACT_NUMBERS])
         why, then = (UNSEEN, INSTEAD) if i else (CHANGED, REPORT)
         raise _Stale(CaptureError(f"{fact}; {why}", then=then))
@@ -210,14 +245,15 @@ class Judge:
             return ()
         given = self._inputs
         names = [n for n, b in zip(given.names[1:], given.batched[1:], strict=True) if b]
+        outputs = model_outputs(self.model, given)
         for some in [(n,) for n in names] + ([tuple(names)] if len(names) > 1 else []):
             try:
                 alone = model_outputs(self.model, given.sharing(some).select(sample, sample + 1))
             except RelpropError:  # the model fails on such inputs
                 continue
-            if len(alone) == len(self._outputs) and all(
+            if len(alone) == len(outputs) and all(
                 is_row(a, whole, sample, given.batch)
-                for a, whole in zip(alone, self._outputs, strict=True)
+                for a, whole in zip(alone, outputs, strict=True)
             ):
                 return some
         return ()

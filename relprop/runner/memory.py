@@ -89,7 +89,7 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = _lives(needs, batch)
-    held = sum(map(lives.bytes_of, needs.held.union(needs.program.output_nodes)))
+    held = sum(map(lives.bytes_of, needs.held | needs.outputs))
     cuts = lives.within(budget - _of_chunks(needs, batch) - held, TIMES)
     if len(cuts) < 3:
         return needs
@@ -103,13 +103,13 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     time; if there were ``longer`` times as many tokens."""
     lives = _lives(needs, batch, longer)
     chunk = _of_chunks(needs, batch, longer)
-    kept = sum(map(lives.bytes_of, needs.keep.union(needs.program.output_nodes)))
+    kept = sum(map(lives.bytes_of, needs.keep | needs.outputs))
     if needs.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
         return kept + TIMES * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
-    every = sum(lives.sizes) if "gradient" in needs.question.needs else 0
+    every = sum(lives.sizes) if needs.differentiates else 0
     return max(kept, every) + batch * longer**2 * maps + chunk
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
+from relprop.interpreter.forms import forms_of
 from relprop.interpreter.reading import Reading
 from relprop.layout import placing
 from relprop.plan import Plan
@@ -27,8 +28,10 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
+from relprop.tracer.readout import Cuts
 from relprop.tracer.segments import Segment
 from relprop.tracer.weights import fetched
 
@@ -39,7 +42,8 @@ Nodes = tuple[fx.Node, ...]
 class Needs:
     """``held``: nodes whose values are kept from the forward pass to the answer. ``read``: those
     that relevance or the roll-up reads in passing. ``watch``: nodes that stay attached to autograd.
-    ``plan``: the relevance pass (``None``: no relevance is asked for). ``sites``: the attention
+    ``plan``: the relevance pass (``None``: none is walked). ``forms``: what stands in place of the
+    graph's calls where relevance is one gradient. ``sites``: the attention
     sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
     outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
     ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
@@ -54,6 +58,7 @@ class Needs:
     watch: Nodes
     plan: Plan | None
     rollup: Plan | None = None
+    forms: Forms = PLAIN
     sites: tuple[Site, ...] = ()
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
@@ -70,6 +75,16 @@ class Needs:
         return self.session.program
 
     @property
+    def by_gradient(self) -> bool:
+        """Whether relevance is one gradient."""
+        return self.forms is not PLAIN
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a gradient is taken."""
+        return self.by_gradient or "gradient" in self.question.needs
+
+    @property
     def keep(self) -> frozenset[fx.Node]:
         """What the forward pass keeps: of a graph that is cut, what crosses a cut."""
         return self.held.union(*(s.entering for s in self.segments)) | (
@@ -80,7 +95,19 @@ class Needs:
         """The values that are read to make a node's, or to pass it."""
         chunked = self.in_chunks.get(node)
         made = set(node.all_input_nodes if chunked is None else chunked.entering)
+        if node.op == "output":
+            made = (made - self.heads.cuts.keys()).union(*map(self._below, self.heads.cuts))
         return made | self._read_in_passing((node,))
+
+    def _below(self, output: fx.Node) -> set[fx.Node]:
+        """What an output is made of of which only a part is."""
+        readout = self.heads.readouts[output]
+        return {readout.below, *readout.beside}
+
+    @property
+    def outputs(self) -> frozenset[fx.Node]:
+        """The outputs of which all is made."""
+        return frozenset(self.program.output_nodes) - self.heads.cuts.keys()
 
     def read_in(self, segment: Segment) -> set[fx.Node]:
         """The values that are read in passing a segment."""
@@ -94,17 +121,25 @@ class Needs:
 
 
 def needs_of(
-    session: Session, question: Question, targets: Sequence[object], least: int | None = None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None = None,
+    cuts: Cuts | None = None,
 ) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
-    whole, where they need not be."""
+    whole, where they need not be; ``cuts``: nor are these outputs."""
     of = needs_over_attention if question.by.level == "attention" else needs_at_input
-    return of(session, question, targets, least)
+    return of(session, question, targets, least, cuts or {})
 
 
 def needs_at_input(
-    session: Session, question: Question, targets: Sequence[object], least: int | None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None,
+    cuts: Cuts,
 ) -> Needs:
     """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
     if question.keep - {"input"}:
@@ -120,36 +155,40 @@ def needs_at_input(
     leaves = tuple(reached.values())
     plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
-    heads = Heads.of(question, plan, starts, targets)
+    facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
+    notices, forms = session.notices(plan), PLAIN
+    if plan is not None:
+        found = question.why_walked or forms_of(plan)
+        facts["relevance"] = f"walked: {found}" if isinstance(found, str) else "one gradient"
+        forms = forms if isinstance(found, str) else found
+    walked = plan if forms is PLAIN else None
+    by_gradient = forms is not PLAIN
+    heads = Heads.of(question, walked, starts, targets, cuts, differentiated=by_gradient)
     return Needs(
         session,
         question,
         held=frozenset(leaves),
-        read=_read_by(plan, in_chunks, heads),
-        watch=leaves if "gradient" in question.needs else (),
-        plan=plan,
+        read=_read_by(walked, in_chunks, heads),
+        watch=leaves if forms is not PLAIN or "gradient" in question.needs else (),
+        plan=walked,
+        forms=forms,
         in_chunks=in_chunks,
         heads=heads,
-        facts=_facts(session, plan, question) | {"whole_maps": whole_maps},
-        notices=session.notices(plan),
+        facts=facts,
+        notices=notices,
     )
 
 
 def needs_over_attention(
-    session: Session, question: Question, targets: Sequence[object], least: int | None
+    session: Session,
+    question: Question,
+    targets: Sequence[object],
+    least: int | None,
+    cuts: Cuts,
 ) -> Needs:
     """What a method over attention needs."""
     starts = possible_starts(session.program, list(targets))
-    sites = sites_between(session, starts)
-    layers = chosen_layers(question.settings.get("layers"), len(sites))
-    plan = _relevance_plan(session, question, starts, [sites[i] for i in layers])
-    chosen = tuple(sites[i] for i in layers)
-    if plan is not None:
-        visible = {s.contraction for s in plan.sites}
-        sites, chosen = (
-            tuple(s for s in some if s.contraction in visible) for some in (sites, chosen)
-        )
-        require_sites(session, sites)
+    plan, sites, chosen = _on_the_way(session, question, starts)
     rollup, streams = session.rollup(starts, sites)
     refuse_unmixed(session, sites, streams)
     apart = session.past_attention(starts, streams)
@@ -163,7 +202,7 @@ def needs_over_attention(
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
-    heads = Heads.of(question, plan, starts, targets)
+    heads = Heads.of(question, plan, starts, targets, cuts)
     return Needs(
         session,
         question,
@@ -190,6 +229,23 @@ def needs_over_attention(
         },
         notices=(*session.notices(plan), *notice_of_inputs(streams, apart)),
     )
+
+
+def _on_the_way(
+    session: Session, question: Question, starts: Nodes
+) -> tuple[Plan | None, tuple[Site, ...], tuple[Site, ...]]:
+    """The relevance pass, the attention sites between the inputs and ``starts``, and those of them
+    that ``layers=`` names; without the sites inside modules that a rule passes as a whole."""
+    sites = sites_between(session, starts)
+    layers = chosen_layers(question.settings.get("layers"), len(sites))
+    chosen = tuple(sites[i] for i in layers)
+    plan = _relevance_plan(session, question, starts, chosen)
+    if plan is None:
+        return None, sites, chosen
+    visible = {s.contraction for s in plan.sites}
+    seen = tuple(s for s in sites if s.contraction in visible)
+    require_sites(session, seen)
+    return plan, seen, tuple(s for s in chosen if s.contraction in visible)
 
 
 def _relevance_plan(

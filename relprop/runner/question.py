@@ -21,8 +21,8 @@ class Question:
     """A method with its options and its rule set (``None``: the method's own).
 
     ``keep``: what stays on the explanation beside the scores, of ``KEEP``. ``hooks``: functions
-    that see, and may replace, the relevance at nodes on its way down. ``ledger``: whether the books
-    of relevance are kept.
+    that see, and may replace, the relevance at nodes on its way down. ``ledger``: whether books are
+    kept (``None``: wherever relevance is walked); ``walk``: why it must be walked, if it must.
     """
 
     method: str
@@ -30,7 +30,8 @@ class Question:
     rules: RuleSet | str | None = None
     keep: frozenset[str] = frozenset()
     hooks: Mapping[fx.Node, Callable[[Tensor], Tensor | None]] = field(default_factory=dict)
-    ledger: bool = True
+    ledger: bool | None = None
+    walk: str = ""
 
     @cached_property
     def by(self) -> Method:
@@ -47,6 +48,19 @@ class Question:
     def settings(self) -> Options:
         """All of the method's options with their values. Raises ``OptionError``."""
         return self.by.checked(self.options)
+
+    @property
+    def why_walked(self) -> str:
+        """Why relevance is to be walked whatever its rules are, or ""."""
+        if self.level_of_attention:
+            return "the method reads relevance at attention maps"
+        given = "ledger=True" if self.ledger else "there are hooks" if self.hooks else ""
+        return self.walk or given
+
+    @property
+    def level_of_attention(self) -> bool:
+        """Whether the method is one over attention."""
+        return self.by.level == "attention"
 
     @property
     def rule_set(self) -> RuleSet | str:

@@ -40,11 +40,10 @@ class Relevance:
         """Of a target, as a question asks for it."""
         assert needs.plan is not None
         by_value = needs.question.by.starts_with == "output"
-        terms = start.contributions(run.detached()) if by_value else start.terms
-        question, readings = needs.question, needs.heads.readings
-        return cls.at_terms(
-            needs.plan, terms, question.hooks, needs.in_chunks, readings, account=question.ledger
-        )
+        terms = start.contributions(run.outputs(needs.program)) if by_value else start.terms
+        hooks, readings = needs.question.hooks, needs.heads.readings
+        books = needs.question.ledger is not False
+        return cls.at_terms(needs.plan, terms, hooks, needs.in_chunks, readings, books)
 
     @classmethod
     def at_terms(
@@ -54,18 +53,18 @@ class Relevance:
         hooks: Hooks,
         in_chunks: Mapping[fx.Node, Attention] | None = None,
         readings: Mapping[fx.Node, Reading] | None = None,
-        *,
-        account: bool = True,
+        books: bool = True,
     ) -> Relevance:
         """Of the ``terms`` of a target, before their first step. ``in_chunks``: the sites that
         relevance passes some queries at a time; ``readings``: how it passes the end of the graph
-        before some of the outputs; ``account``: whether books are kept."""
+        before some of the outputs; ``books``: whether they are kept."""
         passages = {n: _passage(plan, a) for n, a in (in_chunks or {}).items()}
         passings, started = list[tuple[float, Passing]](), list[Tensor]()
         for term in terms:
             seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-            starts, first = begun(seeds, readings or {}, account=account)
-            one = Passing(plan, pending_at(starts), {}, account, hooks, passages | first)
+            starts, first = begun(seeds, readings or {}, account=books)
+            on_the_way = passages | first
+            one = Passing(plan, pending_at(starts), {}, books, hooks, on_the_way)
             passings.append((term.coefficient, one))
             started += [term.coefficient * sums(s) for s in seeds.values()]
         return cls(plan, tuple(passings), sum(started[1:], started[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,18 +12,20 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, forward
-from relprop.interpreter.points import Points
-from relprop.interpreter.reading import read_again
+from relprop.interpreter.points import Excerpt, Made, Points, Seed
+from relprop.interpreter.reading import made_at, read_again
 from relprop.numerics import is_finite
-from relprop.operations import Value
 from relprop.runner.needs import Needs
+from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.targets import Context, Start, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
-from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.facts import is_batched, is_floating, shape
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.offloaded import tensor_of
-from relprop.tracer.readout import Readout
+from relprop.tracer.program import Program
+from relprop.tracer.readout import Cut, Readout
 from relprop.tracer.run import execute
 from relprop.tracer.weights import fetched
 
@@ -68,13 +70,16 @@ Described = Mapping[str, Mapping[str, Any]]
 class Run:
     """A forward pass with what every target needs from it. ``may_differentiate``: to be called
     before a gradient is taken; it refuses a program whose gradients are not the model's.
-    ``readouts``: the ends of the graph that the gradient passes where the target is alone; ``cut``:
-    the graph runs in segments; ``described``: what the tokens are, given where the run is recorded
-    to be repeated with other values, at which nobody may look."""
+    ``readouts``: the ends of the graph that the gradient passes where the target is alone;
+    ``excerpts``: the outputs of which only some places were made; ``forms``: what stood in place of
+    the graph's calls; ``cut``: the graph runs in segments; ``described``: what the tokens are,
+    given where the run is recorded to be repeated with other values, at which nobody may look."""
 
     part: Part
     forward: Forward
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
+    excerpts: dict[fx.Node, Excerpt] = field(default_factory=dict)
+    forms: Forms = PLAIN
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
     described: Described | None = None
@@ -92,19 +97,52 @@ class Run:
 
     def _attached(self, start: Start, session: Session) -> Tensor:
         """y_t with its gradient by way of the elements that it reads alone, where that is known."""
-        seeds = [(t.coefficient, n, seed) for t in start.terms for n, seed in t.seeds.items()]
-        values, amount = self.forward.values, torch.zeros_like(start.scalars)
-        for factor, node, seed in seeds:
-            if not isinstance(seed, Points) or not start.is_sum:
-                return start.scalars
-            if node in self.readouts:
-                readout = self.readouts[node]
-                read = self.values(session, (readout.below, *readout.beside))
-                elements = read_again(readout, read, seed, session.program.dtype)
-            else:
-                elements = seed.at(values[node])
-            amount = amount + factor * seed.summed(elements * seed.numbers)
+        parts = list(self._parts(start))
+        if not start.is_sum or not all(isinstance(seed, Points) for _, _, seed in parts):
+            return start.scalars
+        amount = torch.zeros_like(start.scalars)
+        for factor, node, seed in parts:
+            amount = amount + factor * _summed(seed, self._elements(session, node, seed))
         return start.scalars.detach() + (amount - amount.detach())
+
+    def _parts(self, start: Start) -> Iterator[tuple[float, fx.Node, Seed]]:
+        for term in start.terms:
+            yield from ((term.coefficient, node, seed) for node, seed in term.seeds.items())
+
+    def _elements(self, session: Session, node: fx.Node, seed: Seed) -> Tensor:
+        """What an output has where a seed is, attached to autograd."""
+        values = self.forward.values
+        if not isinstance(seed, Points):
+            whole: Tensor = values[node]
+            return whole.to(seed.dtype)
+        if node not in self.readouts:
+            return seed.at(values[node])
+        readout = self.readouts[node]
+        read = self.values(session, (readout.below, *readout.beside))
+        return read_again(readout, read, seed, session.program.dtype, self.forms)
+
+    def explained(self, session: Session, question: Question, start: Start) -> Tensor:
+        """A number of every sample, (batch,), to be differentiated: y_t; for relevance as one
+        gradient one whose gradient at an output z is R/z, where R starts there."""
+        by_value = question.by.starts_with == "output"
+        if self.forms is PLAIN or (by_value and start.is_sum):
+            return start.scalars
+        with torch.enable_grad():
+            amount = torch.zeros_like(start.scalars)
+            for factor, node, seed in self._parts(start):
+                z = self._elements(session, node, seed)
+                numbers = seed.numbers if isinstance(seed, Points) else seed
+                slope = torch.where(numbers == 0, 0.0, numbers / z.detach())
+                amount = amount + factor * _summed(seed, z, slope)
+            return amount * (start.scalars.detach() if by_value else 1.0)
+
+    def excerpt(self, session: Session, node: fx.Node, cut: Cut) -> Excerpt:
+        """A part of an output that was not made."""
+        readout = self.readouts[node]
+        read = self.values(session, (readout.below, *readout.beside))
+        with torch.no_grad():
+            made = made_at(readout, read, cut, session.program.dtype)
+        return Excerpt(made, cut, (self.inputs.batch, *shape(node)))
 
     def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
         """The values of some nodes that are kept; weights that were let go are read again."""
@@ -116,7 +154,7 @@ class Run:
 
     def context(self, session: Session) -> Context:
         """What targets are resolved against: the outputs are still attached to autograd."""
-        outputs = {n: self.forward.values[n] for n in session.program.output_nodes}
+        outputs = self.outputs(session.program)
         return Context(
             session.program, session.model, session.adapter, self.inputs, outputs, session.rules
         )
@@ -127,43 +165,65 @@ class Run:
             n: v.detach() if isinstance(v, Tensor) else v for n, v in self.forward.values.items()
         }
 
+    def outputs(self, program: Program) -> dict[fx.Node, Made]:
+        """What was made of the model's outputs."""
+        held = self.forward.values
+        return {n: self.excerpts.get(n) or held[n] for n in program.output_nodes}
+
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
-    """One forward pass for all of them, whose graphs are all cut or all in one piece, keeping what
-    the passes for their targets read and nothing else. Raises ``InputError`` for outputs that are
-    not finite."""
+    """One forward pass for all of them, whose graphs are all cut or all in one piece and have the
+    same forms, keeping what the passes for their targets read and nothing else. Raises
+    ``InputError`` for outputs that are not finite."""
     done = forward_pass(needs, part)
-    refuse_nonfinite(needs[0].session, done.forward.values)
+    refuse_nonfinite(needs[0].session, done.outputs(needs[0].program))
     return done
 
 
 def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None = None) -> Run:
     """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
-    keep = set(session.program.output_nodes).union(*(n.keep for n in needs))
+    keep = set[fx.Node]().union(*(n.keep for n in needs))
     cut = any(n.segments for n in needs)
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
     found = (item for n in needs for item in n.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
+    parts = {n: c for n, c in needs[0].heads.cuts.items() if n in readouts}
+    parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
+    keep.update(set(session.program.output_nodes) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
     keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
     if all(n.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
-    done = forward(session.program, session.model, part.inputs, keep, watch, ends)
+    forms = PLAIN if cut else needs[0].forms
+    done = forward(session.program, session.model, part.inputs, keep, watch, ends, forms=forms)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    return Run(part, done, readouts, cut=cut, described=described)
+    made = Run(part, done, readouts, forms=needs[0].forms, cut=cut, described=described)
+    for node, places in parts.items():
+        made.excerpts[node] = made.excerpt(session, node, places)
+    return made
 
 
-def refuse_nonfinite(session: Session, values: Mapping[fx.Node, Value]) -> None:
+def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tensor:
+    """The sum of every sample's ``elements`` where a seed is, each times its ``numbers`` (``None``:
+    the seed's own), (batch,)."""
+    if isinstance(seed, Points):
+        return seed.summed(elements * (seed.numbers if numbers is None else numbers))
+    return (elements * (seed if numbers is None else numbers)).flatten(1).sum(1)
+
+
+def refuse_nonfinite(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
     """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
     parameter is."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
         if node not in session.flow.members or not is_floating(node):
             continue
-        if not is_finite(values[node]):
+        made = outputs[node]
+        value = made.made if isinstance(made, Excerpt) else made
+        if not is_finite(value):
             model = session.model
             names = [n for n, _ in model.named_parameters()]
             bad = [n for n in names if not torch.isfinite(tensor_of(model, n)).all()]

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from relprop.interpreter.forms import Undefined
 from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import weighed
+from relprop.numerics import is_finite
 from relprop.runner.method import Options
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
@@ -44,12 +46,14 @@ class Study:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The books of the relevance pass; ``None`` without one."""
+        """The books of the relevance pass; ``None`` without one, or where none are kept."""
         return self.sweep.ledger
 
     def relevance(self, node: fx.Node) -> Tensor | None:
         """Relevance at a node, batch first; zeros where none arrived (the target does not depend on
         it), ``None`` if it was not asked for."""
+        if self.needs.by_gradient:
+            return self._by_gradient(node)
         if self.needs.plan is None:
             return None
         found = self.found_at(node)
@@ -57,6 +61,15 @@ class Study:
             held = self.run.forward.watched.get(node)
             found = torch.zeros_like(wide(self.run.forward.values[node]) if held is None else held)
         return found.to(self.home)
+
+    def _by_gradient(self, node: fx.Node) -> Tensor:
+        """Relevance at a watched node, where it is value ⊙ gradient. Raises ``Undefined``."""
+        gradient = self.gradient(node)
+        assert gradient is not None
+        found = wide(self.value(node)) * gradient
+        if not is_finite(found):
+            raise Undefined
+        return found
 
     def found_at(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""

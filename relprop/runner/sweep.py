@@ -56,13 +56,9 @@ class Sweep:
 
     def __init__(self, needs: Needs, run: Run, start: Start, gradients: Gradients) -> None:
         self.needs, self.run, self.start = needs, run, start
-        self.gradients = gradients if self._differentiates else {}
+        self.gradients = gradients if self.needs.differentiates else {}
         self._here: Stretch | None = None
         self._ended: _Under | None = None
-
-    @property
-    def _differentiates(self) -> bool:
-        return "gradient" in self.needs.question.needs
 
     def backward(self) -> Iterator[Stretch]:
         """All segments, the last one first, each loaded while it is looked at."""
@@ -107,8 +103,9 @@ class Sweep:
     def ledger(self) -> Ledger | None:
         """The books of the relevance pass; ``None`` without one, or if none are kept."""
         done = self._outcome
-        kept = done.relevance is not None and self.needs.question.ledger
-        return done.relevance.ledger(done.walk) if kept else None
+        if done.relevance is None or self.needs.question.ledger is False:
+            return None
+        return done.relevance.ledger(done.walk)
 
     @property
     def moves(self) -> Tensor | None:
@@ -140,11 +137,12 @@ class Sweep:
 
     def _at_outputs(self) -> dict[fx.Node, Tensor]:
         """∂y_t/∂ at the model's outputs."""
-        if not self._differentiates:
+        if not self.needs.differentiates:
             return {}
         held = self.run.forward.values
         nodes = [n for n, v in held.items() if isinstance(v, Tensor) and v.requires_grad]
-        scalars, ends = self.start.scalars, [held[n] for n in nodes]
+        scalars = self.run.explained(self.needs.session, self.needs.question, self.start)
+        ends = [held[n] for n in nodes]
         found = pulled([scalars], ends, [torch.ones_like(scalars)], again=True)
         return {n: g for n, g in zip(nodes, found, strict=True) if g is not None}
 
@@ -170,13 +168,16 @@ class Sweep:
     ) -> tuple[Values, dict[fx.Node, Tensor]]:
         needs, run, held = self.needs, self.run, self.run.forward.values
         known = {n: detached(held[n]) for n in segment.entering}
-        leaves = [n for n in segment.entering if is_floating(n) and self._differentiates]
+        leaves = [n for n in segment.entering if is_floating(n) and self.needs.differentiates]
         known |= {n: known[n].requires_grad_() for n in leaves}
         ends = [n for n in under.gradients if n in segment.nodes]
-        watched = [n for n in needs.watch if n in segment.nodes and self._differentiates]
+        watched = [n for n in needs.watch if n in segment.nodes and self.needs.differentiates]
         keep = needs.read_in(segment) - known.keys()
         model = needs.session.model
-        done = forward(needs.program, model, run.inputs, keep, {*ends, *watched}, known=known)
+        watch = {*ends, *watched}
+        done = forward(
+            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.forms
+        )
         tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
         arrived = [under.gradients.pop(n) for n in ends]
         found = pulled([done.watched[n] for n in ends], tensors, arrived, again=False)

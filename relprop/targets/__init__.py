@@ -6,8 +6,8 @@ The public part are the functions that name a target of a real head: ``output``,
 """
 
 from relprop.targets.outputs import class_output
-from relprop.targets.resolve import is_callable, possible_starts, resolve
-from relprop.targets.start import Context, Start, Target, Term
+from relprop.targets.resolve import is_callable, places_read, possible_starts, resolve
+from relprop.targets.start import Context, Start, Target, Term, has_batch_axis
 from relprop.targets.vocabulary import output, query, region, similarity, span, token
 
 __all__ = [
@@ -16,8 +16,10 @@ __all__ = [
     "Target",
     "Term",
     "class_output",
+    "has_batch_axis",
     "is_callable",
     "output",
+    "places_read",
     "possible_starts",
     "query",
     "region",

@@ -74,6 +74,16 @@ class Output(Target):
         """The one output it names."""
         return (chosen_output(program, self.name).node,)
 
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Those before the class of the element, or where a language model predicts the next
+        token."""
+        output = chosen_output(context.program, self.name)
+        if self.index is None:
+            positions = _next_positions(output, context, samples)
+            return None if positions is None else [(p,) for p in positions]
+        found = elements([self.index] * len(samples), self, output, context, samples)
+        return [index[:-1] for index in found]
+
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One element, with weight 1; its label is the index alone where the output is the class
         output."""
@@ -94,6 +104,10 @@ class Nothing(Target):
         """The class output."""
         return (class_output(program).node,)
 
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]]:
+        """None at all."""
+        return []
+
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """One part without elements."""
         output = class_output(context.program)
@@ -108,7 +122,9 @@ def element_choice(index: tuple[int, ...], output: ModelOutput, *, named: bool) 
     return ChosenTarget(label, (Elements(output.node, index),))
 
 
-def element_label(index: tuple[int, ...], output: str, *, named: bool) -> str | int | tuple[int, ...]:
+def element_label(
+    index: tuple[int, ...], output: str, *, named: bool
+) -> str | int | tuple[int, ...]:
     """What is said of one element of an ``output``."""
     if not index:
         return output
@@ -197,15 +213,15 @@ def _predicted(
     target: Output, output: ModelOutput, context: Context, samples: Sequence[int]
 ) -> list[tuple[int, ...]]:
     """The only element, the largest of a row of classes, or a language model's next token."""
-    size, values = output.size, context.values(output.node, samples)
+    size = output.size
     if math.prod(size) == 1:
         return [(0,) * len(size)] * len(samples)
     if len(size) == 1:
-        return [(k,) for k in values.argmax(1).tolist()]
+        return [(k,) for k in context.values(output.node, samples).argmax(1).tolist()]
     positions = _next_positions(output, context, samples)
     if positions is None:
         raise _no_prediction(target, output, context.program)
-    tokens = values[range(len(samples)), positions].argmax(1).tolist()
+    tokens = context.rows(output.node, samples, positions).argmax(1).tolist()
     return list(zip(positions, tokens, strict=True))
 
 

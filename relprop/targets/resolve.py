@@ -28,21 +28,46 @@ def resolve(target: object, context: Context) -> Start:
     ``TargetError``."""
     if is_callable(target):
         return resolve_callable(target, context)
-    batch = context.inputs.batch
-    chosen = [default(context.program)] * batch if target is None else listed_targets(target, batch)
+    chosen = _per_sample(target, context)
     if any(isinstance(t, Output) and t.name is None for t in chosen):
         _warn_if_probability(context.program)
     return start_of(_choices(chosen, context), context)
 
 
-def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
-    """Each sample's choice; samples with the same target are looked at together."""
+def _per_sample(target: object, context: Context) -> list[Target]:
+    batch = context.inputs.batch
+    return [default(context.program)] * batch if target is None else listed_targets(target, batch)
+
+
+def _by_target(targets: list[Target]) -> dict[Target, list[int]]:
+    """The samples with the same target, which are looked at together."""
     samples: dict[Target, list[int]] = {}
     for i, target in enumerate(targets):
         samples.setdefault(target, []).append(i)
+    return samples
+
+
+def places_read(
+    targets: Sequence[object], context: Context
+) -> dict[fx.Node, list[tuple[int, ...]]]:
+    """Of each output that targets read at some places alone: these (see ``Target.places``)."""
+    if any(map(is_callable, targets)):
+        return {}
+    found, anywhere = dict[fx.Node, list[tuple[int, ...]]](), set[fx.Node]()
+    for target in targets:
+        for one, samples in _by_target(_per_sample(target, context)).items():
+            places = one.places(context, samples)
+            for node in one.outputs(context.program):
+                found.setdefault(node, []).extend(places or ())
+                anywhere |= {node} if places is None else set()
+    return {n: places for n, places in found.items() if n not in anywhere}
+
+
+def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
+    """Each sample's choice."""
     found = {
         i: choice
-        for target, some in samples.items()
+        for target, some in _by_target(targets).items()
         for i, choice in zip(some, target.choose(context, some), strict=True)
     }
     return [found[i] for i in range(len(targets))]

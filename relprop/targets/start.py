@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
-from relprop.interpreter.points import Points, Seed
+from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
@@ -46,7 +46,7 @@ class Start:
     field: Mapping[fx.Node, Seed]
     is_sum: bool = True
 
-    def contributions(self, values: Mapping[fx.Node, Tensor]) -> tuple[Term, ...]:
+    def contributions(self, values: Mapping[fx.Node, Made]) -> tuple[Term, ...]:
         """The terms started with y_t in place of 1: each element with its weight times its value,
         ``values`` being the outputs', batch first."""
         return tuple(
@@ -54,33 +54,48 @@ class Start:
             for term in self.terms
         )
 
-    def _worth(self, node: fx.Node, seed: Seed, values: Mapping[fx.Node, Tensor]) -> Seed:
+    def _worth(self, node: fx.Node, seed: Seed, values: Mapping[fx.Node, Made]) -> Seed:
         """One seed times what it is a share of: its elements' values, or y_t itself."""
         if isinstance(seed, Points):
             own = seed.at(values[node]) if self.is_sum else self.scalars[seed.index[0]]
             return seed.times(own.detach().to(seed.numbers.dtype))
         whole = self.scalars.reshape(-1, *[1] * (seed.dim() - 1))
-        value = values[node] if self.is_sum else whole
+        value = all_of(values[node]) if self.is_sum else whole
         return seed * value.detach().to(seed.dtype)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a target is resolved against: the program, its outputs' values (batch first, attached),
-    and who knows labels."""
+    """What a target is resolved against: the program, its outputs' values (batch first, attached;
+    of some only the places that targets read), and who knows labels."""
 
     program: Program
     model: nn.Module
     adapter: Adapter
     inputs: Inputs
-    outputs: Mapping[fx.Node, Tensor]
+    outputs: Mapping[fx.Node, Made]
     rules: RuleSet
 
     def values(self, node: fx.Node, samples: Sequence[int]) -> Tensor:
         """An output of some samples, without the 1 of a single sample's call, detached."""
-        value = self.outputs[node].detach()
+        value = all_of(self.outputs[node]).detach()
         value = value[:, 0] if has_batch_axis(node) else value
         return value if len(samples) == len(value) else value[list(samples)]
+
+    def rows(self, node: fx.Node, samples: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """What an output has at one position of each of some samples, (samples, *other axes),
+        detached."""
+        value = self.outputs[node]
+        places = (torch.tensor(list(p), device=value.device) for p in (samples, positions))
+        sample, position = places
+        row = [torch.zeros_like(sample)] if has_batch_axis(node) else []
+        return value[(sample, *row, position)].detach()
+
+
+def all_of(value: Made) -> Tensor:
+    """What was made whole."""
+    assert isinstance(value, Tensor), "a target reads what it did not say it would"
+    return value
 
 
 def has_batch_axis(node: fx.Node) -> bool:
@@ -124,6 +139,11 @@ class Target(ABC):
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""
 
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Where it reads its output in these samples, before there are outputs: the beginnings of
+        an index of one sample's part, all but the last axis; ``None``: anywhere."""
+        return None
+
     @abstractmethod
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """What it is in each of these samples. Raises ``TargetError`` naming what was given and
@@ -153,7 +173,7 @@ def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
     return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
 
 
-def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Tensor) -> Points:
+def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Made) -> Points:
     """The weights of some samples' elements in an output."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     row = (0,) if has_batch_axis(node) else ()

@@ -17,7 +17,7 @@ from relprop.interpreter.batch import propagate
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.targets.linear import is_linear, linear_start
-from relprop.targets.start import Context, Start, Term, field_of, has_batch_axis
+from relprop.targets.start import Context, Start, Term, all_of, field_of, has_batch_axis
 from relprop.targets.traced import traced
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
@@ -82,7 +82,7 @@ def _outputs_as_inputs(context: Context) -> Inputs:
     """The model's outputs as the inputs of the tail, floating ones with gradients."""
     tensors = []
     for node in context.program.output_nodes:
-        value = context.outputs[node]
+        value = all_of(context.outputs[node])
         value = value[:, 0] if has_batch_axis(node) else value
         if value.is_floating_point() and not value.requires_grad:
             value = value.detach().requires_grad_()

@@ -31,21 +31,33 @@ class Token(Target):
         """The class output."""
         return (class_output(program).node,)
 
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """The position given, the sample's one mask token, or a language model's last."""
+        found = self._indices(context, samples)
+        if found is None:
+            return Output().places(context, samples)
+        return [index[:-1] for index in found]
+
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
-        """One element: the position given, the sample's one mask token, or a language model's last;
-        the token given, or the likeliest."""
-        output = class_output(context.program)
-        positions = self._positions(context, samples)
-        if positions is None and self.id is None:
+        """One element: the token given, or the likeliest, at its place."""
+        output, found = class_output(context.program), self._indices(context, samples)
+        if found is None:
             return Output().choose(context, samples)
-        token = self.id or 0
-        given = [(token,)] * len(samples) if positions is None else [(p, token) for p in positions]
-        found = elements(given, self, output, context, samples)
         if self.id is None:
             places = [index[0] for index in found]
-            scores = context.values(output.node, samples)[range(len(samples)), places]
+            scores = context.rows(output.node, samples, places)
             found = list(zip(places, scores.argmax(1).tolist(), strict=True))
         return [element_choice(index, output, named=False) for index in found]
+
+    def _indices(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Each sample's position and the token given, or any; ``None`` where the model is to say
+        both."""
+        positions = self._positions(context, samples)
+        if positions is None and self.id is None:
+            return None
+        token = self.id or 0
+        given = [(token,)] * len(samples) if positions is None else [(p, token) for p in positions]
+        return elements(given, self, class_output(context.program), context, samples)
 
     def _positions(self, context: Context, samples: Sequence[int]) -> list[int] | None:
         """The position given, or where each sample's mask token is; ``None`` for a language model,

@@ -171,31 +171,37 @@ def _refuse_bad(
 def flatten_output(output: object) -> tuple[list[Tensor], OutputTree]:
     """The tensors in what a model returns (tensor, tuple, list, mapping, dataclass, an object's own
     attributes; None and other objects are dropped), and the way back."""
-    tensors: list[Tensor] = []
-    names: list[str] = []
-
-    def walk(value: object, name: str) -> Callable[[Iterator[Tensor]], object]:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            names.append(name or "output")
-            return lambda it: next(it)
-        if isinstance(value, Mapping):
-            parts = {k: walk(v, f"{name}.{k}" if name else str(k)) for k, v in value.items()}
-            kind = type(value)
-            return lambda it: _remake(kind, {k: p(it) for k, p in parts.items()})
-        if (named := _named(value, whole=not name)) is not None:
-            fields = {k: walk(v, f"{name}.{k}" if name else k) for k, v in named.items()}
-            return lambda it: _refilled(value, {k: p(it) for k, p in fields.items()})
-        if isinstance(value, (tuple, list)):
-            items = [walk(v, f"{name}[{i}]" if name else f"[{i}]") for i, v in enumerate(value)]
-            make = type(value)
-            return lambda it: make(p(it) for p in items)
-        return lambda it: None
-
-    rebuild = walk(output, "")
-    if not tensors:
+    found: list[tuple[str, Tensor]] = []
+    rebuild = _walked(output, "", found)
+    if not found:
         raise CaptureError(f"the model returned {type(output).__name__} without a tensor in it")
-    return tensors, OutputTree(tuple(names), rebuild)
+    names, tensors = zip(*found, strict=True)
+    return list(tensors), OutputTree(names, rebuild)
+
+
+def _walked(
+    value: object, name: str, found: list[tuple[str, Tensor]]
+) -> Callable[[Iterator[Tensor]], object]:
+    """The way back to ``value``; its tensors are ``found``, by name. (No function that holds
+    itself: what it holds, tensors among it, would stay until the garbage is collected.)"""
+    if isinstance(value, Tensor):
+        found.append((name or "output", value))
+        return next
+    if isinstance(value, Mapping):
+        under = {k: f"{name}.{k}" if name else str(k) for k in value}
+        parts = {k: _walked(v, under[k], found) for k, v in value.items()}
+        kind = type(value)
+        return lambda it: _remake(kind, {k: p(it) for k, p in parts.items()})
+    if (named := _named(value, whole=not name)) is not None:
+        before = f"{name}." if name else ""
+        fields = {k: _walked(v, before + k, found) for k, v in named.items()}
+        remade = _refilled(value)
+        return lambda it: remade({k: p(it) for k, p in fields.items()})
+    if isinstance(value, (tuple, list)):
+        items = [_walked(v, f"{name}[{i}]", found) for i, v in enumerate(value)]
+        make = type(value)
+        return lambda it: make(p(it) for p in items)
+    return lambda it: None
 
 
 def _named(value: object, *, whole: bool) -> dict[str, object] | None:
@@ -211,14 +217,18 @@ def _named(value: object, *, whole: bool) -> dict[str, object] | None:
     return held if any(isinstance(v, Tensor) for v in held.values()) else None
 
 
-def _refilled(value: object, fields: dict[str, object]) -> object:
-    """An object like ``value`` with other fields."""
+def _refilled(value: object) -> Callable[[dict[str, object]], object]:
+    """What makes an object like ``value`` of other fields."""
     if dataclasses.is_dataclass(value) or isinstance(value, tuple):
         make: Callable[..., object] = type(value)
-        return make(**fields)
-    like = copy.copy(value)
-    vars(like).update(fields)
-    return like
+        return lambda fields: make(**fields)
+
+    def refilled(fields: dict[str, object]) -> object:
+        like = copy.copy(value)
+        vars(like).update(fields)
+        return like
+
+    return refilled
 
 
 def _remake(kind: type, fields: dict[str, object]) -> object:

@@ -14,8 +14,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils._pytree import tree_map
 
 from relprop.operations import Value
-from relprop.tracer.calls import Values, call_node, per_sample
+from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
+from relprop.tracer.forms import PLAIN, Factors, Forms
 from relprop.tracer.kernel import Kernel, KernelCall, added, kernel_of
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of, map_bytes
@@ -35,7 +37,8 @@ class Chunk(NamedTuple):
 class Chunked:
     """One site for a whole batch. ``size``: how many queries a chunk has; ``fixed``: what enters
     that is the same for all samples; ``batched``: what is not, and its values, ``entering``.
-    ``kernel``: how its result is made, if PyTorch's fused kernel can."""
+    ``kernel``: how its result is made, if PyTorch's fused kernel can. ``forms``: what stands in
+    place of some calls."""
 
     attention: Attention
     size: int
@@ -44,6 +47,7 @@ class Chunked:
     entering: tuple[Tensor, ...]
     dtype: torch.dtype | None
     kernel: Kernel | None = None
+    forms: Forms = PLAIN
 
     @property
     def axis(self) -> int:
@@ -90,7 +94,8 @@ class Chunked:
         """All values in the site for one sample and ``count`` queries."""
         known = fixed | dict(zip(self.batched, given, strict=True))
         for node in self.attention.nodes:
-            known[node] = call_node(node, known, self.dtype, self.attention.sizes(node, count))
+            sizes = self.attention.sizes(node, count)
+            known[node] = self.forms.call(node, known, self.dtype, sizes)
         return known
 
     def result(self, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk) -> Tensor:
@@ -108,11 +113,21 @@ class Chunked:
 
     def at_once(self) -> Tensor | None:
         """The result of all queries by one call of PyTorch's kernel; ``None`` where that would make
-        a map, or needs a mask of its size."""
-        if self.kernel is None or (self.kernel.masks and not self.kernel.causal):
+        a map, or needs a mask of its size, of more bytes than a chunk may have."""
+        if self.kernel is None:
+            return None
+        masked = self.kernel.masks and not self.kernel.causal
+        if masked and (self.forms is PLAIN or self._mask_bytes > CHUNK_BYTES):
             return None
         call = self._call(self.kernel, self.fixed, self.entering, Chunk(0, self.attention.queries))
         return call.made() if call.is_fused else None
+
+    @property
+    def _mask_bytes(self) -> int:
+        """The size of one mask for all heads."""
+        given = val(self.attention.site.attention)
+        rows, columns = given.shape[-2:]
+        return int(len(self.entering[0]) * rows * columns * given.dtype.itemsize)
 
     def _call(
         self, kernel: Kernel, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk
@@ -124,8 +139,12 @@ class Chunked:
         mask = None
         if kernel.masks and not causal:
             mask = per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
-        queries, keys = known[kernel.queries], known[kernel.keys]
-        values = known[self.attention.site.values]
+        forms, site = self.forms, self.attention.site
+        by = forms.kernels.get(site.contraction, Factors())
+        queries = forms.scaled(known[kernel.queries], by.queries)
+        keys = forms.scaled(known[kernel.keys], by.keys)
+        values = forms.scaled(known[site.values], by.values)
+        mask = mask if mask is None else forms.scaled(mask, by.mask)
         return KernelCall.of(queries, keys, values, mask, kernel.scale, causal)
 
     def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
@@ -185,6 +204,7 @@ class ByQueries:
 
     attention: Attention
     kernel: Kernel | None
+    forms: Forms = PLAIN
 
     @property
     def entering(self) -> tuple[fx.Node, ...]:
@@ -193,7 +213,8 @@ class ByQueries:
 
     def run(self, values: Values, dtype: torch.dtype | None) -> Tensor:
         """The value of the site's contraction, batch first."""
-        by = replace(chunked(self.attention, values, dtype), kernel=self.kernel)
+        by = chunked(self.attention, values, dtype)
+        by = replace(by, kernel=self.kernel, forms=self.forms)
         made = by.at_once()
         if made is None:
             own = replace(by, entering=tuple(t.detach() for t in by.entering))
@@ -201,15 +222,20 @@ class ByQueries:
         return made
 
 
-def by_queries(program: Program, needed: Collection[fx.Node]) -> Mapping[fx.Node, ByQueries]:
+def by_queries(
+    program: Program, needed: Collection[fx.Node], forms: Forms = PLAIN
+) -> Mapping[fx.Node, ByQueries]:
     """The sites of a forward pass that run in chunks: large ones, of which nothing but the result
-    is ``needed``."""
-    needed = set(needed)
-    return {
-        end: ByQueries(a, program.memo.once(("kernel", end), partial(kernel_of, a)))
-        for end, a in large_attentions(program).items()
-        if needed.isdisjoint(a.inside)
-    }
+    is ``needed``; of a pass by ``forms`` small ones, too, that the fused kernel can run."""
+    needed, plain = set(needed), forms is PLAIN
+    found = {}
+    for end, a in large_attentions(program, None if plain else 0).items():
+        kernel = program.memo.once(("kernel", end), partial(kernel_of, a))
+        kernel = kernel if plain or end in forms.kernels else None
+        small = kernel is None and map_bytes(a.site) <= CHUNK_BYTES
+        if needed.isdisjoint(a.inside) and end not in forms.whole and not small:
+            found[end] = ByQueries(a, kernel, forms)
+    return found
 
 
 def large_attentions(program: Program, least: int | None = None) -> Mapping[fx.Node, Attention]:

@@ -4,7 +4,7 @@ computed for the same samples."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +15,10 @@ from relprop.operations import Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
-from relprop.tracer.facts import is_batched
+from relprop.tracer.facts import is_batched, shape
 from relprop.tracer.flat import run_eager
 from relprop.tracer.program import OutputTree, Program, is_floating
+from relprop.tracer.readout import Cuts, taken
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
@@ -58,16 +59,15 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
         return float("inf"), 0.0
     if a.numel() == 0:
         return 0.0, 0.0
-    apart, scale = _apart(a[None], b[None])
-    return apart.max().item(), scale
+    return _apart(a[None], b[None]).max().item(), largest(b)
 
 
-def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
-    """The largest difference of each of several tensors, and the largest magnitude of all."""
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    """The largest difference of each of several tensors."""
     if a.is_complex() or b.is_complex():
         a, b = (torch.view_as_real(t.to(torch.complex64)) for t in (a, b))
     wide = torch.float32 if a.device.type == "mps" else torch.float64
-    worst, scale = torch.zeros(len(a), dtype=wide, device=a.device), 0.0
+    worst = torch.zeros(len(a), dtype=wide, device=a.device)
     pieces = (t.reshape(len(t), -1).split(max(1, PIECE // max(1, len(t))), 1) for t in (a, b))
     for mine, theirs in zip(*pieces, strict=True):
         if not mine.numel():
@@ -75,8 +75,14 @@ def _apart(a: Tensor, b: Tensor) -> tuple[Tensor, float]:
         x, y = mine.to(wide), theirs.to(a.device, wide)
         agree = (x == y) | (x.isnan() & y.isnan())
         worst = torch.maximum(worst, torch.where(agree, 0.0, x - y).abs().amax(1))
-        scale = max(scale, torch.where(y.isfinite(), y, 0.0).abs().max().item())
-    return torch.where(worst.isnan(), torch.inf, worst), scale
+    return torch.where(worst.isnan(), torch.inf, worst)
+
+
+def largest(value: Tensor) -> float:
+    """The largest magnitude that is finite."""
+    value = torch.view_as_real(value) if value.is_complex() else value
+    pieces = (p.nan_to_num(0.0, 0.0, 0.0) for p in value.reshape(-1).split(PIECE) if p.numel())
+    return max((max(-float(p.min()), float(p.max())) for p in pieces), default=0.0)
 
 
 def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()) -> list[Tensor]:
@@ -128,29 +134,49 @@ class Gap:
     error: float
 
 
-def gaps(
+@dataclass(frozen=True)
+class Told:
+    """What a model returned at one output: a row for each sample that is compared, with all or some
+    places of it (``None``: that cannot be told), and the largest magnitude of the whole output."""
+
+    rows: Tensor | None
+    largest: float
+
+
+def told(
     program: Program,
-    values: Mapping[fx.Node, Value],
     eager: Sequence[Tensor],
-    nodes: Collection[fx.Node],
-    start: int,
-    batch: int,
-    of: int,
-) -> list[Gap]:
-    """The outputs among ``nodes`` whose ``values``, those of ``batch`` samples from ``start`` on,
-    are not what the model returned for ``of`` samples (``eager``)."""
-    found = []
-    for name, node, theirs in zip(program.outputs.names, program.output_nodes, eager, strict=False):
-        if node not in nodes:
+    cuts: Cuts,
+    some: slice = slice(None),
+    batch: int = 1,
+) -> dict[str, Told]:
+    """What a model returned for a ``batch`` (``eager``), of ``some`` of its samples: at the outputs
+    of ``cuts``, the places of these, by the outputs' names."""
+    found = {}
+    for name, node, whole in zip(program.outputs.names, program.output_nodes, eager, strict=False):
+        if node not in cuts:
             continue
-        mine = values[node].detach()
+        rows = _rows(whole, torch.Size(shape(node)), batch)
+        part = None if rows is None else taken(node, rows[some], cuts[node])
+        found[name] = Told(part, 0.0 if rows is None else largest(rows))
+    return found
+
+
+def gaps(
+    program: Program, values: Mapping[fx.Node, Value], heard: Mapping[str, Told], batch: int
+) -> list[Gap]:
+    """The outputs that were ``heard`` whose ``values``, of a ``batch`` of samples and of the same
+    places, are not what the model returned."""
+    found = []
+    for name, node in zip(program.outputs.names, program.output_nodes, strict=True):
+        if name not in heard:
+            continue
+        mine, theirs, scale = values[node].detach(), heard[name].rows, heard[name].largest
         mine = mine if is_batched(node) else mine.expand(batch, *mine.shape)
-        rows = _rows(theirs, mine.shape[1:], of)
-        if rows is None:
+        if theirs is None:
             found.append(Gap(name, tuple(range(batch)), float("inf")))
             continue
-        error, scale = _apart(mine, rows[start : start + batch])
-        _, scale = _apart(rows, rows) if len(rows) > batch else (None, scale)
+        error = _apart(mine, theirs)
         wrong = error > tolerance(program, theirs.dtype) * scale
         if wrong.any():
             relative = error.max().item() / scale if scale else float("inf")
@@ -182,9 +208,9 @@ def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
     rows = _rows(eager, alone.shape, batch)
     if rows is None:
         return False
-    error, _ = _apart(alone[None], rows[sample : sample + 1])
+    error = _apart(alone[None], rows[sample : sample + 1])
     allowed = _allowed(torch.finfo(eager.dtype).eps) if eager.is_floating_point() else 0.0
-    return bool(error[0] <= allowed * _apart(rows, rows)[1])
+    return bool(error[0] <= allowed * largest(rows))
 
 
 def unsteady(
@@ -205,15 +231,16 @@ UNSTEADY = (
 
 
 def rounding_decides(
-    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value]
+    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value], cuts: Cuts
 ) -> bool:
-    """Whether a program's own outputs for one sample are others in float64, or if the inputs are
-    off by their last digits: rounding then decides which of nearly equal values the model picks."""
+    """Whether a program's own outputs for one sample, at the places of ``cuts``, are others in
+    float64, or if the inputs are off by their last digits: rounding then decides which of nearly
+    equal values the model picks."""
     wide = replace(program, dtype=torch.float64)
     for other, inputs in ((wide, one), (program, _nudged(one))):
-        found = execute(other, model, inputs, values)
+        found = execute(other, model, inputs, cuts)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
-        if gaps(program, values, outputs, values, 0, 1, 1):
+        if gaps(program, values, told(program, outputs, cuts), 1):
             return True
     return False
 

@@ -24,6 +24,8 @@ from relprop.tracer.facts import is_floating, role
 
 #: For every axis of one sample's value, which places of it are there; ``None``: all.
 Cut = tuple[Tensor | None, ...]
+#: Outputs, and of each what there is of it.
+Cuts = Mapping[fx.Node, Cut]
 #: Operations that look at a whole row: parts of their values cannot be made from parts.
 COMPARING = frozenset({Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM})
 _MOVES = {
@@ -169,6 +171,11 @@ def taken(node: fx.Node, value: Tensor, cut: Cut) -> Tensor:
         if places is not None:
             value = value.index_select(axis, places.to(value.device))
     return value
+
+
+def whole_cut(node: fx.Node) -> Cut:
+    """Nothing is cut away of a node's value."""
+    return (None,) * rank(node)
 
 
 def put_back(node: fx.Node, part: Tensor, cut: Cut) -> Tensor:

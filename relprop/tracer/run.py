@@ -19,6 +19,7 @@ from relprop.tracer.calls import Values, call_node, cast, per_sample
 from relprop.tracer.chunked import ByQueries, by_queries
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
 from relprop.tracer.weights import AT_ONCE, Sizes, fetched, made_of, weight
@@ -36,6 +37,7 @@ def execute(
     *,
     attached: bool = False,
     known: Values | None = None,
+    forms: Forms = PLAIN,
 ) -> Values:
     """The values of the nodes in ``keep``, for all samples. ``visit(node, value)`` may replace the
     value of a node in ``watch`` as it is made.
@@ -45,15 +47,15 @@ def execute(
     section reads is freed unless kept. Weights that take memory when they are read are read for one
     section, few at a time. What is ``known`` is not worked out again, nor what it alone is made of.
     A large attention site of whose map nothing is kept or watched runs some queries at a time, a
-    section of its own.
+    section of its own. ``forms``: what stands in place of some calls.
     """
     kept, values = set(keep), dict(known or {})
-    sites = by_queries(program, {*keep, *watch})
+    sites = by_queries(program, {*keep, *watch}, forms)
     sizes = {n: size for n, size in fetched(program, model).items() if n not in watch}
     stacked = dict(zip(program.placeholders, inputs.stacked(), strict=True))
 
     def cut() -> list[_Section]:
-        wanted = _wanted(program.graph, kept | set(watch), sites, known)
+        wanted = _wanted(program.graph, kept | set(watch), sites, known or {})
         return _sections(wanted, kept, set(watch), sites, sizes)
 
     found = None if known is None else frozenset(known)
@@ -72,7 +74,7 @@ def execute(
         if section.calls and (site := section.calls[0]) in sites:
             values[site] = sites[site].run(values, program.dtype)
         elif section.calls:
-            section.run(values, program.dtype)
+            section.run(values, program.dtype, forms)
         if visit is not None and (last := section.last) is not None and last in watch:
             values[last] = visit(last, values[last])
         for node in [n for n in values if n not in kept and n not in section.still]:
@@ -86,22 +88,15 @@ def _reads(node: fx.Node, sites: Mapping[fx.Node, ByQueries]) -> tuple[fx.Node, 
 
 
 def _wanted(
-    graph: fx.Graph,
-    asked: set[fx.Node],
-    sites: Mapping[fx.Node, ByQueries],
-    known: Values | None,
+    graph: fx.Graph, asked: set[fx.Node], sites: Mapping[fx.Node, ByQueries], known: Values
 ) -> list[fx.Node]:
-    """The nodes to run, in order: all but those inside ``sites``; beyond what is ``known``, those
-    alone that what is ``asked`` depends on."""
-    nodes = list(graph.nodes)
-    if not sites and known is None:
-        return nodes
-    read = asked | {n for n in nodes if n.op in ("placeholder", "output") and known is None}
-    found = known or {}
-    for node in reversed(nodes):
-        if node in read and node not in found:
-            read.update(_reads(node, sites) if node.op != "output" else node.all_input_nodes)
-    return [n for n in nodes if n in read and n not in found]
+    """The nodes to run, in order: those alone that what is ``asked`` depends on, beyond what is
+    ``known``."""
+    read = set(asked)
+    for node in reversed(graph.nodes):
+        if node in read and node not in known:
+            read.update(_reads(node, sites))
+    return [n for n in graph.nodes if n in read and n not in known]
 
 
 @dataclass(frozen=True)
@@ -144,13 +139,13 @@ class _Section:
         end = nodes[-1] if nodes else None
         return cls(first, end, still, calls, batched, leaving, gone)
 
-    def run(self, values: Values, dtype: torch.dtype | None) -> None:
+    def run(self, values: Values, dtype: torch.dtype | None, forms: Forms) -> None:
         """Run the calls for the whole batch at once and put what leaves into ``values``."""
 
         def section(*given: object) -> Args:
             env = _Layered(dict(zip(self.entering, given, strict=True)), values)
             for node in self.calls:
-                env.own[node] = call_node(node, env, dtype)
+                env.own[node] = forms.call(node, env, dtype)
                 for done in self.gone.get(node, ()):
                     del env.own[done]
             return tuple(env.own[n] for n in self.leaving)

@@ -29,11 +29,14 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
-    restore = [_restored(container) for container in _containers(model)]
-    restore += [_values_restored(t) for t in _tensors(model)]
+    held = [(container, _held(container)) for container in _containers(model)]
+    values = [_values_restored(t) for t in _tensors(model)]
 
     def put_back() -> None:
-        for one in restore:
+        for container, before in held:
+            if (container or before) and not _same(_held(container), before):
+                _restore(container, before)
+        for one in values:
             one()
 
     try:
@@ -107,50 +110,38 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _restored(container: object) -> Callable[[], None]:
-    """A function that puts back what ``container`` holds now, if it holds anything else by then."""
-    if isinstance(container, types.CellType):
-        return _cell_restored(container)
+def _held(container: object) -> Collection[object]:
+    """What ``container`` holds now, in order: of a mapping the keys and the values."""
     if isinstance(container, dict):
-        return _mapping_restored(container)
+        return dict(container) if container else ()
+    if isinstance(container, types.CellType):
+        return (_content(container),)
     assert isinstance(container, (list, deque, set))
-    return _items_restored(container)
-
-
-def _cell_restored(cell: types.CellType) -> Callable[[], None]:
-    before = _content(cell)
-
-    def put_back() -> None:
-        if _content(cell) is not before:
-            cell.cell_contents = before
-
-    return put_back
-
-
-def _mapping_restored(mapping: dict[object, object]) -> Callable[[], None]:
-    before = dict(mapping)
-
-    def put_back() -> None:
-        if not (_same(mapping, before) and _same(mapping.values(), before.values())):
-            mapping.clear()
-            mapping.update(before)
-
-    return put_back
-
-
-def _items_restored(items: list[object] | deque[object] | set[object]) -> Callable[[], None]:
-    before = list(items)
-
-    def put_back() -> None:
-        if not _same(items, before):
-            items.clear()
-            (items.update if isinstance(items, set) else items.extend)(before)
-
-    return put_back
+    return tuple(container)
 
 
 def _same(now: Collection[object], before: Collection[object]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+    """Whether both hold the same objects."""
+    if len(now) != len(before) or not all(map(is_, now, before)):
+        return False
+    if isinstance(now, dict) and isinstance(before, dict):
+        return all(map(is_, now.values(), before.values()))
+    return True
+
+
+def _restore(container: object, before: Collection[object]) -> None:
+    """Make ``container`` hold what it held before."""
+    if isinstance(container, types.CellType):
+        (container.cell_contents,) = before
+        return
+    assert isinstance(container, (dict, list, deque, set))
+    container.clear()
+    if isinstance(container, dict):
+        container.update(before if isinstance(before, dict) else {})
+    elif isinstance(container, set):
+        container.update(before)
+    else:
+        container.extend(before)
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

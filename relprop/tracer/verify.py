@@ -16,6 +16,7 @@ from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
 from relprop.tracer.judge import UNSTEADY, difference, rounding_decides, tolerance, unsteady
 from relprop.tracer.program import Program
+from relprop.tracer.readout import whole_cut
 from relprop.tracer.run import execute
 
 #: By how much closer a graph that was not captured must be to the model than a captured one.
@@ -36,7 +37,8 @@ def verify(
         if not error <= tolerance(program, eager.dtype) * scale:
             if (habit := _habit(program, model, inputs, raw, random_calls)) is not None:
                 raise habit
-            if rounding_decides(program, model, inputs, values):
+            outputs = {n: whole_cut(n) for n in program.output_nodes}
+            if rounding_decides(program, model, inputs, values, outputs):
                 return  # no two ways to add up agree: the judge of the call says so, or refuses
             fact = (
                 f"the captured graph differs from the model: output {name!r} by "

@@ -197,10 +197,12 @@ def test_one_number_for_all_samples():
 
 def test_what_a_side_input_takes_is_booked_under_its_name():
     model, x, s = made("added to every token")
-    e = explained(model, (x, s), "attnlrp")
+    e = explained(model, (x, s), "attnlrp", ledger=True)
     absorbed = e.ledger.absorbed()
     assert absorbed["input input_1"].abs().min() > 0 and e.ledger.balanced
-    named = explained(Turned(model), {"side": s, "tokens": x}, "attnlrp").ledger.absorbed()
+    named = explained(
+        Turned(model), {"side": s, "tokens": x}, "attnlrp", ledger=True
+    ).ledger.absorbed()
     assert torch.equal(named["input side"], absorbed["input input_1"])
 
 

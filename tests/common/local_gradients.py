@@ -7,6 +7,8 @@ activations pass half the derivative to each. Everything is computed in the mode
 to float32, which many models make on their way, are left out.
 """
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,8 +101,7 @@ class LocalGradients(TorchFunctionMode):
 def contributions(model: nn.Module, x: Tensor, scalar, **rules) -> Tensor:
     """x ⊙ ∂ scalar(model, x)/∂x under these rules, of x's shape. ``scalar`` gives one number per
     sample, (batch,)."""
-    for p in model.parameters():
-        p.requires_grad_(False)
+    model = copy.deepcopy(model).requires_grad_(False)
     x = x.detach().clone().requires_grad_()
     with LocalGradients(**rules):
         y = scalar(model, x)

@@ -7,15 +7,35 @@ is zero or one by accident.
 
 import functools
 import math
+import random
 from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
 TOKENS, FEATURES, VOCABULARY, CLASSES = 5, 6, 11, 4
+
+#: What a recipe may be, in the order of its fields.
+SETTINGS = {
+    "depth": (1, 2, 3),
+    "heads": (1, 2, 4),
+    "width": (8,),
+    "norm": ("pre", "post"),
+    "activation": tuple(ACTIVATIONS),
+    "bias": (True, False),
+    "pool": ("class", "mean", "last"),
+    "shared": (False, True),
+    "tied": (False, True),
+    "ids": (False, True),
+    "parallel": (False, True),
+    "fused": (True, False),
+    "seed": tuple(range(1000)),
+}
 
 
 @dataclass(frozen=True)
@@ -48,25 +68,32 @@ class Recipe:
         return VOCABULARY if self.tied else CLASSES
 
 
+def recipes(**fixed):
+    """Any recipe; ``fixed`` settings stay as they are. In the fast suite it is one of a few, so
+    that the tests share their models, each of which is captured once."""
+    if settings().max_examples > 100:
+        return _any_recipe(**fixed)
+    few = (_fitting(recipe, fixed) for recipe in _few_recipes())
+    return st.sampled_from(list(dict.fromkeys(few)))
+
+
 @st.composite
-def recipes(draw, **fixed):
-    """Any recipe; ``fixed`` settings stay as they are."""
-    ids = fixed.get("ids", draw(st.booleans()))
-    drawn = {
-        "depth": draw(st.integers(1, 3)),
-        "heads": draw(st.sampled_from([1, 2, 4])),
-        "norm": draw(st.sampled_from(["pre", "post"])),
-        "activation": draw(st.sampled_from(sorted(ACTIVATIONS))),
-        "bias": draw(st.booleans()),
-        "pool": draw(st.sampled_from(["class", "mean", "last"])),
-        "shared": draw(st.booleans()),
-        "ids": ids,
-        "tied": ids and draw(st.booleans()),
-        "parallel": draw(st.booleans()),
-        "fused": draw(st.booleans()),
-        "seed": draw(st.integers(0, 1000)),
-    }
-    return Recipe(**{**drawn, **fixed})
+def _any_recipe(draw, **fixed):
+    return _fitting(Recipe(**{k: draw(st.sampled_from(v)) for k, v in SETTINGS.items()}), fixed)
+
+
+def _fitting(recipe, fixed):
+    recipe = replace(recipe, **fixed)
+    return replace(recipe, tied=recipe.tied and recipe.ids)
+
+
+def _few_recipes():
+    """Twelve, with each value of a setting as often as any other of it."""
+    source = random.Random(0)
+    columns = [[v[i % len(v)] for i in range(12)] for v in SETTINGS.values()]
+    for column in columns:
+        source.shuffle(column)
+    return [Recipe(*row) for row in zip(*columns, strict=True)]
 
 
 class Attention(nn.Module):
@@ -177,13 +204,47 @@ def build(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **chang
     return randomise(Transformer(recipe), recipe.seed).to(dtype).eval()
 
 
-@functools.cache
 def shared(recipe: Recipe = Recipe(), dtype: torch.dtype = torch.float64, **changes) -> Transformer:
     """``build``'s model, the same object at every call, so that it is captured once: for tests that
-    do not change it, and are not about how it is captured. Draws nothing from PyTorch's own
-    generator."""
+    do not change it (one that does fails), and are not about how it is captured. Draws nothing from
+    PyTorch's own generator."""
+    return lent(_kept(replace(recipe, **changes), dtype))
+
+
+@functools.lru_cache(64)
+def _kept(recipe: Recipe, dtype: torch.dtype) -> Transformer:
     with torch.random.fork_rng([]):
-        return build(recipe, dtype, **changes)
+        return build(recipe, dtype)
+
+
+_lent: list[tuple[nn.Module, dict[str, object]]] = []
+
+
+def lent(model: nn.Module) -> nn.Module:
+    """A model that several tests use: ``changed`` tells what became of it."""
+    if all(model is not other for other, _ in _lent):
+        _lent.append((model, _state(model)))
+    return model
+
+
+def changed() -> list[str]:
+    """What has been changed of the models that were lent since it was last asked."""
+    found = [k for model, was in _lent for k, v in (was | _state(model)).items() if was.get(k) != v]
+    _lent.clear()
+    return found
+
+
+def _state(model: nn.Module) -> dict[str, object]:
+    """What a test may not leave changed: modules, modes, hooks, tensors and their gradients."""
+    modules = {
+        f"module {name!r}": (id(m), m.training, *m._forward_hooks, *m._forward_pre_hooks)
+        for name, m in model.named_modules()
+    }
+    tensors = {
+        f"tensor {name!r}": (id(t), str(t.detach().sum().item()), t.requires_grad, t.grad is None)
+        for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
+    return modules | tensors
 
 
 def sample(
@@ -204,7 +265,7 @@ def made_once(make):
     """``make``, which draws from PyTorch's generator, without making the same thing twice: called
     again with the same arguments from the same state of the generator, it gives what it gave and
     leaves the generator as it left it. The model is then captured once for several tests, none of
-    which may change it or look for what is said once."""
+    which may change it (one that does fails) or look for what is said once."""
     made = {}
 
     @functools.wraps(make)
@@ -214,6 +275,9 @@ def made_once(make):
             made[key] = (make(*args, **options), torch.get_rng_state())
         thing, after = made[key]
         torch.set_rng_state(after)
+        for model in tree_leaves(thing):
+            if isinstance(model, nn.Module):
+                lent(model)
         return thing
 
     return once

@@ -2,6 +2,7 @@
 the same models whole, left as they were, and never loaded whole."""
 
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -73,16 +74,23 @@ def scores(model, case, method, memory):
     return explanation, explanation.scores
 
 
+@functools.cache
+def whole_case(name):
+    """A model that is whole, its inputs and a target, and what each method says of it."""
+    case = lively_case(name)
+    case[0].double()
+    return case, {m: scores(case[0], case, m, None)[1] for m in METHODS}
+
+
 @pytest.mark.parametrize("offload", [in_memory, on_disk, by_turns, one_by_parent])
 @pytest.mark.parametrize("name", ["padded BERT", "grouped queries"])
 def test_offloaded_models_are_explained_as_whole_ones(name, offload, tmp_path):
-    case = lively_case(name)
-    whole = case[0].double()
-    model = offload(copy.deepcopy(whole), tmp_path)
+    case, whole = whole_case(name)
+    model = offload(copy.deepcopy(case[0]), tmp_path)
     before = everything(model, case)
-    for method in METHODS:
+    for method, theirs in whole.items():
         for memory in (None, 0):
-            (_, theirs), (other, mine) = (scores(m, case, method, memory) for m in (whole, model))
+            other, mine = scores(model, case, method, memory)
             assert closeness(mine, theirs) <= EXACT, (method, memory)
             assert other.facts["compared"].startswith("equal to the model's own output")
     assert not differences(before, everything(model, case))
@@ -90,8 +98,8 @@ def test_offloaded_models_are_explained_as_whole_ones(name, offload, tmp_path):
 
 
 def test_loaded_with_a_map_of_devices(tmp_path):
-    case = lively_case("grouped queries")
-    case[0].double().save_pretrained(tmp_path / "model")
+    case, whole = whole_case("grouped queries")
+    case[0].save_pretrained(tmp_path / "model")
     places = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu"}
     places |= {"model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "disk"}
     model = transformers.LlamaForCausalLM.from_pretrained(
@@ -99,9 +107,8 @@ def test_loaded_with_a_map_of_devices(tmp_path):
     )
     assert any(p.is_meta for p in model.parameters())
     before = everything(model, case)
-    for method in METHODS:
-        (_, theirs), (_, mine) = (scores(m, case, method, 0) for m in (case[0], model))
-        assert closeness(mine, theirs) <= EXACT
+    for method, theirs in whole.items():
+        assert closeness(scores(model, case, method, 0)[1], theirs) <= EXACT
     assert not differences(before, everything(model, case))
 
 

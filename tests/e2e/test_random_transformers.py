@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import relprop
-from tests.common.models import Recipe, build, closeness, recipes, sample
+from tests.common.models import Recipe, build, closeness, recipes, sample, shared
 
 FEW = settings(max_examples=max(settings().max_examples // 3, 1))
 EXACT = 1e-9
@@ -47,7 +47,7 @@ def assert_same(a, b, tolerance=EXACT):
 @FEW
 @given(recipes(), RULES, st.sampled_from([torch.float32, torch.float64]))
 def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
-    model, x = build(recipe, dtype), sample(recipe, dtype=dtype)
+    model, x = shared(recipe, dtype), sample(recipe, dtype=dtype)
     e = relprop.explain(model, x, rules=rules, keep="input")
     assert torch.isfinite(e.scores).all() and torch.isfinite(e.input).all()
     assert e.scores.dtype == dtype and e.scores.shape == (3, recipe.tokens)
@@ -62,7 +62,7 @@ def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
 @FEW
 @given(recipes())
 def test_books_balance_when_the_walk_stops_at_the_last_site(recipe):
-    e = relprop.explain(build(recipe), sample(recipe))
+    e = relprop.explain(shared(recipe), sample(recipe))
     assert all(name.startswith("attention ") for name in e.ledger.reached)
     assert_balanced(e.ledger, 1e-12)
 
@@ -84,7 +84,7 @@ def test_the_ledger_check_can_fail():
 @FEW
 @given(recipes(), RULES, st.sampled_from([1, 2, 5]))
 def test_a_batch_equals_its_samples_one_by_one(recipe, rules, n):
-    model, x = build(recipe), sample(recipe, n)
+    model, x = shared(recipe), sample(recipe, n)
     e = relprop.explain(model, x, rules=rules, keep=("blocks", "input"))
     assert n == 1 or recipe.ids or closeness(e.scores[0], e.scores[1]) > 1e-3
     for i in range(n):
@@ -101,7 +101,7 @@ def test_a_batch_equals_its_samples_one_by_one(recipe, rules, n):
 @FEW
 @given(recipes(), st.permutations(range(4)))
 def test_the_order_of_samples_does_not_matter(recipe, order):
-    model, x = build(recipe), sample(recipe, 4)
+    model, x = shared(recipe), sample(recipe, 4)
     e, permuted = relprop.explain(model, x), relprop.explain(model, x[list(order)])
     assert closeness(e.scores[list(order)], permuted.scores) <= EXACT
     assert tuple(e.target[i] for i in order) == permuted.target
@@ -110,7 +110,7 @@ def test_the_order_of_samples_does_not_matter(recipe, order):
 @FEW
 @given(recipes(), st.integers(1, 4))
 def test_batch_size_splits_the_work_and_changes_nothing(recipe, size):
-    model, x, keep = build(recipe), sample(recipe, 5), ("blocks", "matrix", "input")
+    model, x, keep = shared(recipe), sample(recipe, 5), ("blocks", "matrix", "input")
     whole, parts = (
         relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep),
         relprop.explain(model, x, [0, 1, 2, 3, 0], keep=keep, batch_size=size),
@@ -131,7 +131,7 @@ def test_batch_size_splits_the_work_and_changes_nothing(recipe, size):
 @FEW
 @given(recipes(), RULES)
 def test_explain_many_equals_separate_calls(recipe, rules):
-    model, x = build(recipe), sample(recipe)
+    model, x = shared(recipe), sample(recipe)
     targets = [0, None, [3, 1, 2], torch.tensor(2), lambda logits: logits[0, 1] - logits[0, 2]]
     together = relprop.explain_many(model, x, targets, rules=rules)
     assert len(together) == len(targets)
@@ -144,7 +144,7 @@ def test_explain_many_equals_separate_calls(recipe, rules):
 @FEW
 @given(recipes(), RULES)
 def test_the_row_is_what_the_head_reads_of_eq_14s_product(recipe, rules):
-    e = relprop.explain(build(recipe), sample(recipe), 1, rules=rules, keep=("blocks", "matrix"))
+    e = relprop.explain(shared(recipe), sample(recipe), 1, rules=rules, keep=("blocks", "matrix"))
     c = product_of_blocks(e.blocks)
     assert closeness(e.matrix, torch.from_numpy(c)) <= EXACT
     read = reading(recipe)
@@ -156,7 +156,7 @@ def test_the_row_is_what_the_head_reads_of_eq_14s_product(recipe, rules):
 @FEW
 @given(recipes(pool="class"), RULES)
 def test_the_class_tokens_row_of_the_matrix_is_the_row(recipe, rules):
-    e = relprop.explain(build(recipe), sample(recipe), rules=rules, keep="matrix")
+    e = relprop.explain(shared(recipe), sample(recipe), rules=rules, keep="matrix")
     assert closeness(e.matrix[:, 0], e.row) <= EXACT
     assert e.source.tolist() == [-1, *range(recipe.tokens - 1)]
     assert e.content.tolist() == [[False, *[True] * (recipe.tokens - 1)]] * 3
@@ -188,7 +188,7 @@ def reading(recipe):
 def test_the_gradient_at_a_site_is_autograds_and_attention_the_models_own(recipe):
     """Against the plain model with its softmax written out, and autograd alone."""
     recipe = replace(recipe, fused=False, shared=False)
-    model, x = build(recipe), sample(recipe, 2)
+    model, x = shared(recipe), sample(recipe, 2)
     e = relprop.explain(model, x, 1, keep="blocks")
     maps = []
 

@@ -1,4 +1,5 @@
-"""``relprop evaluate --data`` really killed, and resumed: nothing is lost, nothing twice."""
+"""``relprop evaluate --data`` really killed, and resumed by another process: nothing is lost,
+nothing twice."""
 
 import json
 import subprocess
@@ -6,6 +7,8 @@ import sys
 import time
 
 import pytest
+
+from relprop.cli import main
 
 ARGUMENTS = [
     "evaluate",
@@ -24,7 +27,7 @@ ARGUMENTS = [
 ]
 
 
-def started(out, *more):
+def started(out):
     command = [
         sys.executable,
         "-c",
@@ -32,14 +35,25 @@ def started(out, *more):
         *ARGUMENTS,
         "--out",
         str(out),
-        *more,
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def done_here(capsys, monkeypatch, *more):
+    """What the command prints, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["relprop", *ARGUMENTS, "--json", *map(str, more)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+        raise SystemExit(0)
+    said = capsys.readouterr()
+    assert not ended.value.code, said.err
+    return said
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_killed_evaluation_goes_on(tmp_path):
-    whole = started(tmp_path / "whole", "--json")
+def test_a_killed_evaluation_goes_on(tmp_path, capsys, monkeypatch):
+    whole = done_here(capsys, monkeypatch, "--out", tmp_path / "whole")
     killed = started(tmp_path / "killed")
     shards = tmp_path / "killed" / "shards"
     deadline = time.monotonic() + 120
@@ -53,8 +67,6 @@ def test_a_killed_evaluation_goes_on(tmp_path):
     killed.communicate()
     done = len(list(shards.glob("*.parquet")))
     assert 3 <= done < 10
-    again = started(tmp_path / "killed", "--resume", "--json")
-    (first, _), (second, said) = whole.communicate(timeout=120), again.communicate(timeout=120)
-    assert whole.returncode == again.returncode == 0, said
-    assert json.loads(first) == json.loads(second)
-    assert f"{40 - 4 * done} of 40 samples" in said.replace("\n", " ")
+    again = done_here(capsys, monkeypatch, "--out", tmp_path / "killed", "--resume")
+    assert json.loads(whole.out) == json.loads(again.out)
+    assert f"{40 - 4 * done} of 40 samples" in again.err.replace("\n", " ")

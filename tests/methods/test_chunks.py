@@ -2,6 +2,7 @@
 the rules and through the roll-up, and every number is that of the whole map."""
 
 import dataclasses
+import warnings
 
 import pytest
 import timm
@@ -17,6 +18,7 @@ from relprop.tracer import bind, chunked, trace_program
 
 EXACT = 1e-11
 ROW_WISE = ("transformer_attribution", "rollout", "gae", "attention_grad", "partial_lrp", "cat")
+FEWER = {"integrated_gradients": {"n_steps": 3}}
 AT_INPUT = ("gradient_x_input", "integrated_gradients", "lrp", "attnlrp", "cp_lrp", "epsilon_lrp")
 IDS = torch.randint(3, 50, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(11) < torch.tensor([[11], [8]])).long()
@@ -118,10 +120,23 @@ def case(request):
     return lively_case(request.param)
 
 
+@pytest.fixture(scope="module")
+def whole(case):
+    """What every method says of a graph in one piece with whole maps, from one call."""
+    return of_whole(case)
+
+
+def of_whole(case):
+    model, inputs, target = case
+    asked = [(m, FEWER.get(m, {})) for m in ROW_WISE + AT_INPUT]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return relprop.compare(model, inputs, asked, target, precision="float64", memory=None)
+
+
 def explained(case, method, **options):
     model, inputs, target = case
-    if method == "integrated_gradients":
-        options["n_steps"] = 3
+    options = {**FEWER.get(method, {}), **options}
     return relprop.explain(model, inputs, target, method=method, precision="float64", **options)
 
 
@@ -162,13 +177,12 @@ def assert_same(whole, parts):
 
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 @pytest.mark.parametrize("method", ROW_WISE + AT_INPUT)
-def test_chunks_change_nothing(case, method, monkeypatch):
-    whole = explained(case, method)
+def test_chunks_change_nothing(case, whole, method, monkeypatch):
     cut = in_chunks(monkeypatch)
     parts = explained(case, method)
-    whole_maps = method == "gae" and len(whole.streams) > 1
+    whole_maps = method == "gae" and len(parts.streams) > 1
     assert len(cut) == (0 if whole_maps else len(sites_of(case)))
-    assert_same(whole, parts)
+    assert_same(whole[method], parts)
 
 
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
@@ -332,6 +346,18 @@ def test_the_map_of_a_long_text_is_never_made():
         explained = relprop.explain(model, ids, (2047, 3), verify=False)
     assert explained.facts["whole_maps"] == []
     assert largest.bytes <= 2 * chunked.CHUNK_BYTES < 4 * 2048 * 2048 * 4
+
+
+@pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "attnlrp"])
+def test_nor_is_its_mask(method, monkeypatch):
+    config = transformers.LlamaConfig(**TINY, max_position_embeddings=512)
+    model, ids = transformers.LlamaForCausalLM(config).eval(), torch.randint(3, 50, (1, 512))
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 2**15)
+    relprop.explain(model, ids, (511, 3), method=method, verify=False)
+    largest = LargestTensor()
+    with largest:
+        relprop.explain(model, ids, (511, 3), method=method, verify=False)
+    assert largest.bytes < 512 * 512
 
 
 class LargestTensor(TorchDispatchMode):

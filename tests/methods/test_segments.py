@@ -23,6 +23,7 @@ from tests.methods.test_chunks import (
     in_chunks,
     lively,
     lively_case,
+    of_whole,
 )
 
 LEAST = {"memory": 0}
@@ -33,24 +34,28 @@ def case(request):
     return lively_case(request.param)
 
 
+@pytest.fixture(scope="module")
+def whole(case):
+    return of_whole(case)
+
+
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 @pytest.mark.parametrize("method", ROW_WISE + AT_INPUT)
-def test_segments_change_nothing(case, method):
-    whole = explained(case, method, memory=None)
+def test_segments_change_nothing(case, whole, method):
     parts = explained(case, method, **LEAST)
     cut = parts.facts["segments"]
-    assert whole.facts["segments"] == 1
+    assert whole[method].facts["segments"] == 1
     assert cut == 1 if "not_cut" in parts.facts else cut >= 2
-    assert ("not_cut" in parts.facts) == (method == "gae" and len(whole.streams) > 1)
-    assert_same(whole, parts)
+    assert ("not_cut" in parts.facts) == (method == "gae" and len(parts.streams) > 1)
+    assert_same(whole[method], parts)
 
 
-def test_segments_and_chunks_together(case, monkeypatch):
-    whole = explained(case, "transformer_attribution", memory=None)
+def test_segments_and_chunks_together(case, whole, monkeypatch):
     in_chunks(monkeypatch)
     parts = explained(case, "transformer_attribution", **LEAST)
     assert parts.facts["segments"] >= 2
-    assert all(gap(whole[n].scores, parts[n].scores) < EXACT for n in whole.streams)
+    for name, one in whole["transformer_attribution"].streams.items():
+        assert gap(one.scores, parts[name].scores) < EXACT
 
 
 def test_several_targets_terms_and_methods_in_segments():

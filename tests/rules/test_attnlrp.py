@@ -27,7 +27,7 @@ from relprop.rules.notes import Constants
 from relprop.rules.presets import variant
 from tests.common.calls import amounts, make_call
 from tests.common.local_gradients import contributions
-from tests.common.models import build, closeness, randomise, recipes, sample
+from tests.common.models import build, closeness, randomise, recipes, sample, shared
 
 aten = torch.ops.aten
 EXACT = 1e-9
@@ -337,7 +337,7 @@ def logit(target):
 @FEW
 @given(recipes(ids=False), st.sampled_from(sorted(LIMITS)))
 def test_random_transformers_equal_input_times_local_gradients(recipe, rules):
-    model, x = build(recipe), sample(recipe, 2)
+    model, x = shared(recipe), sample(recipe, 2)
     e = relprop.explain(model, x, 1, method="attnlrp", rules=LIMITS[rules], keep="input")
     expected = contributions(model, x, logit(1), **LOCAL[rules])
     allowed = (
@@ -487,9 +487,12 @@ def test_norms_written_out_equal_the_module(how, rules):
     torch.manual_seed(0)
     x, model, other = drawn(2, 4, 6), Written("module"), Written(how)
     other.load_state_dict(model.state_dict())
-    expected = relprop.explain(model, x, 1, method="attnlrp", rules=LIMITS[rules], keep="input")
-    e = relprop.explain(other, x, 1, method="attnlrp", rules=LIMITS[rules], keep="input")
-    assert closeness(e.input, expected.input) <= EXACT and e.ledger.worst() <= 1e-12
+    options = {"method": "attnlrp", "rules": LIMITS[rules], "keep": "input"}
+    expected = relprop.explain(model, x, 1, **options)
+    for ledger in (None, True):
+        e = relprop.explain(other, x, 1, ledger=ledger, **options)
+        assert closeness(e.input, expected.input) <= EXACT
+    assert e.ledger.worst() <= 1e-12
     assert closeness(e.input, contributions(model, x, logit(1))) <= EXACT
 
 
@@ -623,8 +626,10 @@ def test_relevance_starts_with_the_targets_own_value(name):
     """So that a positive score raised y_t, also where y_t is negative."""
     target, scalar = TARGETS[name]
     model, x = build(), sample()
-    e = relprop.explain(model, x, target, method="attnlrp", rules=LIMITS["attnlrp"], keep="input")
-    assert closeness(e.input, contributions(model, x, lambda m, y: scalar(m(y)))) <= EXACT
+    options = {"method": "attnlrp", "rules": LIMITS["attnlrp"], "keep": "input"}
+    for ledger in (None, True):
+        e = relprop.explain(model, x, target, ledger=ledger, **options)
+        assert closeness(e.input, contributions(model, x, lambda m, y: scalar(m(y)))) <= EXACT
     y = scalar(model(x)).detach()
     assert closeness(e.output, y) <= EXACT
     if name in (
@@ -642,8 +647,8 @@ def test_relevance_starts_with_the_targets_own_value(name):
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
-    model, x = build(recipe, dtype), sample(recipe, dtype=dtype)
-    e = relprop.explain(model, x, method="attnlrp", rules=rules)
+    model, x = shared(recipe, dtype), sample(recipe, dtype=dtype)
+    e = relprop.explain(model, x, method="attnlrp", rules=rules, ledger=True)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     assert (
         torch.isfinite(e.scores).all()
@@ -668,7 +673,7 @@ def test_books_balance_at_every_node_and_end_to_end(recipe, rules, dtype):
 @FEW
 @given(recipes(), st.sampled_from(["attnlrp", "cp_lrp", "epsilon_lrp"]))
 def test_a_batch_equals_its_samples_one_by_one(recipe, method):
-    model, x = build(recipe), sample(recipe)
+    model, x = shared(recipe), sample(recipe)
     e = relprop.explain(model, x, method=method)
     assert e.rules == METHODS[method].rules and e.method == method
     for i in range(3):
@@ -691,7 +696,7 @@ def test_epsilon_lrp_is_the_epsilon_rule_set_started_with_y():
 def test_an_affine_model_gives_its_terms():
     model, x = nn.Linear(5, 3).double(), drawn(4, 5)
     for method in ("attnlrp", "cp_lrp", "epsilon_lrp"):
-        e = relprop.explain(model, x, 1, method=method, keep="input")
+        e = relprop.explain(model, x, 1, method=method, keep="input", ledger=True)
         assert closeness(e.input, x * model.weight[1].detach()) <= 1e-4
         assert closeness(e.ledger.absorbed()["bias"], model.bias[1].detach().expand(4)) <= 1e-4
 

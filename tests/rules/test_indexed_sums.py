@@ -106,7 +106,7 @@ def test_a_sum_by_index_balances_and_is_that_of_another_spelling(written, other,
     x = torch.randn(samples, 6, 3, generator=torch.Generator().manual_seed(1)).double()
     with torch.no_grad():
         torch.testing.assert_close(one(x), two(x))
-    mine, theirs = (relprop.explain(m, x, 1, **METHODS[how]) for m in (one, two))
+    mine, theirs = (relprop.explain(m, x, 1, ledger=True, **METHODS[how]) for m in (one, two))
     assert mine.ledger.balanced(1e-9) and theirs.ledger.balanced(1e-9)
     books = mine.ledger.totals()
     parts = (books[name] for name in ("reached", "absorbed", "lost", "unread"))
@@ -121,4 +121,6 @@ def test_every_rule_set_balances_where_places_repeat():
     x = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(1)).double()
     for name in PRESETS:
         if not name.startswith("reference"):  # the authors' stabiliser loses a little
-            assert relprop.explain(model, x, 1, method="lrp", rules=name).ledger.balanced(), name
+            assert relprop.explain(
+                model, x, 1, method="lrp", rules=name, ledger=True
+            ).ledger.balanced(), name

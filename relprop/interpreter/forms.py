@@ -1,0 +1,140 @@
+"""A whole relevance pass as one gradient: where every rule of a plan has a gradient form, the graph
+with these forms in place of its calls is differentiated, and relevance is value ⊙ gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from relprop.interpreter.crossing import refusing_step
+from relprop.numerics import at_least_float32
+from relprop.operations import Value
+from relprop.plan import Plan, Step
+from relprop.rules.call import Call
+from relprop.rules.gradient_form import Form, factors_of, scaled
+from relprop.rules.rule import Rule
+from relprop.tracer.calls import Reads, call_node
+from relprop.tracer.chunked import large_attentions
+from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.facts import is_batched
+from relprop.tracer.forms import Factors, Forms
+from relprop.tracer.kernel import Kernel, kernel_of
+from relprop.tracer.kernels import KERNELS
+from relprop.tracer.program import is_floating
+from relprop.tracer.queries import Attention
+
+Made = Callable[[Reads], Value]
+
+
+class Undefined(Exception):
+    """A gradient form has no value at these numbers: relevance must be walked."""
+
+
+def forms_of(plan: Plan) -> Forms | str:
+    """What stands in place of the graph's calls so that relevance is value ⊙ gradient; or why there
+    is no such. Worked out once per plan."""
+    return plan.memo.once("forms", lambda: _why_none(plan) or _forms(plan))
+
+
+def _why_none(plan: Plan) -> str:
+    """Why relevance is not one gradient, or ""."""
+    if plan.rules.fan_out is not None:
+        return (
+            "the rule set joins the relevances of a value that is used twice by a rule of its own"
+        )
+    for step in plan.steps:
+        if len(step.inner) > 1 or _form(step) is None:
+            return f"rule {_rule(step).name!r} has no gradient form"
+    program = plan.program
+    wide = program.dtype or torch.float32
+    floating = [val(s.node) for s in plan.steps if isinstance(val(s.node), Tensor)]
+    if program.dtype is None:
+        wide = next((t.dtype for t in floating if t.dtype != at_least_float32(t.dtype)), wide)
+    if wide != at_least_float32(wide):
+        return f"gradients of a model in {str(wide).removeprefix('torch.')} are rounded to that"
+    return ""
+
+
+def _rule(step: Step) -> Rule:
+    return step.rule.for_activations(step.roles.count("activation"))
+
+
+def _form(step: Step) -> Form | None:
+    return _rule(step).gradient
+
+
+def _forms(plan: Plan) -> Forms:
+    dtype = plan.program.dtype
+    made: dict[fx.Node, Made] = {}
+    for step in plan.steps:
+        form = _form(step)
+        if form is not None and not _is_plain(step):
+            made[step.node] = partial(_made, form, step)
+    passed = {*plan.step_at, *plan.program.leaves.values()}
+    for node in plan.program.graph.nodes:  # where relevance ends, so does the gradient
+        ends = node.op == "call_function" and node not in passed and is_batched(node)
+        if ends and is_floating(node) and not passed.isdisjoint(tensor_inputs(node)):
+            made[node] = partial(_stopped, node, dtype)
+    sites = large_attentions(plan.program, 0)
+    kernels = {end: _factors(plan, a, made) for end, a in sites.items()}
+    whole = frozenset(end for end, a in sites.items() if refusing_step(plan, a) is not None)
+    return Forms(made, {e: f for e, f in kernels.items() if f is not None}, whole, scaled)
+
+
+def _is_plain(step: Step) -> bool:
+    """Whether its form is the call as it stands."""
+    factors = _multiples(step)
+    return factors is not None and set(factors) <= {1.0}
+
+
+def _multiples(step: Step) -> tuple[float, ...] | None:
+    """By what its form multiplies the gradient at each operand; ``None`` where it is more."""
+    form = _form(step)
+    traced = tuple(val(o) for o in step.operands)
+    return None if form is None else factors_of(form, _unmade(step, traced))
+
+
+def _unmade(step: Step, tensors: tuple[Tensor, ...]) -> Call:
+    """What a form is told: its call, without a result."""
+    call = step.call(tensors, None, None)
+    return replace(call, function=KERNELS.get(call.function, call.function))
+
+
+def _made(form: Form, step: Step, values: Reads) -> Value:
+    return form(_unmade(step, tuple(values[o] for o in step.operands)))
+
+
+def _stopped(node: fx.Node, dtype: torch.dtype | None, values: Reads) -> Value:
+    return tree_map_only(Tensor, torch.Tensor.detach, call_node(node, values, dtype))
+
+
+def _factors(plan: Plan, attention: Attention, made: Mapping[fx.Node, Made]) -> Factors | None:
+    """What becomes of the gradients of a site that the fused kernel runs; ``None`` where a form is
+    more than a multiple of the gradient."""
+    kernel, site = kernel_of(attention), attention.site
+    if kernel is None:
+        return None
+    product = _product(kernel, attention)
+    if any(n in made for n in attention.nodes if n not in (product, site.contraction)):
+        return None
+    by = dict[fx.Node, dict[fx.Node, float]]()
+    for node in (product, site.contraction):
+        step = plan.step_at.get(node)
+        found = () if step is None else _multiples(step)
+        if found is None:
+            return None
+        by[node] = {} if step is None else dict(zip(step.operands, found, strict=True))
+    rows = by[site.contraction].get(site.attention, 1.0)
+    queries, keys = (rows * by[product].get(n, 1.0) for n in (kernel.queries, kernel.keys))
+    return Factors(queries, keys, by[site.contraction].get(site.values, 1.0), rows)
+
+
+def _product(kernel: Kernel, attention: Attention) -> fx.Node:
+    """The call that multiplies queries and keys."""
+    pair = {kernel.queries, kernel.keys}
+    return next(n for n in attention.nodes if set(tensor_inputs(n)) == pair)
