@@ -246,6 +246,8 @@ class Judge:
         given = self._inputs
         names = [n for n, b in zip(given.names[1:], given.batched[1:], strict=True) if b]
         outputs = model_outputs(self.model, given)
+        if any(bool(o.isnan().any()) for o in outputs):  # rows of NaN tell nothing
+            return ()
         for some in [(n,) for n in names] + ([tuple(names)] if len(names) > 1 else []):
             try:
                 alone = model_outputs(self.model, given.sharing(some).select(sample, sample + 1))

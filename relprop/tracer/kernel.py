@@ -187,7 +187,8 @@ def _rows_are_causal(kernel: Kernel, attention: Attention, known: Values, first:
     count = min(ROWS, attention.queries - first)
     cut = {n: attention.cut(n, v, first, count) for n, v in known.items()}
     held = [v.device for v in cut.values() if isinstance(v, Tensor)]
-    like = torch.empty((), device=held[0] if held else None)
+    device = held[0] if held else None
+    like = torch.empty((), dtype=val(kernel.scores).dtype, device=device)
     mask = added(kernel, attention, cut, like, count, None)
     here = torch.arange(first, first + count, device=mask.device)
     later = torch.arange(mask.shape[-1], device=mask.device) > here.unsqueeze(1)

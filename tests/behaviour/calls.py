@@ -121,6 +121,7 @@ def model(name: str) -> tuple[nn.Module, Any, Any]:
 def explain(name: str, target: Any = ..., **options: Any) -> Any:
     """``relprop.explain`` on a model of the record."""
     made_model, inputs, usual = model(name)
+    options = {"ledger": True, **options}  # the walk was recorded, where one gradient would do
     return relprop.explain(made_model, inputs, usual if target is ... else target, **options)
 
 

@@ -59,7 +59,7 @@ def test_the_similarity_of_two_sentences_is_explained(pair):
     """Both sentences have scores by word; AttnLRP's add up to the cosine, less what biases absorb,
     and most of it is on what the sentences share."""
     model, inputs, tokenizer = pair
-    e = relprop.explain(model, inputs, method="attnlrp", processor=tokenizer)
+    e = relprop.explain(model, inputs, method="attnlrp", processor=tokenizer, ledger=True)
     first, second = (e[name].words(0) for name in ("first_input_ids", "second_input_ids"))
     assert [w for w, _ in first] == "a man is playing the guitar on stage .".split() and [
         w for w, _ in second

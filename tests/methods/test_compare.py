@@ -27,7 +27,9 @@ NAMES = [
 def test_each_is_what_explain_says_alone_from_one_forward_pass(monkeypatch):
     model, x, passes = shared(), sample(), []
     forward = run.forward
-    monkeypatch.setattr(run, "forward", lambda *args: passes.append(1) or forward(*args))
+    monkeypatch.setattr(
+        run, "forward", lambda *args, **more: passes.append(1) or forward(*args, **more)
+    )
     together = relprop.compare(model, x, NAMES, target=[1, 0, 2])
     assert len(passes) == 1
     for name in NAMES:

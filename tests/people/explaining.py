@@ -53,10 +53,10 @@ def explain(model, inputs, target, methods=METHODS):
         return {m: found(together.get(m), model, inputs, target, m) for m in methods}
 
 
-def found(explanation, model, inputs, target, method):
+def found(explanation, model, inputs, target, method, **options):
     """What one method found; without an explanation the method is asked alone, for its error."""
     try:
-        e = explanation or relprop.explain(model, inputs, target, method=method)
+        e = explanation or relprop.explain(model, inputs, target, method=method, **options)
     except Exception as error:
         return error
     streams = e.streams.values()
