@@ -104,6 +104,12 @@ def test_the_first_page(loaders):
     )
 
 
+def test_one_program_to_deploy():
+    scope = run("compile.md")
+    assert scope["found"].target == (3, 1, 4, 1, 5) and Path("digits.pt2").exists()
+    assert scope["numbers"]["input_0.scores"].shape == scope["found"].scores.shape
+
+
 def test_three_ways_to_say_a_rule():
     """The block of write-a-rule.md that speaks of a layer, an operator and a part of the reader's;
     the rest of that page is tested in test_house.py."""
