@@ -104,7 +104,7 @@ def special_ids(model: nn.Module, tokenizer: Any) -> set[int]:
     tokenizer those the config and its parts name."""
     if tokenizer is not None:
         kept = {getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "mask_token_id", None)}
-        return {int(i) for i in tokenizer.allspecial_ids if i not in kept}
+        return {int(i) for i in tokenizer.all_special_ids if i not in kept}
     return {
         int(v)
         for value in _config_values(model.config)
