@@ -49,8 +49,9 @@ def compile(
     model's weights as they are at each call.
 
     Args:
-        model, inputs, method, rules, explain_inputs, precision, on_unknown, keep, processor,
-            trust_remote_code: as ``relprop.explain`` takes them.
+        model: as ``relprop.explain`` takes it, and so are ``inputs``, ``method``, ``rules``,
+            ``explain_inputs``, ``precision``, ``on_unknown``, ``keep``, ``processor`` and
+            ``trust_remote_code``.
         target: names the output of which one element per sample is explained; each call says which.
         backend: ``None`` runs the program as it was recorded, which gives what ``explain`` gives
             but for rounding; ``"inductor"``, or any other backend of ``torch.compile``, compiles
