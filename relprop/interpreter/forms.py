@@ -19,11 +19,11 @@ from relprop.rules.call import Call
 from relprop.rules.gradient_form import Form, factors_of, scaled
 from relprop.rules.rule import Rule
 from relprop.tracer.calls import Reads, call_node
-from relprop.tracer.chunked import large_attentions
+from relprop.tracer.chunked import kernel_at, large_attentions
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.forms import Factors, Forms
-from relprop.tracer.kernel import Kernel, kernel_of
+from relprop.tracer.kernel import Kernel
 from relprop.tracer.kernels import KERNELS
 from relprop.tracer.program import is_floating
 from relprop.tracer.queries import Attention
@@ -116,7 +116,7 @@ def _stopped(node: fx.Node, dtype: torch.dtype | None, values: Reads) -> Value:
 def _factors(plan: Plan, attention: Attention, made: Mapping[fx.Node, Made]) -> Factors | None:
     """What becomes of the gradients of a site that the fused kernel runs; ``None`` where a form is
     more than a multiple of the gradient."""
-    kernel, site = kernel_of(attention), attention.site
+    kernel, site = kernel_at(plan.program, attention), attention.site
     if kernel is None:
         return None
     product = _product(kernel, attention)

@@ -52,15 +52,8 @@ class Question:
     @property
     def why_walked(self) -> str:
         """Why relevance is to be walked whatever its rules are, or ""."""
-        if self.level_of_attention:
-            return "the method reads relevance at attention maps"
         given = "ledger=True" if self.ledger else "there are hooks" if self.hooks else ""
         return self.walk or given
-
-    @property
-    def level_of_attention(self) -> bool:
-        """Whether the method is one over attention."""
-        return self.by.level == "attention"
 
     @property
     def rule_set(self) -> RuleSet | str:

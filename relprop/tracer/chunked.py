@@ -230,12 +230,16 @@ def by_queries(
     needed, plain = set(needed), forms is PLAIN
     found = {}
     for end, a in large_attentions(program, None if plain else 0).items():
-        kernel = program.memo.once(("kernel", end), partial(kernel_of, a))
-        kernel = kernel if plain or end in forms.kernels else None
+        kernel = kernel_at(program, a) if plain or end in forms.kernels else None
         small = kernel is None and map_bytes(a.site) <= CHUNK_BYTES
         if needed.isdisjoint(a.inside) and end not in forms.whole and not small:
             found[end] = ByQueries(a, kernel, forms)
     return found
+
+
+def kernel_at(program: Program, attention: Attention) -> Kernel | None:
+    """A site as PyTorch's fused kernel has it, worked out once per program."""
+    return program.memo.once(("kernel", attention.site.contraction), partial(kernel_of, attention))
 
 
 def large_attentions(program: Program, least: int | None = None) -> Mapping[fx.Node, Attention]:
