@@ -48,15 +48,15 @@ def _why_none(plan: Plan) -> str:
             "the rule set joins the relevances of a value that is used twice by a rule of its own"
         )
     for step in plan.steps:
-        if len(step.inner) > 1 or _form(step) is None:
+        if len(step.inner) > 1:
+            return f"rule {_rule(step).name!r} takes a whole call of {step.op_name}"
+        if _form(step) is None:
             return f"rule {_rule(step).name!r} has no gradient form"
-    program = plan.program
-    wide = program.dtype or torch.float32
-    floating = [val(s.node) for s in plan.steps if isinstance(val(s.node), Tensor)]
-    if program.dtype is None:
-        wide = next((t.dtype for t in floating if t.dtype != at_least_float32(t.dtype)), wide)
-    if wide != at_least_float32(wide):
-        return f"gradients of a model in {str(wide).removeprefix('torch.')} are rounded to that"
+    values = (val(step.node) for step in plan.steps if plan.program.dtype is None)
+    for dtype in (v.dtype for v in values if isinstance(v, Tensor)):
+        if dtype != at_least_float32(dtype):
+            name = str(dtype).removeprefix("torch.")
+            return f"gradients of a model in {name} are rounded to that"
     return ""
 
 
