@@ -136,6 +136,50 @@ def results_masked_in_place(at, x):
 
 
 @spells("experts", EXPERTS)
+def results_hidden_where_not_chosen(at, x):
+    share, top = _share(at, x)
+    return sum(
+        torch.where((top - i).bool()[..., None], 0, e(x)) * share[..., None]
+        for i, e in enumerate(at.experts)
+    )
+
+
+@spells("experts", EXPERTS)
+def results_times_not_others(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        out += expert(x) * (1 - (top != i).to(x.dtype))[..., None] * share[..., None]
+    return out
+
+
+@spells("experts", EXPERTS)
+def results_filled_where_other(at, x):
+    share, top = _share(at, x)
+    parts = [e(x).masked_fill(~(top == i)[..., None], 0) for i, e in enumerate(at.experts)]
+    return torch.stack(parts).sum(0) * share[..., None]
+
+
+@spells("experts", EXPERTS)
+def results_copied_where_chosen(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        out = torch.where((top == i)[..., None], expert(x) * share[..., None], out)
+    return out
+
+
+@spells("experts", EXPERTS, either=True)
+def rows_set_by_mask(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        own = ~(top != i)
+        out[own] = expert(x[own]) * share[own][:, None]
+    return out
+
+
+@spells("experts", EXPERTS)
 def chosen_rows_of_all_added_by_index(at, x):
     share, top = _share(at, x)
     rows, every = x.reshape(-1, WIDTH), torch.arange(x[..., 0].numel())

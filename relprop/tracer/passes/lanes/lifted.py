@@ -15,6 +15,7 @@ from relprop.tracer.editing import (
     dims_of,
     emit,
     expanded,
+    is_float,
     is_live,
     is_tensor,
     joined,
@@ -71,8 +72,8 @@ class _Lift:
             return None
         if not all(map(is_tensor, nodes)) or len({tuple(shape_of(n)) for n in nodes}) > 1:
             raise Apart
-        if not any(is_live(n) for n in nodes):
-            return self._stacked(nodes)
+        if not any(is_live(n) and is_float(n) for n in nodes):
+            return self._stacked(nodes)  # no relevance passes, however each of them was made
         if (laid := pieces(self.at, nodes)) is not None:
             return laid
         if not alike(nodes):
@@ -93,8 +94,6 @@ class _Lift:
         plain = [a for i, a in enumerate(first.args) if i not in tensors]
         for n in nodes:
             others = [a for i, a in enumerate(n.args) if i not in tensors]
-            if kind(first) is Kind.TEST and others != plain:
-                return self._stacked(nodes)  # whether a token's expert is the lane's own
             if others != plain or n.kwargs != first.kwargs or len(n.args) != len(first.args):
                 raise Apart
         lanes = {i: self.lane(operands(nodes, i)) for i in tensors}

@@ -65,12 +65,9 @@ def _with_mask(at: fx.Node, node: fx.Node, constants: Constants) -> fx.Node:
         return node if factors == [*arguments(node)] else emit(at, aten.mul.Tensor, *factors)
     if kind(node) is Kind.RESHAPE:
         return _laid_out(at, node, _with_mask(at, operand(node), constants))
-    if is_call(node, aten.where) and constants.number(arguments(node)[2]) == 0:
-        mask, kept = arguments(node)[:2]
-    elif is_call(node, aten.masked_fill) and constants.number(arguments(node)[2]) == 0:
-        kept, mask = operand(node), emit(at, aten.logical_not.default, arguments(node)[1])
-    else:
+    if (chosen := _kept(at, node, constants)) is None:
         return node
+    mask, kept = chosen
     if not is_live(mask) or shape_of(mask)[-1:] != [1] or not is_float(kept):
         return node
     small, large = emit(at, aten.to.dtype, mask, val(kept).dtype), kept
@@ -79,6 +76,22 @@ def _with_mask(at: fx.Node, node: fx.Node, constants: Constants) -> fx.Node:
         small = emit(at, aten.mul.Tensor, small, factor)
     made = emit(at, aten.mul.Tensor, small, large)
     return made if shape_of(made) == shape_of(node) else node
+
+
+def _kept(at: fx.Node, node: fx.Node, constants: Constants) -> tuple[fx.Node, fx.Node] | None:
+    """Where a call that is 0 elsewhere keeps the numbers of a tensor, and that tensor."""
+    if is_call(node, aten.masked_fill):
+        kept, mask, other = arguments(node)
+        hides = True
+    elif is_call(node, aten.where) and len(node.args) == 3:
+        mask, kept, other = arguments(node)
+        if hides := constants.number(kept) == 0:
+            kept, other = other, kept
+    else:
+        return None
+    if constants.number(other) != 0 or not is_tensor(kept):
+        return None
+    return emit(at, aten.logical_not.default, mask) if hides else mask, kept
 
 
 def _laid_out(at: fx.Node, node: fx.Node, product: fx.Node) -> fx.Node:
