@@ -4,13 +4,14 @@ tiny random models with the same weights, in float64.
 ``lxt`` 2.1 needs transformers 4.52 (later versions no longer have what it imports), so it takes an
 environment of its own:
 
-    python -m venv lxtenv && lxtenv/bin/pip install torch torchvision "transformers==4.52.4" zennit
-    accelerate tabulate && lxtenv/bin/pip install --no-deps lxt==2.1 PYTHONPATH=. lxtenv/bin/python
-    benchmarks/against_lxt.py
+    python -m venv lxtenv
+    lxtenv/bin/pip install torch torchvision "transformers==4.52.4" zennit accelerate tabulate
+    lxtenv/bin/pip install --no-deps lxt==2.1
+    PYTHONPATH=. lxtenv/bin/python benchmarks/against_lxt.py
 
-Each line: the largest difference of any score as a part of the largest score. ``lxt`` replaces
-methods of model classes for good and wants models made afterwards, so every comparison runs in a
-process of its own, relprop first.
+Each line: the largest difference of any score as a part of the largest score, by one gradient and
+by the walk. ``lxt`` replaces methods of model classes for good and wants models made afterwards, so
+every comparison runs in a process of its own, relprop first.
 """
 
 from __future__ import annotations
@@ -160,32 +161,35 @@ def theirs(subject: Subject, method: str) -> Tensor:
     return (x * x.grad).sum(1 if subject.pixels else -1).detach().flatten(1)
 
 
-def ours(subject: Subject, method: str, rules: str | None = None) -> Tensor:
-    """relprop's scores."""
+def ours(subject: Subject, method: str, rules: str, ledger: bool | None) -> Tensor:
+    """relprop's scores, by the walk with a ``ledger``."""
     model, x = subject.make(), subject.inputs()
     target: Any = (x.shape[1] - 1, TARGET) if subject.logits(model, x[:1]).dim() == 3 else TARGET
-    return relprop.explain(
+    made = relprop.explain(
         model,
         x if subject.pixels else {"inputs_embeds": x},
         target,
         method=method,
         rules=rules,
         precision="float64",
-    ).scores
+        ledger=ledger,
+    )
+    assert ledger or made.facts["relevance"] == "one gradient"
+    return made.scores
 
 
 def compare(name: str, method: str) -> None:
     """Prints one line per rule set of ours."""
+    subject = SUBJECTS[name]
+    rule_sets = (method, "attnlrp_identity") if method == "attnlrp" else (method,)
     found = {
-        rules: ours(SUBJECTS[name], method, rules)
-        for rules in ((method, "attnlrp_identity") if method == "attnlrp" else (method,))
+        rules: [ours(subject, method, rules, ledger) for ledger in (None, True)]
+        for rules in rule_sets
     }
-    reference = theirs(SUBJECTS[name], method)
-    for rules, scores in found.items():
-        print(
-            f"{name:<8}{rules:<18}{float((scores - reference).abs().max() / reference.abs().max()):.1e}",  # noqa: E501
-            flush=True,
-        )
+    reference = theirs(subject, method)
+    for rules, both in found.items():
+        gaps = [float((s - reference).abs().max() / reference.abs().max()) for s in both]
+        print(f"{name:<8}{rules:<18}" + "".join(f"{gap:<14.1e}" for gap in gaps), flush=True)
 
 
 def main() -> None:
@@ -193,7 +197,8 @@ def main() -> None:
     if len(sys.argv) == 3:
         compare(sys.argv[1], sys.argv[2])
         return
-    print("model   rule set          largest difference / largest score")
+    print("largest difference / largest score")
+    print("model   rule set          one gradient  the walk")
     for name, subject in SUBJECTS.items():
         for method in subject.methods:
             done = subprocess.run(

@@ -1,14 +1,14 @@
 """What each method costs, in forward passes of the same picture: FLOPs and time of the first
 target, and of one more.
 
-    python benchmarks/methods.py                                    # ViT-S/16 at 112² (50 tokens),
-    seeded random weights; about 5 minutes on two cores python benchmarks/methods.py --model
-    vit_base_patch16_224 --size 224 --methods transformer_attribution gae
+    python benchmarks/methods.py    # ViT-S/16 at 112² (50 tokens), seeded random weights; about 5
+                                    # minutes on two cores
+    python benchmarks/methods.py --model vit_base_patch16_224 --size 224 --methods rollout gae
 
 Ratios of one run on one machine. FLOPs are exact counts of matrix products and convolutions
-(``torch.utils.flop_counter``) of a call whose model is captured already; methods that only sort,
-sum or run max-flows cost more time than FLOPs. A further target shares the forward pass
-(``explain_many``).
+(``torch.utils.flop_counter``) of a call whose model is captured already, with
+``verify=False``; methods that only sort, sum or run max-flows cost more time than FLOPs. A further
+target shares the forward pass (``explain_many``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     for name in settings.methods:
 
         def explain(targets: list[int], name: str = name) -> object:
-            return relprop.explain_many(model, x, targets, method=name)
+            return relprop.explain_many(model, x, targets, method=name, verify=False)
 
         explain([0])
         first, both = (

@@ -95,8 +95,9 @@ def explain(
             ``False``: none.
         ledger: ``True``: relevance is walked and books are kept. ``None``: books are kept wherever
             relevance is walked; where every rule has a gradient form (``attnlrp``, ``cp_lrp``,
-            ``epsilon_lrp``) it is one gradient instead, many times faster, without books.
-            ``False``: none. ``facts["relevance"]`` says how it was (docs/methods-relevance.md).
+            ``lrp_gamma``, ``epsilon_lrp``) it is one gradient instead, many times faster, without
+            books. ``False``: none. ``facts["relevance"]`` says how it was
+            (docs/methods-relevance.md).
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,

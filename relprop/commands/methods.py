@@ -53,11 +53,17 @@ def _row(method: Method) -> dict[str, Any]:
         "class_specific": method.class_specific,
         "signed": method.signed,
         "cost": method.cost,
-        "rules": method.rules if "relevance" in method.needs else None,
+        "rules": _rules(method) if "relevance" in method.needs else None,
         "source": method.source,
         "description": method.description,
         "options": method.options(),
     }
+
+
+def _rules(method: Method) -> str:
+    """The name of the rule set it takes by default."""
+    found = method.rule_set(method.options())
+    return found if isinstance(found, str) else found.name
 
 
 def _cell(value: Any) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError, RelpropError, first_line, message, warn
+from relprop.rules.gamma import GAMMA
 from relprop.runner.input_study import InputStudy
 
 CONVERGED = 0.05
@@ -45,6 +46,18 @@ def cp_lrp(at: InputStudy) -> Mapping[str, Tensor]:
 
 def epsilon_lrp(at: InputStudy) -> Mapping[str, Tensor]:
     """Relevance by LRP-ε, started with y_t, down to the inputs (Bach et al. 2015). Signed."""
+    return at.relevances
+
+
+def lrp_gamma(
+    at: InputStudy, *, gamma: float = GAMMA, conv_gamma: float | None = None
+) -> Mapping[str, Tensor]:
+    """AttnLRP with LRP-γ on linear and convolution layers, started with y_t, down to the inputs
+    (Achtibat et al. 2024; Andéol et al. 2021). Signed.
+
+    ``gamma``: how much more the terms count that have the sign of their layer's result.
+    ``conv_gamma``: the same in convolutions (``None``: as in linear layers).
+    """
     return at.relevances
 
 

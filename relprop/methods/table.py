@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relprop import rules
 from relprop.methods.attention import rollout, transformer_attribution
 from relprop.methods.deeplift import deeplift
 from relprop.methods.flow import attention_flow
@@ -15,6 +16,7 @@ from relprop.methods.inputs import (
     input_gradient,
     integrated_gradients,
     lrp,
+    lrp_gamma,
 )
 from relprop.methods.masks import vit_cx
 from relprop.methods.occlusion import occlusion
@@ -220,8 +222,19 @@ SHIPPED: dict[str, Method] = {
             level="input",
             rules="epsilon",
             signed=True,
-            cost="3",
+            cost="2",
             source="Bach et al., PLOS ONE 2015",
+            starts_with="output",
+        ),
+        Method(
+            "lrp_gamma",
+            lrp_gamma,
+            RELEVANCE,
+            level="input",
+            rules=lambda options: rules.lrp_gamma(options["gamma"], options["conv_gamma"]),
+            signed=True,
+            cost="4",
+            source="Achtibat et al., ICML 2024",
             starts_with="output",
         ),
         Method(

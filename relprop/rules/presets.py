@@ -16,15 +16,21 @@ in few lines.
   halved, the deviation of a norm constant.
 - ``attnlrp_identity``: ``attnlrp`` with every norm as the identity, β included.
 - ``cp_lrp``: Ali et al. 2022. ``attnlrp`` with attention maps and gating activations as constants.
+- ``lrp_gamma``: ``attnlrp`` with LRP-γ on linear and convolution layers, γ = 0.25; the function of
+  that name takes another γ.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
 
+from relprop.errors import OptionError
 from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
 from relprop.rules import moves
@@ -34,6 +40,7 @@ from relprop.rules.baselines import EpsilonLinear, ZPlus
 from relprop.rules.call import Call
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
 from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
+from relprop.rules.gamma import GAMMA, Gamma
 from relprop.rules.gradient_form import Damped, carried, halved, own
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, Key, RuleSet
@@ -107,6 +114,24 @@ PAPER = RuleSet(
     ),
     generic,
 )
+
+
+Lines = tuple[tuple[tuple[Key, ...], Rule], ...]
+
+
+def gamma_lines(lines: Lines, gamma: float, conv_gamma: float) -> Lines:
+    """``lines`` with LRP-γ on linear layers and on convolutions."""
+    both = next(rule for keys, rule in lines if Kind.MATMUL in keys)
+    layer, window = (
+        Rule(g, f"LRP-γ, γ = {g.gamma:g}", "share", INPUTS, gradient=g.form)
+        for g in map(Gamma, (gamma, conv_gamma))
+    )
+    first: Lines = (
+        ((Kind.LINEAR,), layer),
+        ((Kind.MATMUL,), either(layer, both)),
+        ((Kind.CONVOLUTION,), window),
+    )
+    return (*first, *lines)
 
 
 def variant(name: str, *lines: tuple[Iterable[Key], Rule], **changes: Any) -> RuleSet:
@@ -195,6 +220,27 @@ ATTNLRP = variant("attnlrp", *attnlrp_lines())
 ATTNLRP_IDENTITY = variant("attnlrp_identity", *attnlrp_lines(norms=False))
 CP_LRP = variant("cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")))
 
+
+def lrp_gamma(gamma: float = GAMMA, conv_gamma: float | None = None) -> RuleSet:
+    """``attnlrp`` with LRP-γ on linear layers and, by ``conv_gamma`` if it is given, on
+    convolutions. Raises ``OptionError`` for what is no finite number ≥ 0."""
+    asked = {"gamma": gamma, "conv_gamma": gamma if conv_gamma is None else conv_gamma}
+    for name, value in asked.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value >= 0):
+            raise OptionError(f"{name}={value!r}: a finite number, 0 or more")
+    return _lrp_gamma(*map(float, asked.values()))
+
+
+@cache
+def _lrp_gamma(gamma: float, conv_gamma: float) -> RuleSet:
+    usual = gamma == conv_gamma == GAMMA
+    name = "lrp_gamma" if usual else f"lrp_gamma({gamma:g}, {conv_gamma:g})"
+    return variant(name, *gamma_lines(attnlrp_lines(), gamma, conv_gamma))
+
+
+LRP_GAMMA = lrp_gamma()
+
 PRESETS = {
     rules.name: rules
     for rules in (
@@ -207,5 +253,6 @@ PRESETS = {
         ATTNLRP,
         ATTNLRP_IDENTITY,
         CP_LRP,
+        LRP_GAMMA,
     )
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, message
+from relprop.rules import RuleSet
 from relprop.runner.fusion import checked_ratio, fusion_named
 
 if TYPE_CHECKING:
@@ -46,15 +47,16 @@ class Method:
     """``function(at, **options)``, with ``at`` an ``AttentionStudy`` or, at the input level, an
     ``InputStudy``.
 
-    Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap``
-    per explained input; at the input an attribution per input. ``needs`` says what must be computed
-    for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``, ``"values"``,
-    ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules`` is the rule set it
-    takes by default. ``shared``: the options that are the same for many methods and are applied for
-    it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target,
-    or with y_t, the target's own value, so that signed scores are contributions to y_t. ``whole``
-    are its options whose tensors have no entry per sample along their first axis: they are handed
-    on as tuples, and never cut with the batch.
+    Over attention it returns a matrix per contraction node, which is rolled up, or a
+    ``TokenMap`` per explained input; at the input an attribution per input. ``needs`` says what
+    must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``,
+    ``"values"``, ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules``
+    is the rule set it takes by default, or a function of its options that makes it. ``shared``:
+    the options that are the same for many methods and are applied for it. ``cost``: in forward
+    passes, for one target. Its relevance ``starts_with`` 1 at the target, or with y_t, the
+    target's own value, so that signed scores are contributions to y_t. ``whole`` are its
+    options whose tensors have no entry per sample along their first axis: they are handed on as
+    tuples, and never cut with the batch.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Method:
     needs: frozenset[str] = frozenset()
     class_specific: bool = True
     level: Level = "attention"
-    rules: str = "paper"
+    rules: str | Callable[[Options], RuleSet] = "paper"
     shared: tuple[str, ...] = ()
     signed: bool = False
     cost: str = ""
@@ -110,6 +112,10 @@ class Method:
         if "discard_ratio" in self.shared:
             checked_ratio(found["discard_ratio"])
         return found
+
+    def rule_set(self, options: Options) -> RuleSet | str:
+        """The rules it takes with these options."""
+        return self.rules if isinstance(self.rules, str) else self.rules(options)
 
     def needing(self, options: Options) -> frozenset[str]:
         """What must be computed for it with these options."""

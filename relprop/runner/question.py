@@ -57,8 +57,15 @@ class Question:
 
     @property
     def rule_set(self) -> RuleSet | str:
-        """The rules asked for, or those the method takes by default."""
-        return self.by.rules if self.rules is None else self.rules
+        """The rules asked for, or those the method takes by default. Raises ``OptionError`` where
+        options that make the method's own rules would go for nothing."""
+        own = self.by.rule_set(self.settings)
+        if self.rules is not None and own != self.by.rule_set(self.by.options()):
+            raise OptionError(
+                f"method {self.method!r} makes its rule set of its options "
+                f"({', '.join(self.options)}): leave them or rules= out"
+            )
+        return own if self.rules is None else self.rules
 
     @cached_property
     def needs(self) -> frozenset[str]:

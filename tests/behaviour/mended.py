@@ -4,6 +4,7 @@ recorded anew."""
 BY_NAME = "check called relprop's own operations by their address in memory: now by their name"
 MEMORY = "check says how much memory an explanation takes"
 PYTORCHS = "of an error of the model, what PyTorch said is that of its version, and left out"
+LISTED = "lrp_gamma is in the lists of methods and rule sets"
 CHECKED = (
     "ViT",
     "Swin",
@@ -28,7 +29,25 @@ FAILED = (
     "floats where ids belong",
 )
 NAMED = ("DETR", "parallel, written out")
+LISTING = (
+    *(f"{n}/rules epsilon_lrp" for n in ("class token", "masked", "ViT", "BERT", "Swin")),
+    *(
+        f"refused/{n}"
+        for n in (
+            "unknown method",
+            "unknown rule set",
+            "rule set of a wrong type",
+            "model without attention",
+            "attention without softmax",
+            "softmax over features",
+        )
+    ),
+)
 MENDED: dict[str, str] = {
-    **{f"{n}/check": f"{BY_NAME}; {MEMORY}" if n in NAMED else MEMORY for n in CHECKED},
+    **dict.fromkeys(LISTING, LISTED),
+    **{
+        f"{n}/check": f"{BY_NAME}; {MEMORY}; {LISTED}" if n in NAMED else f"{MEMORY}; {LISTED}"
+        for n in CHECKED
+    },
     **{f"refused/{n}": PYTORCHS for n in FAILED},
 }

@@ -320,7 +320,8 @@ def test_nothing_is_rolled_up(method):
     by_relevance = "relevance" in METHODS[method].needs
     walked = by_relevance and e.facts["relevance"].startswith("walked")
     assert (e.ledger is not None) == walked == (method == "lrp")
-    assert e.rules == (METHODS[method].rules if by_relevance else "none")
+    rules = METHODS[method].rule_set(METHODS[method].options())
+    assert e.rules == (getattr(rules, "name", rules) if by_relevance else "none")
     assert (method == "input_gradient") <= bool((e.scores >= 0).all())
 
 

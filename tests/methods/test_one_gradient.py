@@ -13,7 +13,7 @@ import relprop
 from relprop.interpreter.forms import forms_of
 from relprop.rules.attnlrp import attnlrp_lines
 from relprop.rules.gradient_form import own
-from relprop.rules.presets import variant
+from relprop.rules.presets import gamma_lines, variant
 from relprop.tracer import chunked
 from tests.common.models import build, closeness, sample
 from tests.methods.test_any_model import MODELS, built
@@ -24,6 +24,7 @@ EXACT = {
     "cp_lrp": variant(
         "cp_lrp, ε = 0", *attnlrp_lines(0.0, constants=("constant", "attention", "gate"))
     ),
+    "lrp_gamma": variant("lrp_gamma, ε = 0", *gamma_lines(attnlrp_lines(0.0), 0.25, 0.25)),
     "epsilon_lrp": None,  # its gradient has its ε
 }
 ONE = "one gradient"
