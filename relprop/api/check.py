@@ -20,7 +20,8 @@ from relprop.operations import Kind, kind
 from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Judge, judged, other_gradients, slopes_of
+from relprop.runner.differences import other_gradients
+from relprop.runner.judging import Judge, judged, slopes_of
 from relprop.runner.memory import estimated
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question

@@ -98,8 +98,9 @@ def _needs(session: Session, question: Question, target: object) -> Needs:
     """What the question needs where every attention map is whole, and relevance passes the end of
     the graph like everything else: which positions are read is known to no program."""
     needs = needs_of(session, question, [target], sys.maxsize)
-    read = needs.read if needs.plan is None else needs.read | needs.plan.keep
-    return replace(needs, heads=Heads(), read=read)
+    passing = needs.passing
+    read = passing.read if passing.plan is None else passing.read | passing.plan.keep
+    return replace(needs, passing=replace(passing, heads=Heads(), read=read))
 
 
 def _output(session: Session, target: object) -> ModelOutput:

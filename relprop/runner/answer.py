@@ -72,7 +72,7 @@ class Made(NamedTuple):
     @classmethod
     def by(cls, needs: Needs) -> Made:
         """As a question is answered."""
-        walked = needs.plan is not None or needs.by_gradient
+        walked = needs.passing.plan is not None or needs.passing.by_gradient
         bare = not walked and needs.question.by.level == "input"
         rules = NO_RULES if bare else needs.session.rules.name
         return cls(needs.question.method, rules, needs.facts)
@@ -128,7 +128,7 @@ def over_attention(study: AttentionStudy) -> Numbers:
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
     found = method.function(study, **own)
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)
-    if not is_matrices(found) or study.mixes_unattended or not study.needs.in_chunks:
+    if not is_matrices(found) or study.mixes_unattended or not study.needs.passing.in_chunks:
         scores = {
             name: (torch.where(study.connected[name], part, 0), identity)
             for name, (part, identity) in scores.items()

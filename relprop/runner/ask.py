@@ -177,7 +177,9 @@ class Asking:
             found = answers(needs, part, targets, compare, self.refused)
         except Undefined:
             for i, n in needs.items():
-                question = replace(n.question, walk=AT_ZERO) if n.by_gradient else n.question
+                question = (
+                    replace(n.question, walk=AT_ZERO) if n.passing.by_gradient else n.question
+                )
                 make = partial(needs_of, n.session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
             found = answers(needs, part, targets, compare, self.refused)
@@ -198,8 +200,8 @@ def answers(
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
     groups: dict[object, dict[int, Needs]] = {}
     for i, n in needs.items():
-        start = n.question.by.starts_with if n.by_gradient else ""
-        groups.setdefault((bool(n.segments), id(n.forms), start), {})[i] = n
+        start = n.question.by.starts_with if n.passing.by_gradient else ""
+        groups.setdefault((bool(n.passing.segments), id(n.passing.forms), start), {})[i] = n
     for group in groups.values():
         found = _answers_of(group, part, targets, compare, refused)
         rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
@@ -217,9 +219,9 @@ def _answers_of(
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
-    whole = [n for n in asked if n.differentiates and not n.segments]
+    whole = [n for n in asked if n.differentiates and not n.passing.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched and not asked[0].by_gradient:
+    if watched and not asked[0].passing.by_gradient:
         done.may_differentiate()
     rows = []
     for i, target in enumerate(targets):

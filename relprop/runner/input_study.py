@@ -45,7 +45,7 @@ class InputStudy(Study):
         ends = tuple(start.field) or self.program.output_nodes
         self.leaves = reached_inputs(self.session, ends)
         self.values = self._by_name(self.value)
-        self.gradients = {} if needs.by_gradient else self._by_name(self.gradient)
+        self.gradients = {} if needs.passing.by_gradient else self._by_name(self.gradient)
         self.relevances = self._by_name(self.relevance)
         self.positions = {n: self._axes(leaf) for n, leaf in self.leaves.items()}
         self.window = {n: windows(self.program, leaf) for n, leaf in self.leaves.items()}

@@ -10,9 +10,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, message, warn
+from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, warn
 from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
+from relprop.runner.differences import (
+    CHANGED,
+    EXACT_NUMBERS,
+    INSTEAD,
+    KEEP_STEADY,
+    PICKED_BY_ROUNDING,
+    REPORT,
+    ROUNDED,
+    UNSEEN,
+    about_shared,
+    other_gradients,
+)
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
@@ -34,25 +46,6 @@ from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
 T = TypeVar("T")
-
-#: What came of a comparison with a model that is less exact than the program.
-ROUNDED = "not compared: in the model's own precision rounding decides what it picks"
-
-
-#: Why a graph is not its model, and what to do.
-KEEP_STEADY = "make it a function of its inputs while it is explained"
-PICKED_BY_ROUNDING = (
-    "rounding decides which of nearly equal values the model picks: in float64 the graph itself "
-    "gives another output"
-)
-EXACT_NUMBERS = "precision='float64' explains what exact numbers decide"
-UNSEEN = (
-    "the graph was captured on sample 0: the model takes values out of tensors in a way that no "
-    "tracer sees (a custom operator, memory read by address)"
-)
-INSTEAD = ["explain the samples one by one", "compute with tensors instead"]
-CHANGED = "what was captured just now is not what the model does"
-REPORT = ["report this model: a captured graph must equal the model it came from"]
 
 
 @dataclass(frozen=True)
@@ -181,7 +174,7 @@ class Judge:
             values = heard.parts(execute(program, self.model, heard.part, heard.cuts))
             found = self._gaps(program, heard, values)
         if not found:
-            return "equal to the model's own output for the batch" + _about_shared(heard.part)
+            return "equal to the model's own output for the batch" + about_shared(heard.part)
         for i in sorted({i for gap in found for i in gap.samples}):
             try:
                 self._compare_alone(program, heard, i, values)
@@ -290,39 +283,3 @@ def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slo
     """How the program's gradients compare with the model's, worked out once per program."""
     key = ("slopes", frozenset(nodes))
     return session.kept(key, lambda: slopes(session.program, session.model, part, nodes))
-
-
-def other_gradients(found: Slopes) -> str:
-    """Why the model's own gradients are others than those of its recorded forward."""
-    fact = (
-        f"the gradient of the model's output at {found.worst!r} is not autograd's: off by "
-        f"{found.error:.1e} of its largest value"
-    )
-    if found.functions:
-        return message(
-            f"{fact}; the model has backward functions of its own "
-            f"({', '.join(found.functions)}), and the derivative of what was recorded of their "
-            "forward is another",
-            then=[
-                "verify=False explains with the derivative of the forward",
-                "write their forward with operations whose derivative is the wanted one",
-            ],
-        )
-    cuts = [c for c in found.cuts if not c.startswith("no_grad")]
-    if cuts:
-        return message(
-            f"{fact}; the model stops gradients by {'; '.join(cuts[:3])}",
-            then=["verify=False explains with the gradient of what was recorded"],
-        )
-    return message(
-        fact, then=["report this model: a graph's gradients must equal those of its model"]
-    )
-
-
-def _about_shared(inputs: Inputs) -> str:
-    shared = [
-        repr(n)
-        for n, t, b in zip(inputs.names, inputs.tensors, inputs.batched, strict=True)
-        if not b and t.dim() and t.shape[0] != 1
-    ]
-    return f"; {', '.join(shared)} belongs to all samples" if shared else ""

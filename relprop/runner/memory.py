@@ -89,12 +89,13 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = _lives(needs, batch)
-    held = sum(map(lives.bytes_of, needs.held | needs.outputs))
+    held = sum(map(lives.bytes_of, needs.held | needs.passing.outputs))
     cuts = lives.within(budget - _of_chunks(needs, batch) - held, TIMES)
     if len(cuts) < 3:
         return needs
-    found = replace(needs, segments=lives.segments(cuts))
-    facts = {"segments": len(found.segments), "memory": taken(found, batch)}
+    passing = replace(needs.passing, segments=lives.segments(cuts))
+    found = replace(needs, passing=passing)
+    facts = {"segments": len(passing.segments), "memory": taken(found, batch)}
     return replace(found, facts={**needs.facts, **facts})
 
 
@@ -103,10 +104,10 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     time; if there were ``longer`` times as many tokens."""
     lives = _lives(needs, batch, longer)
     chunk = _of_chunks(needs, batch, longer)
-    kept = sum(map(lives.bytes_of, needs.keep | needs.outputs))
-    if needs.segments:
+    kept = sum(map(lives.bytes_of, needs.keep | needs.passing.outputs))
+    if needs.passing.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
-        largest = max(sum(own[n] for n in s.nodes) for s in needs.segments)
+        largest = max(sum(own[n] for n in s.nodes) for s in needs.passing.segments)
         return kept + TIMES * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
     every = sum(lives.sizes) if needs.differentiates else 0
@@ -127,7 +128,7 @@ def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[
 def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
     """How many bytes each value takes, and when it is there."""
     weights = fetched(needs.program, needs.session.model)
-    return Lives(needs.program, needs.read_at, longer, batch, weights)
+    return Lives(needs.program, needs.passing.read_at, longer, batch, weights)
 
 
 def _at_most(needs: Needs, batch: int) -> int:
@@ -146,13 +147,13 @@ def _at_most(needs: Needs, batch: int) -> int:
 
 def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
     """What one chunk takes of the largest map that is never whole."""
-    largest = max((map_bytes(a.site) for a in needs.in_chunks.values()), default=0)
+    largest = max((map_bytes(a.site) for a in needs.passing.in_chunks.values()), default=0)
     return MAPS * min(CHUNK_BYTES, batch * longer**2 * largest)
 
 
 def _whole(needs: Needs) -> list[Site]:
     """The chosen sites whose map is whole."""
-    return [s for s in needs.chosen if s.contraction not in needs.in_chunks]
+    return [s for s in needs.chosen if s.contraction not in needs.passing.in_chunks]
 
 
 def _beside_map(needs: Needs) -> int:

@@ -3,14 +3,13 @@ which nodes gradients are taken, by which plan relevance will travel. A union of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from relprop.errors import OptionError, TargetError
 from relprop.interpreter.forms import forms_of
-from relprop.interpreter.reading import Reading
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
@@ -18,6 +17,7 @@ from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
+from relprop.runner.passing import Passing, read_by
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.runner.sites import (
@@ -28,11 +28,10 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
-from relprop.tracer.forms import PLAIN, Forms
+from relprop.tracer.forms import PLAIN
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import Attention
 from relprop.tracer.readout import Cuts
-from relprop.tracer.segments import Segment
 from relprop.tracer.weights import fetched
 
 Nodes = tuple[fx.Node, ...]
@@ -40,32 +39,22 @@ Nodes = tuple[fx.Node, ...]
 
 @dataclass(frozen=True)
 class Needs:
-    """``held``: nodes whose values are kept from the forward pass to the answer. ``read``: those
-    that relevance or the roll-up reads in passing. ``watch``: nodes that stay attached to autograd.
-    ``plan``: the relevance pass (``None``: none is walked). ``forms``: what stands in place of the
-    graph's calls where relevance is one gradient. ``sites``: the attention
-    sites between input and target, ``chosen`` those of them that ``layers=`` names. ``layers``: the
-    outputs of the chosen sites' layers, ``features`` the tensors that ``target_layers=`` names.
-    ``in_chunks``: the sites whose map is never whole, some queries at a time, by their contraction.
-    ``segments``: what runs one after another, if the graph is cut. ``heads``: how the end of the
-    graph is passed. ``facts``: how the answer is made. ``notices``: what the user is to be warned
-    of."""
+    """``held``: nodes whose values are kept from the forward pass to the answer. ``watch``: nodes
+    that stay attached to autograd. ``passing``: how the graph is passed backward. ``sites``: the
+    attention sites between input and target, ``chosen`` those of them that ``layers=`` names.
+    ``layers``: the outputs of the chosen sites' layers, ``features`` the tensors that
+    ``target_layers=`` names. ``facts``: how the answer is made. ``notices``: what the user is to be
+    warned of."""
 
     session: Session
     question: Question
     held: frozenset[fx.Node]
-    read: frozenset[fx.Node]
     watch: Nodes
-    plan: Plan | None
-    rollup: Plan | None = None
-    forms: Forms = PLAIN
+    passing: Passing
     sites: tuple[Site, ...] = ()
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
-    in_chunks: Mapping[fx.Node, Attention] = field(default_factory=dict)
-    segments: tuple[Segment, ...] = ()
-    heads: Heads = field(default_factory=Heads)
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -75,49 +64,16 @@ class Needs:
         return self.session.program
 
     @property
-    def by_gradient(self) -> bool:
-        """Whether relevance is one gradient."""
-        return self.forms is not PLAIN
-
-    @property
     def differentiates(self) -> bool:
         """Whether a gradient is taken."""
-        return self.by_gradient or "gradient" in self.question.needs
+        return self.passing.by_gradient or "gradient" in self.question.needs
 
     @property
     def keep(self) -> frozenset[fx.Node]:
         """What the forward pass keeps: of a graph that is cut, what crosses a cut."""
-        return self.held.union(*(s.entering for s in self.segments)) | (
-            frozenset() if self.segments else self.read
-        )
-
-    def read_at(self, node: fx.Node) -> set[fx.Node]:
-        """The values that are read to make a node's, or to pass it."""
-        chunked = self.in_chunks.get(node)
-        made = set(node.all_input_nodes if chunked is None else chunked.entering)
-        if node.op == "output":
-            made = (made - self.heads.cuts.keys()).union(*map(self._below, self.heads.cuts))
-        return made | self._read_in_passing((node,))
-
-    def _below(self, output: fx.Node) -> set[fx.Node]:
-        """What an output is made of of which only a part is."""
-        readout = self.heads.readouts[output]
-        return {readout.below, *readout.beside}
-
-    @property
-    def outputs(self) -> frozenset[fx.Node]:
-        """The outputs of which all is made."""
-        return frozenset(self.program.output_nodes) - self.heads.cuts.keys()
-
-    def read_in(self, segment: Segment) -> set[fx.Node]:
-        """The values that are read in passing a segment."""
-        entering = (a.entering for n, a in self.in_chunks.items() if n in segment.nodes)
-        return self._read_in_passing(segment.nodes).union(*entering)
-
-    def _read_in_passing(self, nodes: Collection[fx.Node]) -> set[fx.Node]:
-        plans = (p for p in (self.plan, self.rollup) if p is not None)
-        found = {n for plan in plans for n in plan.read_at(nodes)} & self.read
-        return found.union(*(r.entering for n, r in self.heads.readings.items() if n in nodes))
+        segments = self.passing.segments
+        read = frozenset[fx.Node]() if segments else self.passing.read
+        return self.held.union(read, *(s.entering for s in segments))
 
 
 def needs_of(
@@ -164,16 +120,15 @@ def needs_at_input(
     walked = plan if forms is PLAIN else None
     by_gradient = forms is not PLAIN
     heads = Heads.of(question, walked, starts, targets, cuts, differentiated=by_gradient)
+    passing = Passing(
+        session.program, read_by(walked, in_chunks, heads), walked, None, forms, in_chunks, heads
+    )
     return Needs(
         session,
         question,
         held=frozenset(leaves),
-        read=_read_by(walked, in_chunks, heads),
-        watch=leaves if forms is not PLAIN or "gradient" in question.needs else (),
-        plan=walked,
-        forms=forms,
-        in_chunks=in_chunks,
-        heads=heads,
+        watch=leaves if by_gradient or "gradient" in question.needs else (),
+        passing=passing,
         facts=facts,
         notices=notices,
     )
@@ -203,23 +158,21 @@ def needs_over_attention(
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     heads = Heads.of(question, plan, starts, targets, cuts)
+    reads = rollup.keep | read_by(plan, in_chunks, heads)
+    passing = Passing(session.program, reads, plan, rollup, PLAIN, in_chunks, heads)
     return Needs(
         session,
         question,
         held=frozenset(held | whole),
-        read=rollup.keep | _read_by(plan, in_chunks, heads),
         watch=(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
         ),
-        plan=plan,
-        rollup=rollup,
+        passing=passing,
         sites=sites,
         chosen=chosen,
         layers=outputs,
         features=features,
-        in_chunks=in_chunks,
-        heads=heads,
         facts=_facts(session, plan, question)
         | {
             "attention_sites": [s.path for s in sites],
@@ -257,18 +210,6 @@ def _relevance_plan(
         return None
     leaves = frozenset(session.program.leaves.values()) if at_input else frozenset()
     return session.plan(starts, frozenset(s.attention for s in chosen) | leaves)
-
-
-def _read_by(
-    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], heads: Heads
-) -> frozenset[fx.Node]:
-    """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
-    are explained of the end of the graph, what enters it."""
-    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *heads.readings.values())
-    parts = regions if heads.few else tuple(in_chunks.values())
-    inside = {n for region in parts for n in region.nodes}
-    outside = frozenset() if plan is None else plan.keep_outside(inside)
-    return outside.union(*(region.entering for region in regions))
 
 
 def _layer_outputs(

@@ -38,12 +38,14 @@ class Relevance:
     @classmethod
     def of(cls, needs: Needs, run: Run, start: Start) -> Relevance:
         """Of a target, as a question asks for it."""
-        assert needs.plan is not None
+        assert needs.passing.plan is not None
         by_value = needs.question.by.starts_with == "output"
         terms = start.contributions(run.outputs(needs.program)) if by_value else start.terms
-        hooks, readings = needs.question.hooks, needs.heads.readings
+        hooks, readings = needs.question.hooks, needs.passing.heads.readings
         books = needs.question.ledger is not False
-        return cls.at_terms(needs.plan, terms, hooks, needs.in_chunks, readings, books)
+        return cls.at_terms(
+            needs.passing.plan, terms, hooks, needs.passing.in_chunks, readings, books
+        )
 
     @classmethod
     def at_terms(

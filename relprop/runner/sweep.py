@@ -62,11 +62,11 @@ class Sweep:
 
     def backward(self) -> Iterator[Stretch]:
         """All segments, the last one first, each loaded while it is looked at."""
-        if not self.needs.segments:
+        if not self.needs.passing.segments:
             yield self._whole
             return
         under = _Under(self._at_outputs(), self._relevance())
-        for segment in reversed(self.needs.segments):
+        for segment in reversed(self.needs.passing.segments):
             self._here = None
             self._here = self._loaded(segment, under)
             yield self._here
@@ -89,13 +89,13 @@ class Sweep:
 
     def found(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""
-        if node in self.needs.in_chunks or not self.needs.segments:
+        if node in self.needs.passing.in_chunks or not self.needs.passing.segments:
             return self.holding(node).found.get(node)
         return self._outcome.walk.found.get(node)
 
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node; ``None`` if it was not asked for."""
-        if node in self.needs.in_chunks or not self.needs.segments:
+        if node in self.needs.passing.in_chunks or not self.needs.passing.segments:
             return self.holding(node).gradients.get(node)
         return self._outcome.kept.get(node)
 
@@ -111,7 +111,7 @@ class Sweep:
     def moves(self) -> Tensor | None:
         """For which samples y_t changes with any attention map, (batch,); ``None`` without
         gradients."""
-        if self.needs.segments:
+        if self.needs.passing.segments:
             return self._outcome.moves
         nodes = {n for s in self.needs.chosen for n in (s.attention, s.contraction)}
         return _moving(g for n, g in self.gradients.items() if n in nodes)
@@ -133,7 +133,11 @@ class Sweep:
     # -- a graph in segments
 
     def _relevance(self) -> Relevance | None:
-        return None if self.needs.plan is None else Relevance.of(self.needs, self.run, self.start)
+        return (
+            None
+            if self.needs.passing.plan is None
+            else Relevance.of(self.needs, self.run, self.start)
+        )
 
     def _at_outputs(self) -> dict[fx.Node, Tensor]:
         """∂y_t/∂ at the model's outputs."""
@@ -152,7 +156,7 @@ class Sweep:
         walk = Walk()
         if under.relevance is not None:
             walk = under.relevance.through(segment.nodes, values)
-        inside = self.needs.in_chunks
+        inside = self.needs.passing.in_chunks
         under.walk += Walk(
             {n: r for n, r in walk.found.items() if n not in inside}, walk.accounts, walk.ended
         )
@@ -172,11 +176,11 @@ class Sweep:
         known |= {n: known[n].requires_grad_() for n in leaves}
         ends = [n for n in under.gradients if n in segment.nodes]
         watched = [n for n in needs.watch if n in segment.nodes and self.needs.differentiates]
-        keep = needs.read_in(segment) - known.keys()
+        keep = needs.passing.read_in(segment) - known.keys()
         model = needs.session.model
         watch = {*ends, *watched}
         done = forward(
-            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.forms
+            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.passing.forms
         )
         tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
         arrived = [under.gradients.pop(n) for n in ends]
