@@ -236,11 +236,8 @@ def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], 
             if replaced is None:
                 continue
             if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
-                got = (
-                    list(replaced.shape)
-                    if isinstance(replaced, Tensor)
-                    else type(replaced).__name__
-                )
+                found = getattr(replaced, "shape", None)
+                got = type(replaced).__name__ if found is None else list(found)
                 raise RelpropError(
                     f"a relevance hook at {place(node).call!r} returned {got}; the "
                     f"relevance there is {list(shown.shape)}"

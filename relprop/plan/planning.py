@@ -287,11 +287,7 @@ def _lacks(node: fx.Node) -> str:
     operator = node.target
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
         return ""
-    definition = (
-        torch._library.custom_ops.OPDEFS.get(operator._schema.name)
-        if hasattr(torch._library, "custom_ops")
-        else None
-    )
+    definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name)
     if definition is not None and definition._backward_fn is not None:
         return "torch.func cannot enter its derivative"
     keys = ("Autograd", "CompositeImplicitAutograd")
