@@ -42,6 +42,7 @@ FLOORS = {
     "reporting": 8,
     "runs": 8,
     "evaluation": 9,
+    "testing": 10,
     "commands": 10,
     "cli": 11,
     "__main__": 12,

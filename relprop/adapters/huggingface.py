@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from relprop.adapters.base import Adapter, Given, Prepared, Word, ready
 from relprop.adapters.masks import is_special, last_seen, no_padding, records, special_ids
-from relprop.adapters.processing import feature_extractor_of, kind_of, processed, tokenizer_of
+from relprop.adapters.processing import (
+    feature_extractor_of,
+    is_function_of_pictures,
+    kind_of,
+    processed,
+    tokenizer_of,
+)
 from relprop.adapters.sound import measured_clock
 from relprop.adapters.words import words_from_ids, words_from_record
 from relprop.errors import InputError, TargetError, message
@@ -45,6 +51,8 @@ class HuggingFace(Adapter):
         they are."""
         pictures: dict[str, Any] = {}
         if not ready(inputs):
+            if is_function_of_pictures(processor) and kind_of(inputs) == "a picture":
+                return super().prepare(model, inputs, processor)
             if processor is not None:
                 inputs, pictures = processed(model, inputs, processor)
             elif kind := kind_of(inputs):

@@ -29,6 +29,12 @@ def feature_extractor_of(processor: Any) -> Any:
     return _part(processor, "feature_extractor", "sampling_rate")
 
 
+def is_function_of_pictures(processor: Any) -> bool:
+    """Whether ``processor`` is none of the library's, but a function: a torchvision transform."""
+    known = (tokenizer_of, image_processor_of, feature_extractor_of)
+    return callable(processor) and all(part(processor) is None for part in known)
+
+
 def _part(processor: Any, name: str, has: str) -> Any:
     """A part of a processor, known by what it can do."""
     inner = getattr(processor, name, None)

@@ -191,6 +191,12 @@ class Ledger:
         """Whether every node's residual is within ``tolerance``·Σ|R|."""
         return self.worst() <= tolerance
 
+    def first_nonfinite(self) -> Account | None:
+        """The first books, from the target down, of which finite relevance arrived and what was
+        handed on is not finite."""
+        made = (a for a in self.accounts if not bool(a.to_inputs.isfinite().all()))
+        return next((a for a in made if bool(a.arrived.isfinite().all())), None)
+
     def __str__(self) -> str:
         lines = [f"  {name:<10}{float(value.mean()):+.6g}" for name, value in self.totals().items()]
         lines += [

@@ -25,7 +25,6 @@ def transformer_attribution(
 
     def excess(values: SiteValues) -> Tensor:
         factor = values.gradient if use_gradient else values.attention
-        assert values.relevance is not None and factor is not None
         return (factor.to(values.relevance.dtype) * values.relevance).clamp(min=0)
 
     return at.matrices(excess)

@@ -54,7 +54,6 @@ def gae(
 
 def updates(values: SiteValues) -> Tensor:
     """(∂y_t/∂A ⊙ A)⁺ of every head, clamped before the mean (Eq. 5)."""
-    assert values.gradient is not None
     return (values.gradient * values.attention).clamp(min=0)
 
 

@@ -59,7 +59,6 @@ def gradcam_features(
     maps = []
     for features in at.features:
         gradient = features.gradient
-        assert gradient is not None
         content = _content_at(at, features)
         shape = [
             s if i in features.token_axes else 1 for i, s in enumerate(features.value.shape[1:])
@@ -85,7 +84,6 @@ def _over_layers(
 ) -> Mapping[str, TokenMap]:
     parts = []
     for layer in at.layers:
-        assert layer.gradient is not None
         if (numbers := change(layer, layer.per_token(layer.gradient * layer.value))) is not None:
             parts.append(at.place(layer.node, numbers))
     if not parts:

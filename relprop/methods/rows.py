@@ -37,14 +37,14 @@ def attention_grad(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str,
 
     The gradient at masked keys is not 0; where padding is masked everywhere, its scores are.
     """
-    return last_or_mean(at, at.matrices(lambda v: _there(v.gradient)), layers)
+    return last_or_mean(at, at.matrices(lambda v: v.gradient), layers)
 
 
 @row_wise()
 def attention_times_grad(at: AttentionStudy) -> Mapping[str, TokenMap]:
     """Σ over blocks of E_h (A ⊙ ∂y_t/∂A)⁺, the row the head reads (AttGrads; after Barkan et al.
     2021)."""
-    matrices = at.matrices(lambda v: (v.attention * _there(v.gradient)).clamp(min=0))
+    matrices = at.matrices(lambda v: (v.attention * v.gradient).clamp(min=0))
     return {name: TokenMap(rows.sum(1), rows) for name, rows in at.rows(matrices).items()}
 
 
@@ -52,7 +52,7 @@ def attention_times_grad(at: AttentionStudy) -> Mapping[str, TokenMap]:
 def partial_lrp(at: AttentionStudy, *, layers: Layers = None) -> Mapping[str, TokenMap]:
     """E_h (R^(n_1))⁺ of the block nearest the output, the row the head reads (Voita et al. 2019, as
     in Chefer et al. 2021)."""
-    return last_or_mean(at, at.matrices(lambda v: _there(v.relevance).clamp(min=0)), layers)
+    return last_or_mean(at, at.matrices(lambda v: v.relevance.clamp(min=0)), layers)
 
 
 def gradcam(
@@ -74,12 +74,12 @@ def gradcam(
             continue
         values, content = at.sites[at.last[name]], content.to(at.home)
         attention, gradient = (
-            at.heads(values, _there(v))[name] for v in (values.attention, values.gradient)
+            at.heads(values, v)[name] for v in (values.attention, values.gradient)
         )
         if weights == "row":
             w = (gradient * content[:, None]).sum(2) / content.sum(1, keepdim=True).clamp(min=1)
         else:
-            w = at.head_means(values, _there(values.gradient))
+            w = at.head_means(values, values.gradient)
         found[name] = TokenMap(_unit((w[..., None] * attention).mean(1).clamp(min=0), content))
     return found
 
@@ -107,8 +107,3 @@ def last_or_mean(
         )
 
     return {name: TokenMap(of(name, rows), rows) for name, rows in found.items()}
-
-
-def _there(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value

@@ -104,24 +104,54 @@ class Rule:
         shape."""
         if (rule := self.for_activations(len(call.activations))) is not self:
             return rule(relevance, call)
-        result = self.function(relevance, call)
-        if isinstance(result, Tensor):
-            result = call.only(result)
-        split = result if isinstance(result, Split) else Split(tuple(result))
+        split = self._split(self.function(relevance, call), call)
         if len(split.shares) != len(call.operands):
             raise RuleError(
                 f"rule {self.name!r} returned {len(split.shares)} shares for "
                 f"{len(call.operands)} operands of {call.op}"
             )
-        for i, (share, x) in enumerate(
-            () if self.hands_on_fields else zip(split.shares, call.inputs, strict=True)
-        ):
-            if isinstance(share, Tensor) and isinstance(x, Tensor) and share.shape != x.shape:
-                raise RuleError(
-                    f"rule {self.name!r} returned a share of shape {list(share.shape)} "
-                    f"for operand {i} of {call.op}, which has shape {list(x.shape)}"
-                )
+        for i, share in enumerate(() if self.hands_on_fields else split.shares):
+            self._check(share, call, i)
         return split
+
+    def _split(self, result: object, call: Call) -> Split:
+        """What the function returned as a split."""
+        if isinstance(result, Tensor):
+            whole = call.inputs[call.activations[0]].shape
+            if result.shape != whole and not _shrinks(result, whole):
+                raise self._misshapen(result, call, call.activations[0])
+            return Split(call.only(result))
+        if isinstance(result, Split):
+            return result
+        if isinstance(result, (tuple, list)):
+            return Split(tuple(result))
+        raise RuleError(
+            f"rule {self.name!r} returned {type(result).__name__} for {call.op}",
+            then=[
+                "return relevance   # one tensor: all of it goes to the only activation",
+                "return share, None   # one share per operand; None: nothing",
+                'return relprop.rules.Split(shares, lost={"cause": amount})',
+            ],
+        )
+
+    def _check(self, share: object, call: Call, index: int) -> None:
+        """One share: nothing, a sum, or a tensor of its operand's shape."""
+        if share is None or isinstance(share, Total):
+            return
+        if not isinstance(share, Tensor):
+            raise RuleError(
+                f"rule {self.name!r} returned {type(share).__name__} as the share of operand "
+                f"{index} of {call.op}; a share is a tensor or None"
+            )
+        x = call.inputs[index]
+        if isinstance(x, Tensor) and share.shape != x.shape:
+            raise self._misshapen(share, call, index)
+
+    def _misshapen(self, share: Tensor, call: Call, index: int) -> RuleError:
+        return RuleError(
+            f"rule {self.name!r} returned a share of shape {list(share.shape)} for operand "
+            f"{index} of {call.op}, which has shape {list(call.inputs[index].shape)}"
+        )
 
     @staticmethod
     def ensure(rule: Rule | Callable[..., Shares]) -> Rule:
@@ -133,6 +163,14 @@ class Rule:
                 f"a rule is a function (relevance, call) -> shares, not {type(rule).__name__}"
             )
         return Rule(rule, getattr(rule, "__name__", type(rule).__name__))
+
+
+def _shrinks(share: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a share is one of a tensor of that shape that was broadcast."""
+    if len(shape) > share.dim():
+        return False
+    ends = zip(reversed(share.shape), reversed(shape), strict=False)
+    return all(mine == its or its == 1 for mine, its in ends)
 
 
 def rule(

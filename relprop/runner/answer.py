@@ -3,12 +3,12 @@ is, and put beside what its tokens are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from relprop.errors import OptionError, RelpropError, message, warn
 from relprop.explanation import Block, Explanation, TokenScores
@@ -18,6 +18,7 @@ from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
+from relprop.runner.returned import checked_attributions, checked_found, is_matrices
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Described, Run
 from relprop.runner.sweep import Gradients
@@ -114,7 +115,7 @@ def check_numbers(
     """Refuse scores that are not finite, and say so where all of a sample's over attention are 0.
     ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known."""
     for scores, _ in numbers.pairs.values():
-        _refuse_nonfinite(scores, "relevance overflowed" if over_attention else "they overflowed")
+        _refuse_nonfinite(scores, numbers.ledger)
     if over_attention:
         _warn_of_nothing(numbers, moves)
 
@@ -126,8 +127,8 @@ def over_attention(study: AttentionStudy) -> Numbers:
     """What a method over attention finds, rolled up if it gives matrices."""
     method, keep = study.needs.question.by, study.needs.question.keep
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
-    found = method.function(study, **own)
-    scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)
+    found = checked_found(study, method.function(study, **own))
+    scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)  # type: ignore[arg-type]
     if not is_matrices(found) or study.mixes_unattended or not study.needs.passing.in_chunks:
         scores = {
             name: (torch.where(study.connected[name], part, 0), identity)
@@ -142,11 +143,6 @@ def over_attention(study: AttentionStudy) -> Numbers:
         tuple(map(_block, study.whole)) if "blocks" in keep else None,
         study.ledger,
     )
-
-
-def is_matrices(found: Collection[object]) -> bool:
-    """Whether a method returned a matrix per attention site, not a ``TokenMap`` per input."""
-    return all(isinstance(key, fx.Node) for key in found)
 
 
 def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
@@ -174,12 +170,22 @@ def _layers(study: AttentionStudy, found: Found) -> dict[str, Tensor]:
     return {n: torch.where(study.connected[n][:, None], part, 0) for n, part in layers.items()}
 
 
-def _refuse_nonfinite(scores: Tensor, why: str) -> None:
-    if not torch.isfinite(scores).all():
-        bad = int((~torch.isfinite(scores)).any(1).sum())
-        raise RelpropError(
-            f"the scores of {bad} samples are not finite: {why}; precision='float64' may help"
-        )
+def _refuse_nonfinite(scores: Tensor, ledger: Ledger | None) -> None:
+    """Refuse scores that are NaN or infinite, and name the first rule that made relevance so."""
+    if torch.isfinite(scores).all():
+        return
+    fact = f"the scores of {int((~torch.isfinite(scores)).any(1).sum())} samples are not finite"
+    first = None if ledger is None else ledger.first_nonfinite()
+    if first is None:
+        raise RelpropError(f"{fact}: they overflowed; precision='float64' may help")
+    raise RelpropError(
+        f"{fact}: rule {first.rule!r} hands on what is NaN or infinite",
+        at=f"{first.path} ({first.op})",
+        then=[
+            "precision='float64' if it overflows",
+            "relprop.testing.check_rule(rule, op, *inputs) if it is a rule of your own",
+        ],
+    )
 
 
 def _warn_of_nothing(numbers: Numbers, moves: Callable[[], Tensor | None]) -> None:
@@ -215,7 +221,7 @@ def _block(values: SiteValues) -> Block:
 
     attention = tidy(values.attention)
     assert attention is not None
-    return Block(values.site.path, attention, tidy(values.gradient), tidy(values.relevance))
+    return Block(values.site.path, attention, tidy(values.slope), tidy(values.arrived))
 
 
 # -- at the input
@@ -224,7 +230,8 @@ def _block(values: SiteValues) -> Block:
 def at_input(study: InputStudy) -> Numbers:
     """``scores`` are the method's numbers summed over the axes that are no positions; nothing is
     rolled up, so ``row`` is ``scores`` and ``identity`` 0."""
-    found = study.needs.question.by.function(study, **study.settings)
+    by = study.needs.question.by
+    found = checked_attributions(study, by.function(study, **study.settings))
     scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
     kept = "input" in study.needs.question.keep
     return Numbers(

@@ -56,10 +56,6 @@ class AttentionStudy(Study):
         )
         self.rollup = RollUp(self.sweep)
         self.streams = self.rollup.streams
-        self.layers = [self._layer(node, site) for site, node in needs.layers.items()]
-        self.features = [self._layer(node) for node in needs.features]
-        wanted = self.streams if "inputs" in needs.question.needs else ()
-        self.inputs = {s.name: without_leading_one(self.value(s.leaf), s.leaf) for s in wanted}
 
     @property
     def sites(self) -> tuple[SiteValues, ...]:
@@ -78,6 +74,26 @@ class AttentionStudy(Study):
                 then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
             )
         )
+
+    @cached_property
+    def layers(self) -> list[LayerValues]:
+        """The outputs of the chosen sites' layers. Raises ``OptionError`` if they were not asked
+        for."""
+        self.asked("at.layers", "hidden", "values")
+        return [self._layer(node, site) for site, node in self.needs.layers.items()]
+
+    @cached_property
+    def features(self) -> list[LayerValues]:
+        """The tensors that ``target_layers=`` names. Raises ``OptionError`` if they were not asked
+        for."""
+        self.asked("at.features", "features")
+        return [self._layer(node) for node in self.needs.features]
+
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """What is explained, by name. Raises ``OptionError`` if it was not asked for."""
+        self.asked("at.inputs", "inputs")
+        return {s.name: without_leading_one(self.value(s.leaf), s.leaf) for s in self.streams}
 
     def _at_site(self, site: Site) -> SiteValues:
         node = site.attention
@@ -202,7 +218,7 @@ class AttentionStudy(Study):
             )
         if maps.dim() > 3:
             how = self.settings.get("head_fusion", "mean")
-            maps = fused(maps, axes, how, values.gradient).flatten(1, -3).mean(1)
+            maps = fused(maps, axes, how, values.slope).flatten(1, -3).mean(1)
         return maps.mT if values.site.transposed else maps
 
     def head_axes(self, values: SiteValues) -> tuple[int, ...]:
@@ -276,6 +292,6 @@ class AttentionStudy(Study):
         found = dict(matrices)
         for values in self.whole if how != "mean" or ratio else ():
             node, axes = values.site.contraction, self.head_axes(values)
-            fusion = fused(found[node], axes, how, values.gradient)
+            fusion = fused(found[node], axes, how, values.slope)
             found[node] = without_smallest(fusion, axes, ratio)
         return found

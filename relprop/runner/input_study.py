@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from torch import Tensor, fx
 
@@ -33,7 +34,7 @@ class InputStudy(Study):
     """What a method at the input may ask, by name of the explained input, each (batch, *one
     sample's shape): at pixels, features, or the embeddings of ids.
 
-    ``gradients`` and ``relevances`` are empty if not asked for. ``positions`` are the axes of each
+    ``positions`` are the axes of each
     value, the batch being axis 0, that have a score each; the others are summed over. ``window`` is
     how many of them lie together along each, as ``occlusion`` hides them.
     """
@@ -45,10 +46,20 @@ class InputStudy(Study):
         ends = tuple(start.field) or self.program.output_nodes
         self.leaves = reached_inputs(self.session, ends)
         self.values = self._by_name(self.value)
-        self.gradients = {} if needs.passing.by_gradient else self._by_name(self.gradient)
-        self.relevances = self._by_name(self.relevance)
         self.positions = {n: self._axes(leaf) for n, leaf in self.leaves.items()}
         self.window = {n: windows(self.program, leaf) for n, leaf in self.leaves.items()}
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """∂y_t/∂ at what is explained. Raises ``OptionError`` if it was not asked for."""
+        self.asked("at.gradients", "gradient")
+        return self._by_name(self.gradient)
+
+    @cached_property
+    def relevances(self) -> dict[str, Tensor]:
+        """Relevance at what is explained. Raises ``OptionError`` if it was not asked for."""
+        self.asked("at.relevances", "relevance")
+        return self._by_name(self.relevance)
 
     @property
     def streams(self) -> tuple[Stream, ...]:

@@ -114,7 +114,8 @@ def needs_at_input(
     facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
     notices, forms = session.notices(plan), PLAIN
     if plan is not None:
-        found = question.why_walked or forms_of(plan)
+        apart = "gradient" in question.needs and "the method reads plain gradients, too"
+        found = question.why_walked or apart or forms_of(plan)
         facts["relevance"] = f"walked: {found}" if isinstance(found, str) else "one gradient"
         forms = forms if isinstance(found, str) else found
     walked = plan if forms is PLAIN else None

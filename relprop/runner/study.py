@@ -17,10 +17,7 @@ from relprop.runner.method import Options
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.runner.sweep import Gradients, Sweep
-from relprop.runner.values import (
-    wide,
-    with_leading_one,
-)
+from relprop.runner.values import not_asked, wide, with_leading_one
 from relprop.targets import Start
 from relprop.tracer.run import execute
 
@@ -38,6 +35,11 @@ class Study:
             name: run.part.cut(value) for name, value in needs.question.settings.items()
         }
         self.sweep = Sweep(needs, run, start, gradients)
+
+    def asked(self, read: str, *needs: str) -> None:
+        """Raises ``OptionError`` where the method reads what it said none of the ``needs`` of."""
+        if self.needs.question.needs.isdisjoint(needs):
+            raise not_asked(needs[0], read)
 
     @property
     def home(self) -> torch.device:

@@ -9,26 +9,52 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from relprop.errors import OptionError, message
 from relprop.numerics import at_least_float32
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
 
 
+def not_asked(need: str, read: str) -> OptionError:
+    """The refusal of a method that reads what it did not say it needs."""
+    return OptionError(
+        message(
+            f"a method reads {read}, which was not computed for it",
+            then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
+        )
+    )
+
+
 @dataclass(frozen=True)
 class SiteValues:
     """What a run found at one attention site, each (batch, *batch axes of the attention, queries,
-    keys); ``None`` if not asked for."""
+    keys): ``attention``, ``gradient``, ``relevance``. ``slope`` and ``arrived`` are the last two,
+    ``None`` where they were not asked for."""
 
     site: Site
     attention: Tensor
-    gradient: Tensor | None
-    relevance: Tensor | None
+    slope: Tensor | None
+    arrived: Tensor | None
+
+    @property
+    def gradient(self) -> Tensor:
+        """∂y_t/∂A. Raises ``OptionError`` if it was not asked for."""
+        if self.slope is None:
+            raise not_asked("gradient", "the gradient at an attention map")
+        return self.slope
+
+    @property
+    def relevance(self) -> Tensor:
+        """Relevance at A. Raises ``OptionError`` if it was not asked for."""
+        if self.arrived is None:
+            raise not_asked("relevance", "the relevance at an attention map")
+        return self.arrived
 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """A tensor of the graph that holds tokens: its value and ∂y_t/∂value, each (batch, *one
-    sample's shape); ``None``: not asked for.
+    """A tensor of the graph that holds tokens: its value and its ``gradient``, ∂y_t/∂value, each
+    (batch, *one sample's shape). ``slope``: the gradient, or ``None`` if it was not asked for.
 
     ``token_axes``: which axes of one sample's shape are tokens. ``site``: the attention site whose
     layer it ends, if it does.
@@ -36,9 +62,16 @@ class LayerValues:
 
     node: fx.Node
     value: Tensor
-    gradient: Tensor | None
+    slope: Tensor | None
     token_axes: tuple[int, ...]
     site: Site | None = None
+
+    @property
+    def gradient(self) -> Tensor:
+        """∂y_t/∂value. Raises ``OptionError`` if it was not asked for."""
+        if self.slope is None:
+            raise not_asked("gradient", "the gradient at a layer's output")
+        return self.slope
 
     @property
     def tokens(self) -> int:

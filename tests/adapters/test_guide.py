@@ -35,6 +35,7 @@ def test_the_guides_adapter_runs(capsys):
     assert (
         capsys.readouterr().out
         == "(1, 1) ['D', 'F', 'A', 'pad', 'pad', 'pad'] [True, True, True, False, False, False]\n"
+        "adapter Music: fits, prepares, inputs, labels, content, clock, classes, next token\n"
     )
     assert before == ADAPTERS
 

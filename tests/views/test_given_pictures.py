@@ -219,3 +219,25 @@ def test_one_colour_scale_for_all(cropped):
         drawn = plot.heatmap(e, False).images[-1]
         red, _, blue = drawn.cmap(1.0)[:3]
         assert red > blue and min(drawn.cmap(drawn.norm(0.0))[:3]) > 0.95
+
+
+def test_a_function_of_pictures_serves_a_hugging_face_model():
+    """A torchvision transform is such a function; the map lies where the picture was cut."""
+    config = transformers.ViTConfig(
+        image_size=16,
+        patch_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8))
+
+    def middle(one):
+        cut = one.resize((24, 16)).crop((4, 0, 20, 16))
+        return torch.from_numpy(np.array(cut)).permute(2, 0, 1).float() / 255
+
+    model = transformers.ViTForImageClassification(config).eval()
+    e = relprop.explain(model, picture, 1, processor=middle)
+    heat = e.original_heatmap()
+    assert heat.shape == (40, 60) and not heat[:, :9].any() and heat[:, 20:40].any()
