@@ -63,6 +63,7 @@ def explain(
     force: options.Force = False,
     json_output: options.Json = False,
     stream: options.Stream = None,
+    ledger: options.Ledger = None,
     data: options.Data = None,
     data_option: options.DataOption = None,
     resume: options.Resume = False,
@@ -83,7 +84,7 @@ def explain(
     run(
         Asked(opening, input, text, text_file, stream),
         AskedDataSet(data or "", data_option or (), resume, batch_size, limit, on_error),
-        Answer(target or (), method or (), rules, out or (), force, json_output),
+        Answer(target or (), method or (), rules, out or (), force, json_output, ledger),
     )
 
 
@@ -99,6 +100,7 @@ def compare(
     force: options.Force = False,
     json_output: options.Json = False,
     stream: options.Stream = None,
+    ledger: options.Ledger = None,
     precision: options.Precision = None,
     memory: options.Memory = "auto",
     max_length: options.MaxLength = None,
@@ -107,10 +109,11 @@ def compare(
     """Explain one input by several methods (six that differ, if none is named): rank
     correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
+    from relprop.commands.explain import Answer
 
     opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
     asked = Asked(opening, input, text, text_file, stream)
-    run(asked, target, method or (), out or (), force=force, json_output=json_output)
+    run(asked, Answer((target,), method or (), None, out or (), force, json_output, ledger))
 
 
 @app.command(epilog=CODES)

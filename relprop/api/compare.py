@@ -147,6 +147,7 @@ def compare(
     verify: bool = True,
     memory: Memory = "auto",
     keep_pictures: bool = True,
+    ledger: bool | None = None,
 ) -> Comparison:
     """Explanations by several methods, from one forward pass and one gradient for all that can
     share them.
@@ -171,7 +172,7 @@ def compare(
     >>> list(c.explanations), c.rank_correlations()[1].shape
     (['transformer_attribution', 'rollout'], torch.Size([2, 2]))
     """  # noqa: E501
-    questions = _questions(methods, keep)
+    questions = _questions(methods, keep, ledger)
     how = Conditions(
         batch_size,
         explain_inputs,
@@ -199,7 +200,9 @@ def compare(
 
 
 def _questions(
-    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None, keep: str | Iterable[str]
+    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None,
+    keep: str | Iterable[str],
+    ledger: bool | None,
 ) -> dict[str, Question]:
     """The questions by label; a method that is there twice is told apart by its options."""
     kept = checked_keep(keep)
@@ -213,7 +216,7 @@ def _questions(
         if label in questions:
             raise OptionError(f"methods has {label} twice")
         plain = {k: v for k, v in options.items() if k != "rules"}
-        questions[label] = Question(name, plain, options.get("rules"), kept)
+        questions[label] = Question(name, plain, options.get("rules"), kept, ledger=ledger)
     return questions
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.asked import Asked, AskedModel
-from relprop.commands.explain import known_method
+from relprop.commands.explain import Answer, known_method
 from relprop.commands.one_input import read_input
 from relprop.commands.showing import json_of as explanation_as_json
 from relprop.commands.showing import refuse_several
@@ -20,21 +19,14 @@ if TYPE_CHECKING:
     from relprop.commands.subject import Subject
 
 
-def compare(
-    asked: Asked,
-    target: str,
-    methods: Sequence[str],
-    outs: Sequence[Path],
-    *,
-    force: bool,
-    json_output: bool,
-) -> None:
+def compare(asked: Asked, answer: Answer) -> None:
     """Explain one input by several methods; print how alike they rank its parts, and write the maps
     side by side. Raises ``RelpropError``."""
-    check_outs(outs, (".png", ".json"), force=force)
+    outs = answer.outs
+    check_outs(outs, (".png", ".json"), force=answer.force)
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
-        chosen = [_group_or_method(method) for method in methods]
+        chosen = [_group_or_method(method) for method in answer.methods]
         given = read_input(asked)
         if given is None:
             example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
@@ -43,9 +35,9 @@ def compare(
 
         steps.next("opening the model")
         subject = open_subject(asked.model, given)
-        wanted = subject.target(target)
+        wanted = subject.target(answer.targets[0])
         steps.next("explaining by each method")
-        found = _compared(subject, chosen, wanted, asked.model)
+        found = _compared(subject, chosen, wanted, asked.model, answer.ledger)
         if asked.stream is None and any(out.suffix.lower() == ".png" for out in outs):
             refuse_several(next(iter(found.explanations.values())))
         writers = {
@@ -53,10 +45,18 @@ def compare(
             ".json": json_writer(lambda: json_of(found)),
         }
         write(outs, writers, steps)
-    if json_output:
+    if answer.json_output:
         tell_json(json_of(found))
     else:
-        tell("\n".join([str(found), *_left_out(found), *(f"written: {out}" for out in outs)]))
+        books = _books(found) if answer.ledger else []
+        written = [f"written: {out}" for out in outs]
+        tell("\n".join([str(found), *_left_out(found), *books, *written]))
+
+
+def _books(comparison: Comparison) -> list[str]:
+    """The books of every method that keeps some."""
+    found = comparison.explanations.items()
+    return [f"\n{label}\n{e.ledger}" for label, e in found if e.ledger is not None]
 
 
 def _group_or_method(text: str) -> str | tuple[str, dict[str, Any]]:
@@ -65,7 +65,9 @@ def _group_or_method(text: str) -> str | tuple[str, dict[str, Any]]:
     return text if text in GROUPS else known_method(text)
 
 
-def _compared(subject: Subject, methods: list[Any], target: Any, model: AskedModel) -> Comparison:
+def _compared(
+    subject: Subject, methods: list[Any], target: Any, model: AskedModel, ledger: bool | None
+) -> Comparison:
     from relprop.api.compare import compare
 
     return compare(
@@ -76,6 +78,7 @@ def _compared(subject: Subject, methods: list[Any], target: Any, model: AskedMod
         precision=model.precision,
         memory=model.bytes,
         processor=subject.processor,
+        ledger=ledger,
     )
 
 

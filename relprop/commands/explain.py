@@ -24,7 +24,7 @@ EXAMPLES = (
     "relprop explain --data pictures --out run --model timm:vit_base_patch16_224",
 )
 ENDINGS = (".png", ".html", ".safetensors", ".json")
-ONE_INPUT = ("--text", "--text-file", "--stream", "--force")
+ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error")
 
 
@@ -38,6 +38,7 @@ class Answer:
     outs: Sequence[Path] = ()
     force: bool = False
     json_output: bool = False
+    ledger: bool | None = None
 
 
 def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
@@ -55,7 +56,7 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
         _refuse(DATA_SET, how, "with --data")
         _explain_one(asked, answer)
     else:
-        given = (asked.text, asked.text_file, asked.stream, answer.force)
+        given = (asked.text, asked.text_file, asked.stream, answer.force, answer.ledger)
         _refuse(ONE_INPUT, given, "for one input")
         _explain_all(asked, data, answer)
 
@@ -109,6 +110,7 @@ def _explain_one(asked: Asked, answer: Answer) -> None:
         steps.next("explaining")
         how = asked.model
         options |= {"method": method, "precision": how.precision, "memory": how.bytes}
+        options["ledger"] = answer.ledger
         endings = {out.suffix.lower() for out in answer.outs}
         keep = _shown_by_a_page(subject) if ".html" in endings else ()
         found = _explained(subject, targets, keep, **options)
@@ -140,10 +142,11 @@ def _tell_one(found: list[Explanation], answer: Answer) -> None:
 
     if answer.json_output:
         tell_json(json_of(join(found)))
-    elif answer.outs:
-        tell("\n".join(f"written: {out}" for out in answer.outs))
     else:
-        tell("\n\n".join(f"{e.terminal()}\n{e.summary()}" for e in found))
+        shown = [] if answer.outs else [f"{e.terminal()}\n{e.summary()}" for e in found]
+        books = [f"{e.ledger}" for e in found if e.ledger is not None and answer.ledger]
+        written = "\n".join(f"written: {out}" for out in answer.outs)
+        tell("\n\n".join([*shown, *books, *filter(None, [written])]))
 
 
 def _shown_by_a_page(subject: Subject) -> tuple[str, ...]:

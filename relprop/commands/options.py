@@ -49,6 +49,15 @@ Rules = Annotated[
         help="A rule set by name: paper, stable, reference, ...; the method's own if not given."
     ),
 ]
+Ledger = Annotated[
+    bool | None,
+    typer.Option(
+        "--ledger/--no-ledger",
+        help="Print where all relevance went; methods that are one gradient are then walked, which "
+        "takes longer. --no-ledger keeps no books anywhere.",
+        show_default=False,
+    ),
+]
 Precision = Annotated[
     str | None, typer.Option(help="float32 or float64; the model's own if not given.")
 ]

@@ -61,6 +61,28 @@ def test_memory_reaches_the_library(relprop_says, monkeypatch):
     assert asked == [4 * 10**9, "auto", None]
 
 
+def test_books_are_printed_where_they_are_asked_for(relprop_says, tmp_path):
+    exact = ("--precision", "float64")
+    command = ("explain", REVIEW, "--model", "demo:reviews", "--method", "attnlrp", *exact)
+    model, how = review_model(), {"processor": review_tokenizer(), "precision": "float64"}
+    own = relprop.explain(model, REVIEW, method="attnlrp", ledger=True, **how)
+    assert "constant term of the softmax" in str(own.ledger)
+    plain, asked, none = (
+        relprop_says(*command, *more) for more in ((), ("--ledger",), ("--no-ledger",))
+    )
+    assert plain.out == none.out and "softmax" not in plain.out
+    assert plain.out.splitlines()[-1] in asked.out and str(own.ledger) in asked.out
+    out = tmp_path / "x.safetensors"
+    written = relprop_says(*command, "--ledger", "--out", out)
+    assert str(own.ledger) in written.out and f"written: {out}" in written.out
+    assert relprop.load(out).ledger is not None
+    both = relprop_says("compare", *command[1:], "--method", "rollout", "--ledger")
+    assert f"attnlrp\n{own.ledger}" in both.out and "rollout\nwalk" not in both.out
+    data = ("--data", "demo:reviews", "--out", tmp_path / "run")
+    refused = relprop_says("explain", "--model", "demo:reviews", *data, "--ledger")
+    assert refused.code == 2 and "--ledger: only for one input" in refused.err
+
+
 @pytest.mark.parametrize("given", ["much", "inf", "nan"])
 def test_memory_that_is_no_number_is_refused(relprop_says, given):
     said = relprop_says("explain", REVIEW, "--model", "demo:reviews", "--memory", given)

@@ -39,6 +39,20 @@ def test_each_is_what_explain_says_alone_from_one_forward_pass(monkeypatch):
         ].target == (1, 0, 2)
 
 
+@pytest.mark.parametrize("ledger", [None, True, False])
+def test_books_are_kept_as_explain_keeps_them(ledger):
+    names = ("attnlrp", "lrp", "transformer_attribution", "rollout")
+    found = relprop.compare(shared(), sample(), names, target=1, ledger=ledger)
+    (many,) = relprop.explain_many(shared(), sample(), [1], method="attnlrp", ledger=ledger)
+    for name in names:
+        alone = relprop.explain(shared(), sample(), 1, method=name, ledger=ledger)
+        assert (found[name].ledger is None) == (alone.ledger is None)
+        assert found[name].facts.get("relevance") == alone.facts.get("relevance")
+        assert torch.equal(found[name].scores, alone.scores)
+    assert (found["attnlrp"].ledger is not None) == bool(ledger) == (many.ledger is not None)
+    assert (found["lrp"].ledger is not None) == (ledger is not False)
+
+
 def test_ranks_of_the_same_tokens():
     c = relprop.compare(shared(), sample(), NAMES, target=1)
     names, table = c.rank_correlations()

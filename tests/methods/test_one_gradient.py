@@ -179,6 +179,20 @@ def test_what_has_no_gradient_form_is_walked_and_says_why():
     assert told == "walked: gradients of a model in bfloat16 are rounded to that"
 
 
+def test_a_rule_of_a_whole_module_call_is_walked():
+    """Several operations in one, of which the gradient form would be of none."""
+    model, x = build(), sample()
+
+    def module_rule(relevance, call):
+        return relprop.rules.carry(relevance, call)
+
+    rules = relprop.rules.ATTNLRP.with_rule(type(model.blocks[0]), module_rule)
+    e = relprop.explain(model, x, 1, method="attnlrp", rules=rules)
+    said = "walked: rule 'module_rule' takes a whole call of Block"
+    assert e.facts["relevance"] == said and e.ledger is not None
+    assert not relprop.explain(model, x, 1, method="attnlrp", rules=rules, ledger=False).ledger
+
+
 @pytest.mark.parametrize("method", ["attnlrp", "lrp", "transformer_attribution"])
 def test_without_books_the_numbers_are_the_same(method):
     model, x = build(), sample()
