@@ -45,7 +45,7 @@ def test_every_command_has_its_place():
         option
         for command in commands.values()
         for p in command.params
-        for option in p.opts
+        for option in (*p.opts, *p.secondary_opts)
         if option.startswith("--")
     }
     assert set(re.findall(r"`(--[a-z-]+)`", page)) - {"--index-url", "--help"} <= known

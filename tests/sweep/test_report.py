@@ -2,15 +2,26 @@
 the repository make."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tools.sweep import subjects
+import relprop
+from tools.sweep import gradient, subjects
 from tools.sweep.__main__ import app
+from tools.sweep.examine import examine
 from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
-from tools.sweep.report import markdown, read_report, regressions, with_attention, write_report
+from tools.sweep.report import (
+    markdown,
+    merged,
+    read_report,
+    regressions,
+    with_attention,
+    write_merged,
+    write_report,
+)
 from tools.sweep.run import read_records, run
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -72,6 +83,40 @@ def test_a_report_counts_and_names_causes(tmp_path):
     )
     assert "1 of 1 are good" in text
     assert [Record.of(r) for r in read_report(as_json)["records"]] == [PLAIN, GOOD, BAD, UNBUILT]
+
+
+def test_the_column_of_one_gradient_is_written_into_an_earlier_report(tmp_path):
+    new = [
+        Record("hf/bert/A", "hf", "bert", "A", gradient_error=2e-15),
+        Record("timm/resnet/B", "timm", "resnet", "B", walked="it has exp"),
+        Record("hf/odd/C", "hf", "odd", "C", status=FAILED, cause="process: not done"),
+    ]
+    before = {"command": "c", "versions": {"torch": "1"}, "excluded": {}}
+    before["records"] = [r.as_dict() for r in (GOOD, PLAIN, BAD)]
+    as_json, as_text = write_merged(before, new, tmp_path)
+    good, plain, bad = merged(before, new)
+    assert (good.status, good.gradient_error) == (GOOD.status, 2e-15)
+    assert plain.walked == "it has exp" and bad == BAD
+    text, result = as_text.read_text(), read_report(as_json)
+    assert "| 2e-15 |" in text and "| walked: it has exp |" in text and "| not measured |" in text
+    assert "1 of 3 models by one gradient, largest difference 2e-15; 1 walked: it has exp;" in text
+    assert result["versions"] == {"torch": "1"} and "measured with torch" in text
+    wrong = replace(new[0], gradient_error=0.1, failures=[["one gradient", "it differs"]])
+    (worse, *_) = merged(result, [wrong])
+    assert (worse.status, worse.cause) == (FAILED, "one gradient: it differs")
+
+
+def test_one_gradient_is_compared_with_the_walk(monkeypatch):
+    (subject,) = subjects("hf", "hf/bert/BertForMaskedLM")
+    record = examine(subject, gradient_alone=True)
+    assert record.status == "measured" and 0 <= record.gradient_error <= 1e-12
+    monkeypatch.setattr(gradient, "EXACT", relprop.rules.LRP)
+    record = examine(subject, gradient_alone=True)
+    assert record.status == "measured" and "no gradient form" in record.walked
+    monkeypatch.setattr(gradient, "EXACT", relprop.rules.lrp_gamma(0.25))
+    monkeypatch.setattr(gradient, "AGREE", -1)
+    record = examine(subject, gradient_alone=True)
+    assert record.status == FAILED and record.cause.startswith("one gradient: AssertionError: it")
 
 
 def test_a_regression_is_a_line():

@@ -42,6 +42,14 @@ def main(
         Path | None,
         typer.Option(help="An earlier supported-models.json: exit with 1 if a model got worse."),
     ] = None,
+    gradient_alone: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-alone",
+            help="Measure the column 'one gradient' alone, and write it into the report that "
+            "--check names, for all models measured so far.",
+        ),
+    ] = False,
     exclusions: Annotated[
         Path | None, typer.Option(help="A JSON file of names to leave out, each with its reason.")
     ] = None,
@@ -54,6 +62,8 @@ def main(
     downloaded."""
     if source not in (*SOURCES, "all"):
         raise typer.BadParameter(f"{source!r}: timm, hf or all")
+    if gradient_alone and (check is None or not check.exists()):
+        raise typer.BadParameter("--gradient-alone needs --check, a report to write into")
     if list_only:
         names = [subject.name for subject in chosen_subjects(source, filter)]
         typer.echo(json.dumps(names) if json_output else "\n".join(names))
@@ -67,6 +77,7 @@ def main(
         check=check,
         exclusions=exclusions,
         fresh=fresh,
+        gradient_alone=gradient_alone,
         tell=lambda line: typer.echo(line, err=json_output),
     )
     if json_output:

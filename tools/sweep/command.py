@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.sweep.record import EXPLAINED, NO_ATTENTION, Record
-from tools.sweep.report import read_report, regressions, write_report
-from tools.sweep.run import run
+from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, Record
+from tools.sweep.report import read_report, regressions, write_merged, write_report
+from tools.sweep.run import read_records, run
 from tools.sweep.subject import Subject
 from tools.sweep.subjects import SOURCES, subjects
 
@@ -30,23 +30,36 @@ def sweep(
     check: Path | None = None,
     exclusions: Path | None = None,
     fresh: bool = False,
+    gradient_alone: bool = False,
     tell: Callable[[str], None] = print,
 ) -> bool:
     """Examine the chosen subjects, write the report into ``out``; whether nothing of the report
     ``check`` got worse.
 
-    An interrupted sweep goes on where it stopped, unless ``fresh``.
+    An interrupted sweep goes on where it stopped, unless ``fresh``. ``gradient_alone``: of each
+    subject the column *one gradient* alone, written into the report ``check``; what was measured is
+    kept, for others to follow.
     """
     left_out = json.loads(exclusions.read_text()) if exclusions else {}
     before = read_report(check) if check and check.exists() else None
     wanted = chosen_subjects(source, pattern)
     skipped = {s.name: reason for s in wanted if (reason := excluded(s, left_out))}
-    results = out / f"sweep-{source}.jsonl"
+    results = out / f"{'gradient' if gradient_alone else 'sweep'}-{source}.jsonl"
     if fresh:
         results.unlink(missing_ok=True)
     records = run(
-        [s for s in wanted if s.name not in skipped], results, jobs=jobs, timeout=timeout, tell=tell
+        [s for s in wanted if s.name not in skipped],
+        results,
+        jobs=jobs,
+        timeout=timeout,
+        gradient_alone=gradient_alone,
+        tell=tell,
     )
+    if gradient_alone:
+        assert before is not None  # the command
+        written = write_merged(before, read_records(results).values(), out)
+        tell(f"written: {', '.join(map(str, written))}")
+        return all(r.status != FAILED for r in records)
     written = write_report(records, skipped, out)
     results.unlink(missing_ok=True)  # only an interrupted sweep leaves results to go on from
     tell(summary(records, len(skipped)))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,17 @@ from relprop.tracer.judge import difference
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
+from tools.sweep.gradient import one_gradient
 from tools.sweep.huggingface_inputs import along
-from tools.sweep.record import EXPLAINED, FAILED, NO_ATTENTION, NOT_BUILT, Record
+from tools.sweep.record import (
+    EXPLAINED,
+    FAILED,
+    GRADIENT_STAGE,
+    MEASURED,
+    NO_ATTENTION,
+    NOT_BUILT,
+    Record,
+)
 from tools.sweep.reviewed import is_reviewed
 from tools.sweep.snapshot import differences, snapshot
 from tools.sweep.subject import Built, CannotBuild, Subject
@@ -39,8 +49,9 @@ GRAPH, LEDGER, BATCH = (
 Streams = dict[str, Explanation]
 
 
-def examine(subject: Subject) -> Record:
-    """The subject's record. It never raises for what a model does."""
+def examine(subject: Subject, gradient_alone: bool = False) -> Record:
+    """The subject's record; of its columns *one gradient* alone, if that is wanted. It never raises
+    for what a model does."""
     record = Record(
         subject.name,
         subject.source,
@@ -57,8 +68,15 @@ def examine(subject: Subject) -> Record:
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _columns(built, record)
-        _conclude(record, subject)
+            if gradient_alone:
+                _one_gradient(built, record)
+            else:
+                _columns(built, record)
+        if gradient_alone:
+            record.status = FAILED if record.failures else MEASURED
+            record.cause = ": ".join(record.failures[0]) if record.failures else ""
+        else:
+            _conclude(record, subject)
     record.seconds = round(time.perf_counter() - began, 2)
     return record
 
@@ -74,11 +92,17 @@ def _columns(built: Built, record: Record) -> None:
         if together is not None:
             with _stage(record, "batch-exactness"):
                 record.batch_error = _batch_error(built, record)
+        _one_gradient(built, record)
     with _stage(record, "model untouched"):
         changed = differences(before, snapshot(model, inputs))
         record.untouched = not changed
         if changed:
             raise AssertionError(f"{len(changed)} things changed: {', '.join(changed[:4])}")
+
+
+def _one_gradient(built: Built, record: Record) -> None:
+    with _stage(record, GRADIENT_STAGE):
+        one_gradient(partial(_explain, built, record), record)
 
 
 @contextmanager

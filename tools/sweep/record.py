@@ -12,6 +12,10 @@ EXPLAINED, NO_ATTENTION, FAILED, NOT_BUILT = (
     "failed",
     "cannot be built",
 )
+#: The status where one column alone was asked for.
+MEASURED = "measured"
+#: Whose failures are told where one gradient is not what the walk gives.
+GRADIENT_STAGE = "one gradient"
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Record:
     generic: list[str] = field(default_factory=list)
     ledger_error: float | None = None
     batch_error: float | None = None
+    gradient_error: float | None = None
+    walked: str = ""
     streams: dict[str, list[int]] = field(default_factory=dict)
     finite: bool | None = None
     largest_score: float | None = None

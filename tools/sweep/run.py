@@ -27,6 +27,7 @@ def run(
     *,
     jobs: int = 1,
     timeout: float = 300,
+    gradient_alone: bool = False,
     tell: Callable[[str], None] = print,
 ) -> list[Record]:
     """Examine ``subjects``, skipping those that ``results`` (JSON lines) has already; returns the
@@ -39,7 +40,7 @@ def run(
     began, finished = time.monotonic(), 0
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a") as sink:
-        for record in _examined(todo, jobs, timeout):
+        for record in _examined(todo, jobs, timeout, gradient_alone):
             done[record.name] = record
             sink.write(json.dumps(record.as_dict()) + "\n")
             sink.flush()
@@ -69,6 +70,7 @@ class _Worker:
 
     log: Path
     timeout: float
+    gradient_alone: bool = False
     subject: Subject | None = None
     deadline: float = 0.0
     served: int = 0
@@ -90,7 +92,8 @@ class _Worker:
         """A new process. It is spawned, not forked: PyTorch's threads do not survive a fork."""
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, str(self.log)), daemon=True)
+        given = (theirs, str(self.log), self.gradient_alone)
+        self.process = context.Process(target=_serve, args=given, daemon=True)
         self.process.start()
         theirs.close()
         self.served = 0
@@ -149,12 +152,15 @@ class _Worker:
         return lines[-1][:200] if lines else "it said nothing"
 
 
-def _examined(todo: list[Subject], jobs: int, timeout: float) -> Iterator[Record]:
+def _examined(
+    todo: list[Subject], jobs: int, timeout: float, gradient_alone: bool
+) -> Iterator[Record]:
     """Records as they come, from ``jobs`` workers."""
     waiting = list(reversed(todo))
     with tempfile.TemporaryDirectory() as folder:
         workers = [
-            _Worker(Path(folder) / f"{i}.log", timeout) for i in range(max(1, min(jobs, len(todo))))
+            _Worker(Path(folder) / f"{i}.log", timeout, gradient_alone)
+            for i in range(max(1, min(jobs, len(todo))))
         ]
         try:
             while waiting or any(w.subject for w in workers):
@@ -170,7 +176,7 @@ def _examined(todo: list[Subject], jobs: int, timeout: float) -> Iterator[Record
                 worker.stop()
 
 
-def _serve(pipe: Connection, log: str) -> None:
+def _serve(pipe: Connection, log: str, gradient_alone: bool) -> None:
     """A worker's life: one thread, its own limits, its output in a file; a subject in, a record
     out."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -190,7 +196,7 @@ def _serve(pipe: Connection, log: str) -> None:
             return
         torch.manual_seed(0)
         try:
-            record = examine(subject)
+            record = examine(subject, gradient_alone)
         except Exception as error:  # a defect of the sweep itself, or no memory: the others go on
             cause = f"{type(error).__name__}: {error}"[:400]
             s = subject
