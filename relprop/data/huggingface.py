@@ -83,8 +83,10 @@ class HuggingFaceData:
             name: described(getattr(self, name))
             for name in ("classes", "rationale", "size", "transform")
         }
-        told = told_apart(self._data, [c for n, c in self._columns.items() if c and n != "image"])
-        return {"format": "datasets", "name": self.name, **told, **self._columns, **options}
+        identity = told_apart(
+            self._data, [c for n, c in self._columns.items() if c and n != "image"]
+        )
+        return {"format": "datasets", "name": self.name, **identity, **self._columns, **options}
 
     def __len__(self) -> int:
         return len(self._data)
@@ -208,9 +210,9 @@ def name_of(data: Any, given: Any) -> str:
 def told_apart(data: Any, columns: Sequence[str]) -> dict[str, Any]:
     """Rows, columns, and a digest of some rows of ``columns``: what a data set is, wherever its
     files lie."""
-    told = data if data.format["type"] == "custom" else data.select_columns(list(columns))
+    chosen = data if data.format["type"] == "custom" else data.select_columns(list(columns))
     step = max(1, -(-len(data) // LOOKED_AT))
-    rows = [told[i] for i in range(0, len(data), step)] if columns else []
+    rows = [chosen[i] for i in range(0, len(data), step)] if columns else []
     text = json.dumps([{c: row[c] for c in columns} for row in rows], sort_keys=True, default=str)
     return {
         "rows": len(data),

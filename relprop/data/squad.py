@@ -54,8 +54,8 @@ class Squad:
     def identity(self) -> dict[str, Any]:
         """The file; of a data set its rows, as of ``HuggingFaceData``."""
         file = self._file
-        told = told_apart(self._data, COLUMNS) if file is None else digest(file)
-        return {"format": "squad", "name": self.name, **told}
+        identity = told_apart(self._data, COLUMNS) if file is None else digest(file)
+        return {"format": "squad", "name": self.name, **identity}
 
     def __len__(self) -> int:
         return len(self._data)

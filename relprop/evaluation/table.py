@@ -133,8 +133,8 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
         if floor is None:
             return Cell(mine)
         difference = values - statistic.values(floor)
-        told = difference[~difference.isnan()]
-        return Cell(mine, bootstrap(statistic.scale * told, draws) if len(told) > 1 else None)
+        known = difference[~difference.isnan()]
+        return Cell(mine, bootstrap(statistic.scale * known, draws) if len(known) > 1 else None)
     mine, width = bootstrap(found, draws, statistic=statistic.of), found.shape[1]
     if floor is None:
         return Cell(mine)

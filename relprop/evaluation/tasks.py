@@ -110,9 +110,9 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """Everything the numbers depend on beside the rows."""
-        told = ((m.name, m.metric.name, m.metric.protocol, repr(m)) for m in self.measures)
+        described = ((m.name, m.metric.name, m.metric.protocol, repr(m)) for m in self.measures)
         names = ("name", "metric", "protocol", "options")
-        measured = [dict(zip(names, values, strict=True)) for values in told]
+        measured = [dict(zip(names, values, strict=True)) for values in described]
         of = {"model": of_model(self.model), "data": self.source.identity()}
         return {"kind": self.kind, **of, "seed": self.seed, "measures": measured}
 
@@ -143,14 +143,14 @@ class Task:
     ) -> list[Tensor | RelpropError]:
         """The maps of rows that depend on the target alike, methods that relprop knows together."""
         known = [row for row in rows if row.call is not None]
-        told = self.told(batch, known, self.model, inputs, target) if known else []
-        by_name = {row.name: values for row, values in zip(known, told, strict=True)}
+        each = self.defined(batch, known, self.model, inputs, target) if known else []
+        by_name = {row.name: values for row, values in zip(known, each, strict=True)}
         for row in rows:
             if row.call is None:
                 by_name[row.name] = self.again(batch, row, self.model, inputs, target)
         return [by_name[row.name] for row in rows]
 
-    def told(
+    def defined(
         self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor
     ) -> list[Tensor | RelpropError]:
         """The maps of methods that relprop knows, from one forward pass and one gradient, or why
@@ -164,7 +164,7 @@ class Task:
         """One row's maps of any inputs of a batch's samples, for one class each; a floor's are
         those of its samples, several times if there are more inputs."""
         if row.call is not None:
-            values = self.told(batch, [row], model, inputs, target)[0]
+            values = self.defined(batch, [row], model, inputs, target)[0]
             if isinstance(values, RelpropError):
                 raise values
             return values

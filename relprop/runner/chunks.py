@@ -32,8 +32,8 @@ def sites_in_chunks(
     for end, attention in found.items():
         if why := by_question or _whole_here(attention, question, plan, read):
             whole[end] = why
-    told = [f"{place(end).call or 'top level'}: {why}" for end, why in whole.items()]
-    return {end: a for end, a in found.items() if end not in whole}, told
+    reasons = [f"{place(end).call or 'top level'}: {why}" for end, why in whole.items()]
+    return {end: a for end, a in found.items() if end not in whole}, reasons
 
 
 def _whole_for(question: Question, streams: int) -> Iterator[str]:

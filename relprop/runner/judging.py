@@ -32,12 +32,12 @@ from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
     UNSTEADY,
     Gap,
-    Told,
+    Expected,
     gaps,
     is_row,
     model_outputs,
     rounding_decides,
-    told,
+    expected,
     unsteady,
 )
 from relprop.tracer.program import Program
@@ -51,12 +51,12 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Heard:
     """What is compared: the samples of ``part``, which begins at ``first`` in what was heard, at
-    the places of ``cuts`` of some outputs, of which the model has ``told`` that."""
+    the places of ``cuts`` of some outputs, of which the model has ``expected`` that."""
 
     part: Inputs
     first: int
     cuts: Cuts
-    told: Mapping[str, Told]
+    expected: Mapping[str, Expected]
 
     @property
     def few(self) -> Cuts:
@@ -129,7 +129,7 @@ class Judge:
         if self._inputs is None:
             return Heard(part, first, places, {})
         last, whole = first + part.batch, self._inputs.batch
-        found = told(program, self._outputs, places, slice(first, last), whole)
+        found = expected(program, self._outputs, places, slice(first, last), whole)
         if last == whole:
             self._outputs = []
         return Heard(part, first, places, found)
@@ -190,7 +190,7 @@ class Judge:
         """Where values differ from what was heard: of a model that draws, everywhere."""
         if program.draws:
             return [Gap(program.outputs.names[0], tuple(range(heard.part.batch)), float("inf"))]
-        return gaps(program, values, heard.told, heard.part.batch)
+        return gaps(program, values, heard.expected, heard.part.batch)
 
     def _of_a_batch(self, session: Session, heard: Heard, worst: Gap) -> str:
         """What a model that equals its program for each sample alone does with a batch."""
@@ -217,7 +217,7 @@ class Judge:
         draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
         theirs = model_outputs(self.model, one, draws)
         mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.cuts}
-        found = gaps(program, mine, told(program, theirs, heard.cuts), 1)
+        found = gaps(program, mine, expected(program, theirs, heard.cuts), 1)
         if not found:
             return
         fact = (

@@ -135,7 +135,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Told:
+class Expected:
     """What a model returned at one output: a row for each sample that is compared, with all or some
     places of it (``None``: that cannot be told), and the largest magnitude of the whole output."""
 
@@ -143,13 +143,13 @@ class Told:
     largest: float
 
 
-def told(
+def expected(
     program: Program,
     eager: Sequence[Tensor],
     cuts: Cuts,
     some: slice = slice(None),
     batch: int = 1,
-) -> dict[str, Told]:
+) -> dict[str, Expected]:
     """What a model returned for a ``batch`` (``eager``), of ``some`` of its samples: at the outputs
     of ``cuts``, the places of these, by the outputs' names."""
     found = {}
@@ -158,12 +158,12 @@ def told(
             continue
         rows = _rows(whole, torch.Size(shape(node)), batch)
         part = None if rows is None else taken(node, rows[some], cuts[node])
-        found[name] = Told(part, 0.0 if rows is None else largest(rows))
+        found[name] = Expected(part, 0.0 if rows is None else largest(rows))
     return found
 
 
 def gaps(
-    program: Program, values: Mapping[fx.Node, Value], heard: Mapping[str, Told], batch: int
+    program: Program, values: Mapping[fx.Node, Value], heard: Mapping[str, Expected], batch: int
 ) -> list[Gap]:
     """The outputs that were ``heard`` whose ``values``, of a ``batch`` of samples and of the same
     places, are not what the model returned."""
@@ -240,7 +240,7 @@ def rounding_decides(
     for other, inputs in ((wide, one), (program, _nudged(one))):
         found = execute(other, model, inputs, cuts)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
-        if gaps(program, values, told(program, outputs, cuts), 1):
+        if gaps(program, values, expected(program, outputs, cuts), 1):
             return True
     return False
 

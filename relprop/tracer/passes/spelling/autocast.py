@@ -107,10 +107,10 @@ def _cast_operands(node: fx.Node, device: torch.device, dtype: torch.dtype | Non
         return
     if not any(is_tensor(n) for n in tensor_inputs(node)):
         return
-    casts, told = _explained(node, device, dtype)
+    casts, types = _explained(node, device, dtype)
     for given, wanted in casts.items():
         node.replace_input_with(given, emit(node, aten.to.dtype, given, wanted))
-    node.kwargs = {**node.kwargs, **told}
+    node.kwargs = {**node.kwargs, **types}
 
 
 def _explained(
@@ -128,12 +128,12 @@ def _explained(
         (inside.casts, {}),
         (inside.casts, typed),
     ]
-    for casts, told in ways:
-        outside = _run(node, device, casts, None, told)
+    for casts, types in ways:
+        outside = _run(node, device, casts, None, types)
         if outside is None or outside.done != inside.done:
             continue
         if {**casts, **outside.casts} == inside.casts:
-            return casts, told
+            return casts, types
     raise _refused(node, dtype)
 
 
@@ -156,7 +156,7 @@ def _run(
     device: torch.device,
     casts: Casts,
     dtype: torch.dtype | None,
-    told: dict[str, torch.dtype] | None = None,
+    types: dict[str, torch.dtype] | None = None,
 ) -> _Record | None:
     """What ``node`` does with operands without values, under autocast to ``dtype`` if given;
     ``None`` if it refuses them."""
@@ -167,7 +167,7 @@ def _run(
         record = _Record({t.untyped_storage()._cdata: n for n, t in tensors.items()})
         try:
             with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None), record:
-                function_of(node)(*args, **{**kwargs, **(told or {})})
+                function_of(node)(*args, **{**kwargs, **(types or {})})
         except (RuntimeError, TypeError):
             return None
         return record
