@@ -31,13 +31,13 @@ from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
     UNSTEADY,
-    Gap,
     Expected,
+    Gap,
+    expected,
     gaps,
     is_row,
     model_outputs,
     rounding_decides,
-    expected,
     unsteady,
 )
 from relprop.tracer.program import Program
