@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scale_subjects import (
+    ALONE,
     CAPTUM,
     DEPTH_METHODS,
     DEPTHS,
@@ -36,6 +37,7 @@ STYLES = dict(
         (
             ("#000000", "o"),
             ("#7f7f7f", "x"),
+            ("#999933", "+"),
             ("#56b4e9", "s"),
             ("#009e73", "^"),
             ("#e69f00", "v"),
@@ -103,7 +105,10 @@ BERT-shaped classifier, which is given ids and a mask of ones, as a tokenizer ma
 whose image grows, in patches of 16 pixels, so that its tokens come as near to the number as a
 square allows.
 Each call explains one input. `{GRADIENT}` is the model's own forward pass and the gradient of its
-embeddings or pixels, by autograd alone: what a method that uses gradients pays at least.
+embeddings or pixels, by autograd alone: what a method that uses gradients pays at least. A call
+compares its graph with the model's own forward pass, and so pays one forward pass more, which where
+forward and gradient take about three is a third; the row with `verify=False` leaves that out. The
+rest is Python's, and the same at any length.
 
 Every figure is that of a process which measures nothing else (a fork of one that has imported the
 libraries), and of the second call: the first one captures the model and checks the capture, once
@@ -295,7 +300,7 @@ def _line(panel: Axes, records: Records, what: str, model: str, method: str) -> 
     cases = [Case(model, method, n) for n in TOKENS]
     at = [(c.tokens, v) for c in cases if (v := value(records, what, c)) is not None]
     colour, mark = STYLES[method]
-    own = method in (GRADIENT, CAPTUM)
+    own = method in (GRADIENT, CAPTUM, ALONE)
     panel.plot(
         [n for n, _ in at],
         [v for _, v in at],

@@ -17,8 +17,10 @@ TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 LAYERS = 4
 GRADIENT, CAPTUM = "forward + input gradient", "gradient_x_input (captum)"
 METHODS = ("gradient_x_input", "rollout", "gae", "transformer_attribution", "lrp", "attnlrp")
-ROWS = (GRADIENT, CAPTUM, *METHODS)
-DEPTHS = (4, 12, 24, 48)
+UNHEARD = " (verify=False)"  # of a row that is not compared with the model's own forward pass
+ALONE = METHODS[0] + UNHEARD
+ROWS = (GRADIENT, CAPTUM, ALONE, *METHODS)
+DEPTHS = (4, 6, 12, 24, 48)
 SEGMENTS = " (memory=0)"  # of a row whose graph is cut into segments
 DEPTH_METHODS = tuple(
     m + how for m in ("transformer_attribution", "attnlrp") for how in ("", SEGMENTS)
@@ -162,9 +164,10 @@ def call_of(method: str, subject: Subject) -> Callable[[], object]:
         return _by_captum(subject)
     import relprop
 
-    name, memory = method.removesuffix(SEGMENTS), 0 if method.endswith(SEGMENTS) else "auto"
+    name = method.removesuffix(SEGMENTS).removesuffix(UNHEARD)
+    memory, verify = 0 if method.endswith(SEGMENTS) else "auto", not method.endswith(UNHEARD)
     asked = subject.module, subject.inputs, subject.target
-    return lambda: relprop.explain(*asked, method=name, memory=memory)
+    return lambda: relprop.explain(*asked, method=name, memory=memory, verify=verify)
 
 
 def _gradient(subject: Subject) -> Tensor:

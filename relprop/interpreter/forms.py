@@ -18,7 +18,7 @@ from relprop.plan import Plan, Step
 from relprop.rules.call import Call
 from relprop.rules.gradient_form import Form, factors_of, scaled
 from relprop.rules.rule import Rule
-from relprop.tracer.calls import Reads, call_node
+from relprop.tracer.calls import Reads, call_node, together
 from relprop.tracer.chunked import kernel_at, large_attentions
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
@@ -106,7 +106,8 @@ def _unmade(step: Step, tensors: tuple[Tensor, ...]) -> Call:
 
 
 def _made(form: Form, step: Step, values: Reads) -> Value:
-    return form(_unmade(step, tuple(values[o] for o in step.operands)))
+    operands = tuple(values[o] for o in step.operands)
+    return form(_unmade(step, together(step.node, operands)))
 
 
 def _stopped(node: fx.Node, dtype: torch.dtype | None, values: Reads) -> Value:

@@ -4,13 +4,14 @@ map is that of one chunk, and the backward pass makes it again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import tree_map
 
 from relprop.operations import Value
@@ -18,7 +19,7 @@ from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.forms import PLAIN, Factors, Forms
-from relprop.tracer.kernel import Kernel, KernelCall, added, kernel_of
+from relprop.tracer.kernel import Kernel, KernelCall, added, causal_alone, kernel_of
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of, map_bytes
 
@@ -111,16 +112,38 @@ class Chunked:
         made: Tensor = per_sample(one_sample, *given)
         return made
 
-    def at_once(self) -> Tensor | None:
+    def at_once(self, seen: dict[str, bool | None]) -> Tensor | None:
         """The result of all queries by one call of PyTorch's kernel; ``None`` where that would make
-        a map, or needs a mask of its size, of more bytes than a chunk may have."""
-        if self.kernel is None:
+        a map, or needs a mask of its size, of more bytes than a chunk may have. ``seen``: what is
+        known of other sites' masks in this run (``causal_alone``)."""
+        kernel = self.kernel
+        if kernel is None:
             return None
-        masked = self.kernel.masks and not self.kernel.causal
-        if masked and (self.forms is PLAIN or self._mask_bytes > CHUNK_BYTES):
-            return None
-        call = self._call(self.kernel, self.fixed, self.entering, Chunk(0, self.attention.queries))
+        if kernel.masks and not kernel.causal:
+            if kernel.masking not in seen:
+                seen[kernel.masking] = self._causal_alone(kernel)
+            causal = seen[kernel.masking]
+            if causal is not None:
+                kernel = replace(kernel, masks=(), causal=causal)
+            elif self.forms is PLAIN or self._mask_bytes > CHUNK_BYTES:
+                return None
+        call = self._call(kernel, self.fixed, self.entering, Chunk(0, self.attention.queries))
         return call.made() if call.is_fused else None
+
+    def _causal_alone(self, kernel: Kernel) -> bool | None:
+        """The same of the masks at these inputs. A run that is recorded looks at no values."""
+        if get_proxy_mode() is not None:
+            return None
+        whole = self.attention.queries
+        size = max(1, CHUNK_BYTES * whole // self._mask_bytes)
+
+        def rows() -> Iterator[tuple[int, Tensor]]:
+            for first in range(0, whole, size):
+                chunk = Chunk(first, min(size, whole - first))
+                fixed, given = self.part(chunk)
+                yield first, per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
+
+        return causal_alone(kernel, rows())
 
     @property
     def _mask_bytes(self) -> int:
@@ -200,11 +223,12 @@ class _Chunks(torch.autograd.Function):
 @dataclass(frozen=True)
 class ByQueries:
     """A site whose map is never whole, in the forward pass: by PyTorch's fused kernel where there
-    is one, else by products."""
+    is one, else by products. ``seen``: what is known of masks, for all sites of one run."""
 
     attention: Attention
     kernel: Kernel | None
     forms: Forms = PLAIN
+    seen: dict[str, bool | None] = field(default_factory=dict)
 
     @property
     def entering(self) -> tuple[fx.Node, ...]:
@@ -215,7 +239,7 @@ class ByQueries:
         """The value of the site's contraction, batch first."""
         by = chunked(self.attention, values, dtype)
         by = replace(by, kernel=self.kernel, forms=self.forms)
-        made = by.at_once()
+        made = by.at_once(self.seen)
         if made is None:
             own = replace(by, entering=tuple(t.detach() for t in by.entering))
             made = _Chunks.apply(own, *by.entering)  # type: ignore[no-untyped-call]
@@ -228,12 +252,12 @@ def by_queries(
     """The sites of a forward pass that run in chunks: large ones, of which nothing but the result
     is ``needed``; of a pass by ``forms`` small ones, too, that the fused kernel can run."""
     needed, plain = set(needed), forms is PLAIN
-    found = {}
+    found, seen = {}, dict[str, bool | None]()
     for end, a in large_attentions(program, None if plain else 0).items():
         kernel = kernel_at(program, a) if plain or end in forms.kernels else None
         small = kernel is None and map_bytes(a.site) <= CHUNK_BYTES
         if needed.isdisjoint(a.inside) and end not in forms.whole and not small:
-            found[end] = ByQueries(a, kernel, forms)
+            found[end] = ByQueries(a, kernel, forms, seen)
     return found
 
 

@@ -4,7 +4,9 @@ results of their own chunk, which are rounded otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, fx
@@ -37,6 +39,17 @@ class Kernel:
     scores: fx.Node
     masks: tuple[fx.Node, ...]
     causal: bool = False
+
+    @cached_property
+    def masking(self) -> str:
+        """How the masks are made, of what: the same for sites that are masked alike."""
+        names = {n: f"#{i}" for i, n in enumerate((self.scores, *self.masks))}
+
+        def told(node: fx.Node) -> str:
+            given = fx.map_arg((node.args, node.kwargs), lambda n: names.get(n, n.name))
+            return f"{node.target}{given}"
+
+        return f"{tuple(shape_of(self.scores)[-2:])} {[*map(told, self.masks)]}"
 
 
 def kernel_of(attention: Attention) -> Kernel | None:
@@ -173,27 +186,48 @@ def is_causal(kernel: Kernel, attention: Attention) -> bool:
     inputs and parameters are."""
     read = {i for n in kernel.masks for i in n.all_input_nodes} - {*kernel.masks, kernel.scores}
     above = _above(read)
-    keys = shape_of(kernel.scores)[-1]
-    if keys != attention.queries or any(n.op != "call_function" for n in above):
+    if any(n.op != "call_function" for n in above):
         return False
     known: Values = {}
     for node in above:
         known[node] = call_node(node, known, None)
-    return all(_rows_are_causal(kernel, attention, known, i) for i in range(0, keys, ROWS))
+    return causal_alone(kernel, _masks_of(kernel, attention, known)) is True
 
 
-def _rows_are_causal(kernel: Kernel, attention: Attention, known: Values, first: int) -> bool:
-    """The same of some rows of the mask."""
-    count = min(ROWS, attention.queries - first)
-    cut = {n: attention.cut(n, v, first, count) for n, v in known.items()}
-    held = [v.device for v in cut.values() if isinstance(v, Tensor)]
-    device = held[0] if held else None
-    like = torch.empty((), dtype=val(kernel.scores).dtype, device=device)
-    mask = added(kernel, attention, cut, like, count, None)
-    here = torch.arange(first, first + count, device=mask.device)
-    later = torch.arange(mask.shape[-1], device=mask.device) > here.unsqueeze(1)
-    hidden, open_to = mask <= HIDDEN, mask[~later.expand_as(mask)]
-    return bool((hidden == later).all()) and bool((open_to == 0).all())
+def _masks_of(kernel: Kernel, attention: Attention, known: Values) -> Iterator[tuple[int, Tensor]]:
+    """What the masks add where they read nothing but ``known``, some rows at a time."""
+    for first in range(0, attention.queries, ROWS):
+        count = min(ROWS, attention.queries - first)
+        cut = {n: attention.cut(n, v, first, count) for n, v in known.items()}
+        held = [v.device for v in cut.values() if isinstance(v, Tensor)]
+        like = torch.empty((), dtype=val(kernel.scores).dtype, device=held[0] if held else None)
+        yield first, added(kernel, attention, cut, like, count, None)
+
+
+def causal_alone(kernel: Kernel, rows: Iterable[tuple[int, Tensor]]) -> bool | None:
+    """Whether masks hide the keys after each query and nothing else (``True``), nothing at all
+    (``False``), or something else, or need a derivative (``None``). ``rows``: the first of some
+    rows, and what the masks add to these, (..., rows, keys)."""
+    ways = {False: _hides_nothing}
+    if len(set(shape_of(kernel.scores)[-2:])) == 1:
+        ways[True] = _hides_later
+    for first, mask in rows:
+        ways = {causal: way for causal, way in ways.items() if way(mask, first)}
+        if not ways or mask.requires_grad:
+            return None
+    return next(iter(ways))
+
+
+def _hides_nothing(mask: Tensor, first: int) -> bool:
+    return not bool(mask.any())
+
+
+def _hides_later(mask: Tensor, first: int) -> bool:
+    rows, keys = mask.shape[-2:]
+    here = torch.arange(first, first + rows, device=mask.device)
+    later = torch.arange(keys, device=mask.device) > here.unsqueeze(1)
+    hidden, open_to = mask <= HIDDEN, mask.masked_fill(later, 0)
+    return bool((hidden == later).all()) and not bool(open_to.any())
 
 
 def _above(nodes: set[fx.Node]) -> list[fx.Node]:

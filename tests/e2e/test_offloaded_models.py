@@ -170,7 +170,7 @@ def test_other_threads_may_call_the_model_meanwhile(tmp_path):
 
 
 def test_gradients_are_said_not_to_be_compared(tmp_path):
-    found = relprop.explain(on_disk(build(), tmp_path), sample(), 1)
+    found = relprop.explain(on_disk(build(), tmp_path), sample(), 1, memory=None)
     assert found.facts["compared"].endswith(
         "gradients not compared: a backward pass of the model would hold all offloaded weights"
     )

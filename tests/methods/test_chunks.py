@@ -231,6 +231,51 @@ def test_a_causal_mask_is_never_made(monkeypatch, kernel_calls):
     assert all(call.queries.shape[-2] == IDS.shape[1] for call in kernel_calls)
 
 
+@pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+@pytest.mark.parametrize("method", ["gradient_x_input", "attnlrp"])
+@pytest.mark.parametrize("name", ["padded BERT", "grouped queries", "sliding windows"])
+def test_a_mask_that_hides_nothing_is_none(name, method, monkeypatch, kernel_calls):
+    model, inputs, target = lively_case(name)
+    alone = model, inputs | {"attention_mask": torch.ones_like(IDS)}, target
+    whole = explained(alone, method)
+    in_chunks(monkeypatch)
+    kernel_calls.clear()
+    parts = explained(alone, method)
+    assert gap(whole.scores, parts.scores) < EXACT
+    assert {call.mask is None for call in kernel_calls} == {name != "sliding windows"}
+    assert {len(IDS[0]) == call.queries.shape[-2] for call in kernel_calls} == {
+        call.mask is None for call in kernel_calls
+    }
+    assert {call.causal for call in kernel_calls} == {name == "grouped queries"}
+    explained((model, inputs, target), method)  # one of two is padded
+    assert kernel_calls[-1].mask is not None
+
+
+class Bias(torch.nn.Module):
+    """Attention with a bias of its own input, which may be 0 and has a gradient all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.head = torch.nn.Linear(4, 12), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        bias = (x[..., :1] * x[..., 1:2].mT).relu()
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.head(y[:, -1])
+
+
+def test_a_bias_of_zeros_keeps_its_gradient(monkeypatch, kernel_calls):
+    x = torch.randn(2, 11, 4).abs()
+    x[..., 0] = 0
+    case = lively(Bias()), x, 1
+    whole = explained(case, "gradient_x_input")
+    in_chunks(monkeypatch)
+    parts = explained(case, "gradient_x_input")
+    assert gap(whole.scores, parts.scores) < EXACT
+    assert kernel_calls and all(call.mask is not None for call in kernel_calls)
+
+
 class WideValues(torch.nn.Module):
     """Causal attention whose values have more features than its keys, which PyTorch's fused kernels
     on a CPU do not take."""
