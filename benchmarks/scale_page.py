@@ -183,12 +183,12 @@ def _deeper(records: Records) -> str:
     rows = []
     for method in DEPTH_METHODS:
         for what, name in names.items():
-            cases = [Case("llama", method, TOKENS[0], n) for n in DEPTHS]
+            cases = [Case("llama", method, tokens, n) for n, tokens in DEPTHS]
             rows.append([f"`{method}`", name, *(_number(value(records, what, c)) for c in cases)])
     return (
-        f"## Depth\n\nThe Llama-shaped model with more layers, at {TOKENS[0]} tokens; `memory=0` "
-        "cuts its graph\ninto as many segments as save memory, which run one after another.\n\n"
-        + _grid(["row", "figure", *(f"{n} layers" for n in DEPTHS)], rows)
+        "## Depth\n\nThe Llama-shaped model with more layers; `memory=0` cuts its graph into as "
+        "many segments as\nsave memory, which run one after another.\n\n"
+        + _grid(["row", "figure", *(f"{n} layers, {t:,} tokens" for n, t in DEPTHS)], rows)
     )
 
 
@@ -205,7 +205,8 @@ def _reasons(records: Records) -> Iterator[str]:
         for case in all_cases():
             if value(records, what, case) is None:
                 reason = records.get((what, case), {}).get("missing", "not run so far")
-                size = f"{case.tokens:,} tokens" if case.growing else f"{case.layers} layers"
+                size = f"{case.tokens:,} tokens"
+                size = size if case.growing else f"{case.layers} layers, {size}"
                 key = (size, reason, what, TITLES[case.model])
                 rows.setdefault(key, []).append(f"`{case.method}`")
     said: dict[tuple[str, str], dict[str, list[str]]] = {}

@@ -20,7 +20,7 @@ METHODS = ("gradient_x_input", "rollout", "gae", "transformer_attribution", "lrp
 UNHEARD = " (verify=False)"  # of a row that is not compared with the model's own forward pass
 ALONE = METHODS[0] + UNHEARD
 ROWS = (GRADIENT, CAPTUM, ALONE, *METHODS)
-DEPTHS = (4, 6, 12, 24, 48)
+DEPTHS = (*((n, TOKENS[0]) for n in (LAYERS, 6, 12, 24, 48)), (12, 2048))  # layers, tokens
 SEGMENTS = " (memory=0)"  # of a row whose graph is cut into segments
 DEPTH_METHODS = tuple(
     m + how for m in ("transformer_attribution", "attnlrp") for how in ("", SEGMENTS)
@@ -49,10 +49,9 @@ class Case:
 def all_cases() -> list[Case]:
     """Everything that is measured, short inputs first."""
     over_tokens = [Case(m, row, n) for n in TOKENS for m in TITLES for row in ROWS]
-    deeper = [n for n in DEPTHS if n != LAYERS]
-    over_layers = [Case("llama", m, TOKENS[0], n) for n in deeper for m in DEPTH_METHODS]
-    over_layers += [Case("llama", m, TOKENS[0]) for m in DEPTH_METHODS if m not in ROWS]
-    return sorted(over_tokens + over_layers, key=lambda case: case.tokens)
+    over_layers = [Case("llama", m, tokens, n) for n, tokens in DEPTHS for m in DEPTH_METHODS]
+    both = dict.fromkeys(over_tokens + over_layers)
+    return sorted(both, key=lambda case: case.tokens)
 
 
 @dataclass(frozen=True)
