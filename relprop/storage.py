@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
-from relprop.errors import InputError, first_line
+from relprop.errors import InputError, OptionError, first_line
 from relprop.interpreter.ledger import Account, Ledger
 from relprop.writing import written
 
@@ -27,11 +27,24 @@ TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", 
 STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
 PLAIN = ("method", "rules", "facts")
 MAPS = ("attention", "gradient", "relevance")
+PICTURE = "explanation.plot().savefig({path!r})"
+#: What writes a file of another kind than ``save``'s.
+OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp"), PICTURE) | {
+    ".html": "explanation.to_html({path!r})",
+    ".json": "pathlib.Path({path!r}).write_text(explanation.to_json())",
+    ".csv": "explanation.to_dataframe().to_csv({path!r})",
+}
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
 def save(explanation: Explanation, path: str | Path) -> Path:
-    """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be written."""
+    """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be
+    written, ``OptionError`` for the name of a file of another kind."""
+    if (other := OTHERWISE.get(Path(path).suffix.lower())) is not None:
+        raise OptionError(
+            f"save({str(path)!r}) writes numbers that relprop.load reads, and no such file",
+            then=[other.format(path=str(path)), "explanation.save('name.safetensors')"],
+        )
     tensors = {name: t for name, t in _tensors(explanation) if t is not None}
     saved = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     header = json.dumps(_header(explanation))

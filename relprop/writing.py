@@ -26,6 +26,7 @@ def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
     try:
         yield beside
         if not special:
+            beside.chmod(_mode(place))
             os.replace(beside, place)
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
@@ -34,6 +35,18 @@ def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
     finally:
         if not special:
             beside.unlink(missing_ok=True)
+
+
+def _mode(place: Path) -> int:
+    """The permissions of the file that stands at a place, or those that any new file there has."""
+    if place.exists():
+        return place.stat().st_mode & 0o7777
+    probe = place.with_name(f".{place.stem}.mode{os.getpid()}")
+    try:
+        probe.touch()
+        return probe.stat().st_mode & 0o7777
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def not_written(path: Path, what: str, error: Exception) -> RelpropError:

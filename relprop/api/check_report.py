@@ -3,10 +3,12 @@ sites, whether the roll-up arrives, and what is constant, unknown or other than 
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relprop.methods import METHODS
+from relprop.views.html_tables import table
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,13 @@ class Report(Captured, Arrival):
         return "\n".join(
             [f"{head}, {self.compared}", "", *self._table(), "", *self._summary(), *self._remarks()]
         )
+
+    def _repr_html_(self) -> str:
+        head, *rest = str(self).split("\n\n")
+        rows = [(r.operation, r.nodes, r.family, r.rule) for r in self.rows]
+        made = table(("operation", "nodes", "family", "rule"), rows) if rows else ""
+        after = "\n\n".join(rest[1:] if rows else rest)
+        return f"<p><b>{html.escape(head)}</b></p>{made}<pre>{html.escape(after)}</pre>"
 
     def _table(self) -> Iterator[str]:
         """The operations, each with its rule."""

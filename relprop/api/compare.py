@@ -3,6 +3,7 @@ and, given a metric, which heads and layers serve it best."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.fusion import FUSIONS
 from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
+from relprop.views.html_tables import square
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,6 +116,14 @@ class Comparison:
         return "\n".join(
             lines + [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
         )
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for stream in next(iter(self.explanations.values())).streams:
+            parts.append(f"<p>Rank correlations of the scores of {html.escape(repr(stream))}</p>")
+            parts.append(square(*self.rank_correlations(stream)))
+        refused = [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
+        return "".join([*parts, *(f"<p>{html.escape(line)}</p>" for line in refused)])
 
     def plot(
         self, image: Tensor | None = None, *, sample: int = 0, stream: str | None = None

@@ -20,7 +20,7 @@ COLUMNS = {
     "signed": "signed",
     "cost": "cost",
     "source": "source",
-    "what it is": "description",
+    "what it says": "plain",
 }
 
 
@@ -55,6 +55,7 @@ def _row(method: Method) -> dict[str, Any]:
         "cost": method.cost,
         "rules": _rules(method) if "relevance" in method.needs else None,
         "source": method.source,
+        "plain": method.plain,
         "description": method.description,
         "options": method.options(),
     }
@@ -83,7 +84,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     columns = {k: v for k, v in COLUMNS.items() if k != "source" or console.width >= WIDE}
     table = Table(box=box.SIMPLE_HEAD, row_styles=["", "dim"])
     for heading in columns:
-        table.add_column(heading, no_wrap=heading not in ("source", "what it is"))
+        table.add_column(heading, no_wrap=heading not in ("source", "what it says"))
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns.values()))
     console.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +53,17 @@ class Explanation(OneInput):
     def __len__(self) -> int:
         return len(self.target)
 
-    def __getitem__(self, name: str) -> Explanation:
-        """The explanation of one input. Raises ``OptionError`` naming the inputs there are."""
+    def __iter__(self) -> Iterator[Explanation]:
+        """The samples, each as an explanation of its own."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, name: str | int | slice) -> Explanation:
+        """The explanation of one input, by its name; or of one sample, by its number, or some.
+        Raises ``OptionError`` naming the inputs there are, ``IndexError`` for no such sample."""
+        if isinstance(name, (int, slice)):
+            from relprop.explanation.joining import part
+
+            return part(self, name)
         if name not in self.streams:
             known = ", ".join(map(repr, self.streams))
             then: list[str] = []
@@ -85,25 +94,28 @@ class Explanation(OneInput):
 
         return original_heatmap(self._only("original_heatmap()"), sample)
 
-    def words(self, sample: int = 0) -> list[tuple[str, float]]:
+    def words(self, sample: int = 0, *, share: bool = False) -> list[tuple[str, float]]:
         """The words of one sample, in order, each with the sum of its tokens' scores; special
-        tokens and padding are no words.
+        tokens and padding are no words. ``share``: of all words' |score| in place of the score.
 
         Raises ``OptionError`` where they are not known: they come with ``inputs=tokenizer(...)`` of
         a fast tokenizer, and with ``processor=tokenizer``."""
         from relprop.views.listed import words
 
-        return words(self._only("words()"), sample)
+        return words(self._only("words()"), sample, share=share)
 
-    def top(self, k: int = 5, sample: int = 0, *, by: str | None = None) -> list[tuple[Any, float]]:
+    def top(
+        self, k: int = 5, sample: int = 0, *, by: str | None = None, share: bool = False
+    ) -> list[tuple[Any, float]]:
         """The ``k`` parts of one sample with the largest scores, largest first: words (else
         tokens), or patches, each by its (row, column).
 
-        ``by``: ``"words"``, ``"tokens"`` or ``"patches"``. Special tokens and padding are none.
+        ``by``: ``"words"``, ``"tokens"`` or ``"patches"``. ``share``: of the |score| of all such
+        parts in place of the score. Special tokens and padding are none.
         Raises ``OptionError`` where there are no such parts."""
         from relprop.views.listed import top
 
-        return top(self, k, sample, by=by)
+        return top(self, k, sample, by=by, share=share)
 
     def summary(self, sample: int = 0, *, k: int = 5) -> str:
         """One sentence for people: what was explained, and the ``k`` parts it rests on most; then a
@@ -203,10 +215,15 @@ class Explanation(OneInput):
             self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes
         )
 
+    def _named_target(self) -> str:
+        """The first sample's target, with its label."""
+        label = None if self.labels is None else self.labels[0]
+        named = repr(self.target[0]) + ("" if label is None else f" {label!r}")
+        return named + (", ..." if len(self.target) > 1 else "")
+
     def __repr__(self) -> str:
         several = f"{len(self)} samples, {'; '.join(map(repr, self.streams.values()))}"
         return (
-            f"Explanation({several}, target "
-            f"{self.target[0]!r}{', ...' if len(self.target) > 1 else ''}, method "
+            f"Explanation({several}, target {self._named_target()}, method "
             f"{self.method!r}, rules {self.rules!r})"
         )

@@ -1,18 +1,23 @@
-"""One explanation of a batch that was computed in parts."""
+"""One explanation of a batch that was computed in parts; and some samples of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from relprop.errors import RelpropError
 from relprop.explanation.explanation import Explanation
 from relprop.explanation.tokens import Block, TokenScores
-from relprop.interpreter.ledger import join_ledgers
+from relprop.interpreter.ledger import Ledger, join_ledgers
+
+TENSORS = ("scores", "row", "identity", "content", "matrix", "input", "layers")
+LISTS = ("tokens", "words", "originals")
+KINDS = ("attention", "gradient", "relevance")
 
 
 def join(parts: list[Explanation]) -> Explanation:
@@ -33,6 +38,40 @@ def join(parts: list[Explanation]) -> Explanation:
         labels=_join_labels(parts),
         probability=_cat_if_all([part.probability for part in parts]),
     )
+
+
+def part(whole: Explanation, samples: int | slice) -> Explanation:
+    """Some samples of an explanation. Raises ``IndexError`` for one that is not there."""
+    if isinstance(samples, int):
+        at = range(len(whole))[samples]
+        samples = slice(at, at + 1)
+
+    def cut(value: Any) -> Any:
+        return None if value is None else value[samples]
+
+    streams = {
+        n: replace(s, **{name: cut(getattr(s, name)) for name in (*TENSORS, *LISTS)})
+        for n, s in whole.streams.items()
+    }
+    return replace(
+        whole,
+        streams=streams,
+        target=whole.target[samples],
+        output=whole.output[samples],
+        ledger=None if whole.ledger is None else _cut_ledger(whole.ledger, cut),
+        blocks=None if whole.blocks is None else tuple(_cut_block(b, cut) for b in whole.blocks),
+        labels=cut(whole.labels),
+        probability=cut(whole.probability),
+    )
+
+
+def _cut_ledger(ledger: Ledger, cut: Callable[[Any], Any]) -> Ledger:
+    books = (ledger.accounts, ledger.started, dict(ledger.reached))
+    return Ledger(*tree_map_only(Tensor, cut, books))
+
+
+def _cut_block(block: Block, cut: Callable[[Any], Any]) -> Block:
+    return Block(block.path, *(cut(getattr(block, kind)) for kind in KINDS))
 
 
 def _refuse_different(parts: Sequence[Explanation]) -> None:
@@ -58,8 +97,7 @@ def _refuse_different(parts: Sequence[Explanation]) -> None:
 
 
 def _join_stream(parts: Sequence[TokenScores]) -> TokenScores:
-    names = ("scores", "row", "identity", "content", "matrix", "input", "layers")
-    tensors = {name: _cat([getattr(part, name) for part in parts]) for name in names}
+    tensors = {name: _cat([getattr(part, name) for part in parts]) for name in TENSORS}
     originals = _chained([part.originals for part in parts])
     return replace(
         parts[0],
@@ -77,8 +115,7 @@ def _join_blocks(parts: Sequence[Explanation]) -> tuple[Block, ...] | None:
 
 
 def _join_block(parts: tuple[Block, ...]) -> Block:
-    kinds = ("attention", "gradient", "relevance")
-    return Block(parts[0].path, *(_cat([getattr(part, kind) for part in parts]) for kind in kinds))
+    return Block(parts[0].path, *(_cat([getattr(part, kind) for part in parts]) for kind in KINDS))
 
 
 def _join_labels(parts: Sequence[Explanation]) -> tuple[str | None, ...] | None:

@@ -21,6 +21,7 @@ from relprop.runner.method import (
     row_wise,
 )
 from relprop.runner.values import Found, LayerValues, SiteValues, TokenMap
+from relprop.views.html_tables import table
 
 METHODS.update(SHIPPED)
 
@@ -44,11 +45,23 @@ GROUPS: Mapping[str, Callable[[], list[str]]] = {
 
 
 class Table(tuple[Method, ...]):
-    """Methods; printed, one line each."""
+    """Methods; printed, one line each, in a notebook a table."""
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._cells()
+        return table(head, rows)
 
     def __str__(self) -> str:
-        head = ("method", "class", "signed", "cost", "source", "what it is")
-        rows = [
+        rows = self._cells()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+        return "\n".join(
+            "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]))
+            for row in rows
+        )
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        head = ("method", "class", "signed", "cost", "source", "what it says")
+        return [
             head,
             *(
                 (
@@ -57,21 +70,16 @@ class Table(tuple[Method, ...]):
                     "yes" if m.signed else "no",
                     m.cost,
                     m.source,
-                    m.description,
+                    m.plain or m.description,
                 )
                 for m in self
             ),
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-        return "\n".join(
-            "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]))
-            for row in rows
-        )
 
 
 def available() -> Table:
     """Every method there is: name, whether it is class-specific, whether signed, cost in forward
-    passes for one target, source, one line on what it is.
+    passes for one target, source, what it says in plain words.
 
     >>> import relprop
     >>> "rollout" in {method.name for method in relprop.methods.available()}
@@ -93,6 +101,7 @@ def register(
     cost: str = "",
     source: str = "",
     reads: Reads | None = None,
+    plain: str = "",
 ) -> Method:
     """Add a method of your own: ``relprop.explain(..., method=name)`` and everything that takes a
     method then know it (docs/write-a-method.md).
@@ -104,6 +113,7 @@ def register(
             ``"inputs"``: what is computed for it.
         reads: ``reads(session, sites, options)`` gives other nodes of the graph whose values it
             looks at, with ``at.value(node)``.
+        plain: what it says, in words that need no formula, for tables.
         shared: options applied for it: any of ``"layers"``, ``"normalize_rows"``,
             ``"head_fusion"``, ``"discard_ratio"``.
 
@@ -122,6 +132,7 @@ def register(
         cost,
         source,
         reads=reads,
+        plain=plain,
     )
     if name in GROUPS:
         raise OptionError(f"method {name!r} would have the name of a group of methods")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relprop import rules
 from relprop.methods.attention import rollout, transformer_attribution
 from relprop.methods.deeplift import deeplift
@@ -20,6 +22,7 @@ from relprop.methods.inputs import (
 )
 from relprop.methods.masks import vit_cx
 from relprop.methods.occlusion import occlusion
+from relprop.methods.plain import PLAIN
 from relprop.methods.projection import read_by_projections
 from relprop.methods.rows import (
     attention_grad,
@@ -36,7 +39,7 @@ GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
 
 SHIPPED: dict[str, Method] = {
-    method.name: method
+    method.name: replace(method, plain=PLAIN[method.name])
     for method in (
         Method(
             "transformer_attribution",
@@ -155,6 +158,7 @@ SHIPPED: dict[str, Method] = {
             vit_cx,
             frozenset({"features", "inputs"}),
             shared=("layers",),
+            signed=True,
             cost="masks + 1",
             source="Xie et al., IJCAI 2023",
         ),

@@ -5,6 +5,7 @@ gives one number per element of every explained input, and there is nothing to r
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,11 +73,16 @@ class Method:
     starts_with: Literal["one", "output"] = "one"
     whole: frozenset[str] = frozenset()
     reads: Reads | None = None
+    plain: str = ""
 
     @property
     def description(self) -> str:
-        """What its function's docstring begins with, up to the source in parentheses."""
-        return (inspect.getdoc(self.function) or "").split("\n")[0].split(" (")[0].rstrip(".")
+        """What its function's docstring begins with, up to the source in parentheses: those
+        with a year in them, or at the end."""
+        first = (inspect.getdoc(self.function) or "").split("\n\n")[0].replace("\n", " ")
+        sources = (m.start() for m in re.finditer(r" \([^()]*\b(19|20)\d\d\b", first))
+        whole = first[: next(sources, len(first))].removesuffix(".")
+        return re.sub(r" \([^()]*\)$", "", whole)
 
     @property
     def cheap(self) -> bool:

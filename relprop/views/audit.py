@@ -27,6 +27,8 @@ SPECIAL = 0.5
 ONE = 0.8
 """Concern if one token of at least ``MANY`` holds more than this share of content's Σ|score|."""
 MANY = 8
+EVEN = 1.25
+"""A map of at least ``MANY`` parts is spread over all if none has more than so many times the mean."""  # noqa: E501
 SHOWN = 0.005
 """``summary`` names no part whose share is smaller (it would read 0.00), but the first."""
 
@@ -137,4 +139,6 @@ def _strongest(parts: list[tuple[Name, float]], k: int) -> str:
         return " nothing: no part has a positive score"
     names = ", ".join(f"{visible(named(name), 40)} ({share:.2f})" for name, share in best)
     left = len(positive) - len(best)
+    if len(positive) == len(parts) >= MANY and shares[0][1] * len(parts) <= EVEN:
+        return f" all {len(parts)} parts alike: none has more than {shares[0][1]:.2g} of the score"
     return f": {names}" + (f" and {left} more" if left > 0 else "")

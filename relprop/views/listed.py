@@ -23,8 +23,8 @@ SAY_RATE = (
 )
 
 
-def words(tokens: TokenScores, sample: int) -> list[tuple[str, float]]:
-    """One sample's words, each with the sum of its tokens' scores."""
+def words(tokens: TokenScores, sample: int, *, share: bool = False) -> list[tuple[str, float]]:
+    """One sample's words, each with the sum of its tokens' scores, or its share of all words'."""
     if tokens.words is None:
         raise OptionError(
             message(
@@ -33,7 +33,14 @@ def words(tokens: TokenScores, sample: int) -> list[tuple[str, float]]:
             )
         )
     scores = tokens.scores[sample].tolist()
-    return [(word, sum(scores[i] for i in made)) for word, made in tokens.words[sample]]
+    found = [(word, sum(scores[i] for i in made)) for word, made in tokens.words[sample]]
+    return shares(found) if share else found
+
+
+def shares(parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
+    """Scores as shares of the sum of all |score|; 0 where that is 0."""
+    total = sum(abs(score) for _, score in parts) or 1.0
+    return [(name, score / total) for name, score in parts]
 
 
 def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
@@ -51,13 +58,14 @@ def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
 
 
 def top(
-    explanation: Explanation, k: int, sample: int, *, by: str | None
+    explanation: Explanation, k: int, sample: int, *, by: str | None, share: bool = False
 ) -> list[tuple[Any, float]]:
     """The ``k`` content parts with the largest scores; of equal ones the earlier first."""
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"top(k={k!r}): a positive number of words, tokens or patches")
     found = units(explanation, sample, by, what="top()")
-    return sorted(found.inside(), key=lambda part: -part[1])[:k]
+    parts = shares(found.inside()) if share else found.inside()
+    return sorted(parts, key=lambda part: -part[1])[:k]
 
 
 def rows(explanation: Explanation) -> list[dict[str, Any]]:
