@@ -15,6 +15,7 @@ one would measure that); on CUDA it is the allocator's peak.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -65,6 +66,7 @@ def variants(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], 
         "forward": forward,
         "forward + input gradient": backward,
         "transformer_attribution": lambda: relprop.explain(model, x, 0),
+        "transformer_attribution, memory=0": lambda: relprop.explain(model, x, 0, memory=0),
         "transformer_attribution, all rows of C": lambda: relprop.explain(
             model, x, 0, keep="matrix"
         ),
@@ -106,8 +108,8 @@ def measure_memory(name: str, device: str, batch: int, variant: str) -> float:
     model, x = build(name, device), torch.rand(batch, 3, 224, 224, device=device)
     calls = variants(model, x)
     calls["forward"]()
-    if variant != "forward":
-        relprop.trace(model, x)
+    calls[variant]()  # captures the model and checks the capture, once
+    gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         base = torch.cuda.memory_allocated()

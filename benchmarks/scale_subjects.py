@@ -164,7 +164,7 @@ def call_of(method: str, subject: Subject) -> Callable[[], object]:
     import relprop
 
     name = method.removesuffix(SEGMENTS).removesuffix(UNHEARD)
-    memory, verify = 0 if method.endswith(SEGMENTS) else "auto", not method.endswith(UNHEARD)
+    memory, verify = 0 if method.endswith(SEGMENTS) else None, not method.endswith(UNHEARD)
     asked = subject.module, subject.inputs, subject.target
     return lambda: relprop.explain(*asked, method=name, memory=memory, verify=verify)
 

@@ -7,6 +7,7 @@ from torch import fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 
 from relprop.errors import OptionError, message
+from relprop.operations import argument
 from relprop.tracer.recorded import recorded_value
 
 #: What hands on its first tensor where nothing is differentiated any more.
@@ -51,6 +52,11 @@ def _by_integers(node: fx.Node) -> bool:
     return all(i.dtype != torch.bool for i in indices)
 
 
+def _drops_nothing(node: fx.Node) -> bool:
+    """Whether a call that may drop some of its values by chance is told to drop none."""
+    return bool(argument(node, "dropout_p") == 0)
+
+
 def _writes(node: fx.Node) -> bool:
     """Whether a call changes a tensor that it is given."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
@@ -60,6 +66,6 @@ def refuse_tags(graph: fx.Graph, method: str) -> None:
     """Raise ``OptionError`` for an operator that gives something else at every call."""
     for node in graph.nodes:
         for tag in getattr(node.target, "tags", ()):
-            if tag in REFUSED and not _by_integers(node):
+            if tag in REFUSED and not _by_integers(node) and not _drops_nothing(node):
                 fact = f"method {method!r} cannot be one flat program: {node.target} {REFUSED[tag]}"
                 raise OptionError(message(fact, then=[EXPLAIN]))

@@ -7,12 +7,14 @@ import textwrap
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import relprop
 from relprop.methods import METHODS
 from relprop.runner.method import Method
 from relprop.targets import output, token
+from relprop.tracer import chunked
 from tests.common.models import build, sample
 
 METHOD = "attention_times_grad"  # a small program, for tests that are not about the method
@@ -57,6 +59,27 @@ def test_without_a_backend_it_is_bit_equal(model, explainer):
     inputs = sample(batch=4, seed=9)
     mine, theirs = explainer(inputs, 1), relprop.explain(model, inputs, 1)
     assert torch.equal(mine.scores, theirs.scores) and torch.equal(mine.output, theirs.output)
+
+
+def test_a_recorded_run_does_not_look_at_masks(monkeypatch):
+    """Of a large map: what hides nothing where it is recorded may hide something later."""
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+    )
+    model = transformers.BertForSequenceClassification(config).double().eval()
+    ids = torch.randint(3, 50, (2, 11))
+    ones = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    padded = ones | {"attention_mask": (torch.arange(11) < torch.tensor([[11], [8]])).long()}
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 11 * 11 * 4)
+    asked = {"method": "gradient_x_input"}
+    explainer = relprop.compile(model, ones, **asked)
+    for inputs in (ones, padded):
+        mine, theirs = explainer(inputs, 1), relprop.explain(model, inputs, 1, **asked)
+        assert torch.allclose(mine.scores, theirs.scores, atol=1e-12, rtol=1e-9)
 
 
 def test_the_books(model, explainer):
