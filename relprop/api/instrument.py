@@ -213,7 +213,7 @@ class Instrument:
             self.session.tell(self.session.notices(plan))
             hooks = self._hooks_by_node()
             with undisturbed(self.session.model), torch.no_grad():
-                passes = Relevance.at_terms(plan, start.terms, hooks)
+                passes = Relevance.at_terms(plan, start.begun, hooks)
                 walk = passes.through(plan.order, done.detached())
             self._plan, self._books = plan, passes.ledger(walk)
             self._relevance = walk.found

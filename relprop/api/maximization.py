@@ -136,7 +136,7 @@ def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy
     """The start image's run. Raises ``TargetError`` if the unit does not depend on what moves."""
     needs = needs_of(session, Question("input_gradient"), [unit])
     done = run([needs], part)
-    start = done.start(session, unit)
+    start = done.start(session, unit, walks=False)
     if (
         leaf
         not in reached_inputs(session, tuple(start.field) or session.program.output_nodes).values()

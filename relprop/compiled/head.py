@@ -4,16 +4,17 @@ given; and where relevance starts then."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
+from relprop.interpreter.points import Made
 from relprop.targets.index import INDEX_FORMS, Output, element_label
 from relprop.targets.plain import Index, plain_index, without_tensors
-from relprop.targets.start import Start, Target, Term, field_of
+from relprop.targets.start import Start, Target, Term, all_of, field_of
 
 #: What stands in place of the last index where the model's own prediction is explained.
 PREDICTED = -1
@@ -156,5 +157,9 @@ def start_at(node: fx.Node, value: Tensor, index: Tensor, *, leading: bool) -> t
     scalars = flat.gather(1, place[:, None])[:, 0].to(dtype)
     positions = torch.arange(flat.shape[1], device=flat.device)
     seed = (positions == place[:, None]).to(dtype).reshape(value.shape)
-    start = Start((), scalars, (Term(1.0, {node: seed}),), {node: field_of(seed)})
+
+    def again(values: Mapping[fx.Node, Made]) -> Tensor:
+        return (all_of(values[node]) * seed).flatten(1).sum(1)
+
+    start = Start((), scalars, (Term(1.0, {node: seed}),), {node: field_of(seed)}, again=again)
     return start, torch.cat([index[:, :-1], chosen[:, None]], 1)

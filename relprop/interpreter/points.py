@@ -134,10 +134,3 @@ def behind(seed: Seed, channels: int) -> Seed:
 def sums(seed: Seed) -> Tensor:
     """The sum of every sample, (batch,)."""
     return seed.summed(seed.numbers) if isinstance(seed, Points) else seed.flatten(1).sum(1)
-
-
-def weighed(seed: Seed, value: Tensor) -> Tensor:
-    """The sum of every sample's ``value``, each number times its weight, (batch,)."""
-    if isinstance(seed, Points):
-        return seed.summed(seed.at(value) * seed.numbers)
-    return (value * seed).flatten(1).sum(1)

@@ -95,7 +95,7 @@ def contributions(
     with torch.enable_grad():
         y, y0 = at.scalar(found), at.scalar(there).detach()
         total = y.sum()
-    if callable(at.target):
+    if callable(at.target) or not at.start.is_sum:
         _refuse_nonlinear(total, found, there, y - y0)
     slopes = torch.autograd.grad(total, values, allow_unused=True, materialize_grads=True)
     parts = [m * (x.detach() - x0) for m, x, x0 in zip(slopes, values, before, strict=True)]
@@ -119,8 +119,7 @@ def _refuse_nonlinear(total: Tensor, found: Values, there: Values, difference: T
     if bool((gap > 1e-4 * size).any()):
         raise OptionError(
             message(
-                "deeplift is not defined for this target: the callable is not linear in "
-                "the model's output",
+                "deeplift is not defined for this target: it is not linear in the model's output",
                 then=[
                     "name an element of the output, or a sum or difference of some",
                     "method='integrated_gradients' follows any callable",

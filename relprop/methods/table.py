@@ -260,6 +260,7 @@ SHIPPED: dict[str, Method] = {
         Method(
             "deeplift",
             deeplift,
+            frozenset({"start"}),
             level="input",
             signed=True,
             cost="4.1",

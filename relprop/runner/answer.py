@@ -73,8 +73,7 @@ class Made(NamedTuple):
     @classmethod
     def by(cls, needs: Needs) -> Made:
         """As a question is answered."""
-        walked = needs.passing.plan is not None or needs.passing.by_gradient
-        bare = not walked and needs.question.by.level == "input"
+        bare = not needs.walks and needs.question.by.level == "input"
         rules = NO_RULES if bare else needs.session.rules.name
         return cls(needs.question.method, rules, needs.facts)
 

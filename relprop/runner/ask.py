@@ -33,11 +33,12 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.memory import fitted
+from relprop.runner.method import without_start
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, Run, run
 from relprop.runner.session import Session, chosen_inputs, open_session
-from relprop.targets import Start, possible_starts
+from relprop.targets import NoStart, Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.surroundings import same_chance, undisturbed
@@ -225,23 +226,44 @@ def _answers_of(
         done.may_differentiate()
     rows = []
     for i, target in enumerate(targets):
-        starts = _starts(asked, done, target)
-        first = asked[0].session
-        scalars = done.explained(first, asked[0].question, starts[first.rules])
-        again = i + 1 < len(targets)
-        gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
+        starts = _starts(needs, done, target, refused)
         row: dict[int, Explanation] = {}
-        for number, n in needs.items():
+        if starts:
+            scalars = done.explained(
+                asked[0].session, asked[0].question, next(iter(starts.values()))
+            )
+            again = i + 1 < len(targets)
+            gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
+        for number, start in starts.items():
             with _refusal(number, refused):
-                row[number] = answer(n, done, target, starts[n.session.rules], gradients)
+                row[number] = answer(needs[number], done, target, start, gradients)
         rows.append(row)
     return rows
 
 
-def _starts(asked: Sequence[Needs], done: Run, target: object) -> dict[RuleSet, Start]:
-    """Where relevance starts, for each rule set."""
-    sessions = {n.session.rules: n.session for n in asked}
-    return {rules: done.start(session, target) for rules, session in sessions.items()}
+def _starts(
+    needs: Mapping[int, Needs], done: Run, target: object, refused: Refused | None
+) -> dict[int, Start]:
+    """What the target is to each question, by number: worked out once for each rule set."""
+    found: dict[int, Start] = {}
+    same: dict[tuple[RuleSet, bool], Start] = {}
+    for number, n in needs.items():
+        key = n.session.rules, n.starts
+        with _refusal(number, refused):
+            if key not in same:
+                same[key] = _start(n, done, target)
+            found[number] = same[key]
+    return found
+
+
+def _start(needs: Needs, done: Run, target: object) -> Start:
+    try:
+        return done.start(needs.session, target, walks=needs.starts)
+    except NoStart as error:
+        fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
+        others = ", ".join(without_start())
+        then = [f"any differentiable number is explained by {others}"]
+        raise NoStart(message(fact, then=then)) from error
 
 
 def ask_once(session: Session, inputs: Inputs, target: object, question: Question) -> Explanation:
@@ -257,7 +279,7 @@ def _refusal(number: int, refused: Refused | None) -> Iterator[None]:
     """Write down what a method says of this model, if that is wanted."""
     try:
         yield
-    except (OptionError, NoAttentionError, RollUpError, RuleError) as refusal:
+    except (OptionError, NoAttentionError, NoStart, RollUpError, RuleError) as refusal:
         if refused is None or out_of_memory(refusal):
             raise
         refused.setdefault(number, refusal)

@@ -12,9 +12,10 @@ from relprop.interpreter.reading import Reading, reading_of
 from relprop.plan import Plan
 from relprop.runner.question import Question
 from relprop.runner.session import Session
-from relprop.targets import Context, has_batch_axis, is_callable, places_read
+from relprop.targets import Context, has_batch_axis, places_read, reads_more
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
+from relprop.tracer.program import Program
 from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
 
 
@@ -22,7 +23,7 @@ from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
 class Heads:
     """By output: ``readings``, how relevance passes where few elements are explained; ``readouts``,
     how the gradient does, and how those outputs are made of which only the places of ``cuts`` are.
-    ``few``: nothing but single elements is explained of any output."""
+    ``few``: nothing is read of any output but the elements at which relevance starts."""
 
     readings: Mapping[fx.Node, Reading] = field(default_factory=dict)
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Heads:
     @classmethod
     def of(
         cls,
+        program: Program,
         question: Question,
         plan: Plan | None,
         starts: Sequence[fx.Node],
@@ -48,7 +50,7 @@ class Heads:
             {n: reading for n, reading in read.items() if reading is not None},
             {n: r for n in ends if (r := _readout(n)) is not None},
             cuts,
-            not any(map(is_callable, targets)),
+            not any(reads_more(target, program) for target in targets),
         )
 
 

@@ -40,7 +40,7 @@ SHARED: dict[str, object] = {
 }
 
 #: What a method may ask to be computed for it.
-NEEDS = frozenset({"gradient", "relevance", "hidden", "features", "values", "inputs"})
+NEEDS = frozenset({"gradient", "relevance", "start", "hidden", "features", "values", "inputs"})
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Method:
 
     Over attention it returns a matrix per contraction node, which is rolled up, or a
     ``TokenMap`` per explained input; at the input an attribution per input. ``needs`` says what
-    must be computed for it: ``"gradient"``, ``"relevance"``, ``"hidden"``, ``"features"``,
-    ``"values"``, ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules``
+    must be computed for it: ``"gradient"``, ``"relevance"``, ``"start"`` (where that starts,
+    without relevance), ``"hidden"``, ``"features"``, ``"values"``, ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules``
     is the rule set it takes by default, or a function of its options that makes it. ``shared``:
     the options that are the same for many methods and are applied for it. ``cost``: in forward
     passes, for one target. Its relevance ``starts_with`` 1 at the target, or with y_t, the
@@ -156,6 +156,12 @@ def _entries(value: object) -> object:
 
 #: Every method by its name. ``relprop.methods`` fills it, and users add their own there.
 METHODS: dict[str, Method] = {}
+
+
+def without_start() -> tuple[str, ...]:
+    """The methods in which no relevance starts at the target: it may be any differentiable
+    number."""
+    return tuple(n for n, m in METHODS.items() if not m.needs & {"relevance", "start"})
 
 
 def method_named(name: str, level: Level | None = "attention") -> Method:

@@ -64,6 +64,16 @@ class Needs:
         return self.session.program
 
     @property
+    def starts(self) -> bool:
+        """Whether relevance starts at the target."""
+        return self.walks or "start" in self.question.needs
+
+    @property
+    def walks(self) -> bool:
+        """Whether there is relevance."""
+        return self.passing.plan is not None or self.passing.by_gradient
+
+    @property
     def differentiates(self) -> bool:
         """Whether a gradient is taken."""
         return self.passing.by_gradient or "gradient" in self.question.needs
@@ -120,7 +130,9 @@ def needs_at_input(
         forms = forms if isinstance(found, str) else found
     walked = plan if forms is PLAIN else None
     by_gradient = forms is not PLAIN
-    heads = Heads.of(question, walked, starts, targets, cuts, differentiated=by_gradient)
+    heads = Heads.of(
+        session.program, question, walked, starts, targets, cuts, differentiated=by_gradient
+    )
     passing = Passing(
         session.program, read_by(walked, in_chunks, heads), walked, None, forms, in_chunks, heads
     )
@@ -158,7 +170,7 @@ def needs_over_attention(
     read = rollup.keep | held
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
-    heads = Heads.of(question, plan, starts, targets, cuts)
+    heads = Heads.of(session.program, question, plan, starts, targets, cuts)
     reads = rollup.keep | read_by(plan, in_chunks, heads)
     passing = Passing(session.program, reads, plan, rollup, PLAIN, in_chunks, heads)
     return Needs(

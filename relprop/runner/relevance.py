@@ -40,7 +40,7 @@ class Relevance:
         """Of a target, as a question asks for it."""
         assert needs.passing.plan is not None
         by_value = needs.question.by.starts_with == "output"
-        terms = start.contributions(run.outputs(needs.program)) if by_value else start.terms
+        terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
         hooks, readings = needs.question.hooks, needs.passing.heads.readings
         books = needs.question.ledger is not False
         return cls.at_terms(

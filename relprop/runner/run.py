@@ -18,7 +18,7 @@ from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session
-from relprop.targets import Context, Start, resolve
+from relprop.targets import Context, Start, Term, resolve
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched, is_floating, shape
@@ -89,24 +89,28 @@ class Run:
         """The inputs of these samples."""
         return self.part.inputs
 
-    def start(self, session: Session, target: object) -> Start:
-        """Where relevance starts for a target."""
+    def start(self, session: Session, target: object, *, walks: bool = True) -> Start:
+        """What a target is, and, if any ``walks``, where relevance starts. Raises ``NoStart``."""
         with torch.enable_grad():
-            start = resolve(target, self.context(session))
+            start = resolve(target, replace(self.context(session), walks=walks))
             return replace(start, scalars=self._attached(start, session))
 
     def _attached(self, start: Start, session: Session) -> Tensor:
         """y_t with its gradient by way of the elements that it reads alone, where that is known."""
-        parts = list(self._parts(start))
-        if not start.is_sum or not all(isinstance(seed, Points) for _, _, seed in parts):
+        parts = list(self._parts(start.terms))
+        if (
+            not parts
+            or not start.is_sum
+            or not all(isinstance(seed, Points) for _, _, seed in parts)
+        ):
             return start.scalars
         amount = torch.zeros_like(start.scalars)
         for factor, node, seed in parts:
             amount = amount + factor * _summed(seed, self._elements(session, node, seed))
         return start.scalars.detach() + (amount - amount.detach())
 
-    def _parts(self, start: Start) -> Iterator[tuple[float, fx.Node, Seed]]:
-        for term in start.terms:
+    def _parts(self, terms: Sequence[Term]) -> Iterator[tuple[float, fx.Node, Seed]]:
+        for term in terms:
             yield from ((term.coefficient, node, seed) for node, seed in term.seeds.items())
 
     def _elements(self, session: Session, node: fx.Node, seed: Seed) -> Tensor:
@@ -127,14 +131,15 @@ class Run:
         by_value = question.by.starts_with == "output"
         if self.forms is PLAIN or (by_value and start.is_sum):
             return start.scalars
+        own = by_value and start.at_elements
         with torch.enable_grad():
             amount = torch.zeros_like(start.scalars)
-            for factor, node, seed in self._parts(start):
+            for factor, node, seed in self._parts(start.terms if own else start.begun):
                 z = self._elements(session, node, seed)
                 numbers = seed.numbers if isinstance(seed, Points) else seed
-                slope = torch.where(numbers == 0, 0.0, numbers / z.detach())
+                slope = numbers if own else torch.where(numbers == 0, 0.0, numbers / z.detach())
                 amount = amount + factor * _summed(seed, z, slope)
-            return amount * (start.scalars.detach() if by_value else 1.0)
+            return amount * (start.scalars.detach() if by_value and not own else 1.0)
 
     def excerpt(self, session: Session, node: fx.Node, cut: Cut) -> Excerpt:
         """A part of an output that was not made."""
@@ -156,7 +161,13 @@ class Run:
         """What targets are resolved against: the outputs are still attached to autograd."""
         outputs = self.outputs(session.program)
         return Context(
-            session.program, session.model, session.adapter, self.inputs, outputs, session.rules
+            session.program,
+            session.model,
+            session.adapter,
+            self.inputs,
+            outputs,
+            session.rules,
+            processor=self.part.prepared.processor,
         )
 
     def detached(self) -> Values:

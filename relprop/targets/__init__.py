@@ -1,27 +1,40 @@
 """What is explained: from the caller's ``target`` to a scalar per sample, and how relevance starts
 at it.
 
-The public part are the functions that name a target of a real head: ``output``, ``query``,
-``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
+The public part are the functions that name a target of a real head: ``answer``, ``contrast``,
+``output``, ``query``, ``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
 """
 
 from relprop.targets.outputs import class_output
-from relprop.targets.resolve import is_callable, places_read, possible_starts, resolve
-from relprop.targets.start import Context, Start, Target, Term, has_batch_axis
-from relprop.targets.vocabulary import output, query, region, similarity, span, token
+from relprop.targets.resolve import is_callable, places_read, possible_starts, reads_more, resolve
+from relprop.targets.start import Context, NoStart, Start, Target, Term, has_batch_axis
+from relprop.targets.vocabulary import (
+    answer,
+    contrast,
+    output,
+    query,
+    region,
+    similarity,
+    span,
+    token,
+)
 
 __all__ = [
     "Context",
+    "NoStart",
     "Start",
     "Target",
     "Term",
+    "answer",
     "class_output",
+    "contrast",
     "has_batch_axis",
     "is_callable",
     "output",
     "places_read",
     "possible_starts",
     "query",
+    "reads_more",
     "region",
     "resolve",
     "similarity",

@@ -86,6 +86,13 @@ def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Nod
     return tuple(found)
 
 
+def reads_more(target: object, program: Program) -> bool:
+    """Whether a target may read more of an output than the elements at which relevance starts."""
+    if is_callable(target) or target is None:
+        return target is not None
+    return any(t.reads_more(program) for t in listed_targets(target, None))
+
+
 def default(program: Program) -> Target:
     """What ``None`` means: the class output's prediction, else the predicted span, else the
     similarity of a pair."""

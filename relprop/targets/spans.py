@@ -1,5 +1,6 @@
-"""A span of a text, as models that answer questions predict it: the target is the sum of the
-start's and the end's logit."""
+"""A span of a text. Of a model that answers questions by pointing into it, the target is the sum of
+the start's and the end's logit; of a model that generates, the mean log-probability of the span's
+tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError
+from relprop.targets.answers import of_tokens, texts_of
 from relprop.targets.index import elements
-from relprop.targets.outputs import ModelOutput, named_output
+from relprop.targets.outputs import ModelOutput, class_output, named_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
@@ -29,11 +31,19 @@ class Span(Target):
         return "span()" if self.start is None else f"span({self.start}, {self.end})"
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
-        """The start's and the end's logits."""
+        """The start's and the end's logits, or the class output of a model that has none."""
+        if not self._is_pointed_at(program):
+            return (class_output(program).node,)
         return tuple(named_output(program, name).node for name in SPAN)
 
+    def reads_more(self, program: Program) -> bool:
+        """The normalisers of log-probabilities."""
+        return not self._is_pointed_at(program)
+
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
-        """Two parts, the start's logit and the end's."""
+        """Two parts, the start's logit and the end's; or one for each token."""
+        if not self._is_pointed_at(context.program):
+            return self._tokens(context, samples)
         outputs = [named_output(context.program, name) for name in SPAN]
         if self.start is None or self.end is None:
             starts, ends = (context.values(output.node, samples) for output in outputs)
@@ -43,6 +53,23 @@ class Span(Target):
             start, end = (self._position(k, output, context, samples) for k, output in both)
             found = [(start, end)] * len(samples)
         return [self._choice(start, end, outputs) for start, end in found]
+
+    def _is_pointed_at(self, program: Program) -> bool:
+        return self.start is None or any(name in program.outputs.names for name in SPAN)
+
+    def _tokens(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """Of a model that generates: a part per token, where the position before predicts it."""
+        assert self.start is not None and self.end is not None
+        output, texts = class_output(context.program), texts_of(context, self, samples)
+        count = output.size[0]
+        first, last = (k + count if k < 0 else k for k in (self.start, self.end))
+        if not 0 < first <= last < count:
+            raise TargetError(
+                f"target {self}: the text has {count} positions, and its tokens from 1 to "
+                f"{count - 1} are predicted"
+            )
+        label = str(Span(first, last))
+        return [ChosenTarget(label, of_tokens(output, first, last, ids)) for ids in texts]
 
     def _position(
         self, k: int, output: ModelOutput, context: Context, samples: Sequence[int]

@@ -3,14 +3,17 @@ roll-up's field there."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
+from relprop.errors import TargetError
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
@@ -27,6 +30,10 @@ class Term:
     seeds: Mapping[fx.Node, Seed]
 
 
+class NoStart(TargetError):
+    """The target is no sum of elements, so that relevance has nowhere to start."""
+
+
 @dataclass(frozen=True)
 class Start:
     """A target worked out for a batch.
@@ -35,9 +42,12 @@ class Start:
     relevance starts. ``field``: where the roll-up starts. ``label``: what was explained in each
     sample.
 
-    ``is_sum``: whether y_t is the sum of the elements at which relevance starts, each times its
-    weight. It is for every target but a callable that multiplies or divides outputs; there the
-    seeds are what became of a relevance of 1 on its way through the callable's own operations.
+    ``at_elements``: whether relevance starts at elements, each with its weight in y_t. It does for
+    every target but a callable that multiplies or divides outputs; there the seeds are what became
+    of a relevance of 1 on its way through the callable's own operations. ``is_sum``: whether y_t is
+    the sum of these, which log-probabilities are not. ``single``: it is one element in every
+    sample. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs,
+    of targets that are no callable.
     """
 
     label: tuple[object, ...]
@@ -45,6 +55,17 @@ class Start:
     terms: tuple[Term, ...]
     field: Mapping[fx.Node, Seed]
     is_sum: bool = True
+    at_elements: bool = True
+    single: bool = False
+    again: Callable[[Mapping[fx.Node, Made]], Tensor] | None = None
+
+    @property
+    def begun(self) -> tuple[Term, ...]:
+        """The terms as relevance starts: one element alone with 1, or with −1 where y_t falls with
+        it."""
+        if not self.single:
+            return self.terms
+        return tuple(Term(math.copysign(1, term.coefficient), term.seeds) for term in self.terms)
 
     def contributions(self, values: Mapping[fx.Node, Made]) -> tuple[Term, ...]:
         """The terms started with y_t in place of 1: each element with its weight times its value,
@@ -57,17 +78,18 @@ class Start:
     def _worth(self, node: fx.Node, seed: Seed, values: Mapping[fx.Node, Made]) -> Seed:
         """One seed times what it is a share of: its elements' values, or y_t itself."""
         if isinstance(seed, Points):
-            own = seed.at(values[node]) if self.is_sum else self.scalars[seed.index[0]]
+            own = seed.at(values[node]) if self.at_elements else self.scalars[seed.index[0]]
             return seed.times(own.detach().to(seed.numbers.dtype))
         whole = self.scalars.reshape(-1, *[1] * (seed.dim() - 1))
-        value = all_of(values[node]) if self.is_sum else whole
+        value = all_of(values[node]) if self.at_elements else whole
         return seed * value.detach().to(seed.dtype)
 
 
 @dataclass(frozen=True)
 class Context:
     """What a target is resolved against: the program, its outputs' values (batch first, attached;
-    of some only the places that targets read), and who knows labels."""
+    of some only the places that targets read), and who knows labels. ``walks``: whether relevance
+    is to start there; ``processor``: what the user gave as such."""
 
     program: Program
     model: nn.Module
@@ -75,6 +97,8 @@ class Context:
     inputs: Inputs
     outputs: Mapping[fx.Node, Made]
     rules: RuleSet
+    walks: bool = True
+    processor: object = None
 
     def values(self, node: fx.Node, samples: Sequence[int]) -> Tensor:
         """An output of some samples, without the 1 of a single sample's call, detached."""
@@ -106,16 +130,16 @@ def has_batch_axis(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Elements:
-    """One sample's share of a term: elements of one output, all of one ``weight``; the weights sum
-    to 1.
+    """One sample's share of a term: elements of one output, all of one ``weight``.
 
     ``where``: the index of one element, or (elements, axes) of many, both without the batch axis,
-    if there is one.
+    if there is one. ``log``: they are log-probabilities, normalised along the output's last axis.
     """
 
     node: fx.Node
     where: tuple[int, ...] | Tensor
     weight: float = 1.0
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +158,10 @@ class Target(ABC):
     def written(self) -> str:
         """The target as a person would write it, for messages."""
         return str(self)
+
+    def reads_more(self, program: Program) -> bool:
+        """Whether y_t reads more of an output than the elements at which relevance starts."""
+        return False
 
     @abstractmethod
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
@@ -157,20 +185,63 @@ def field_of(seed: Tensor) -> Tensor:
 
 
 def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
-    """The start of a batch: the k-th parts of all samples make the k-th term."""
-    terms, field, scalars = [], dict[fx.Node, Points](), torch.zeros(())
-    for k in range(max(len(choice.parts) for choice in choices)):
-        parts = {i: choice.parts[k] for i, choice in enumerate(choices) if k < len(choice.parts)}
-        seeds: dict[fx.Node, Points] = {}
+    """The start of a batch: the k-th parts of all samples make the k-th term, or two where weights
+    are of both signs."""
+    groups: dict[tuple[int, bool], dict[int, Elements]] = {}
+    for i, choice in enumerate(choices):
+        for k, part in enumerate(choice.parts):
+            groups.setdefault((k, part.weight < 0), {})[i] = part
+    terms, field, summands = [], dict[fx.Node, Points](), list[Summand]()
+    for (_, negative), parts in sorted(groups.items(), key=lambda item: item[0]):
+        seeds, sign = dict[fx.Node, Seed](), -1.0 if negative else 1.0
         for node in dict.fromkeys(part.node for part in parts.values()):
             mine = {i: part for i, part in parts.items() if part.node is node}
             value = context.outputs[node]
             seeds[node] = seed = _seed(mine, node, value)
-            scalars = scalars.to(value.device) + seed.summed(seed.at(value) * seed.numbers)
-            marked = seed.marked()
+            logs = torch.tensor([i in mine and mine[i].log for i in range(len(choices))])
+            summands.append(Summand(sign, node, seed, logs[seed.index[0].cpu()]))
+            marked = _seed({i: _once(p) for i, p in mine.items()}, node, value).marked()
             field[node] = field[node].joined(marked) if node in field else marked
-        terms.append(Term(1.0, seeds))
-    return Start(tuple(choice.label for choice in choices), scalars, tuple(terms), field)
+        terms.append(Term(sign, seeds))
+    label, is_sum = tuple(c.label for c in choices), not any(bool(s.logs.any()) for s in summands)
+    scalars = amount(summands, context.outputs)
+    again = partial(amount, tuple(summands))
+    return Start(label, scalars, tuple(terms), field, is_sum=is_sum, again=again)
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A part of y_t: the elements of an output where ``seed`` is, times its numbers, added or, with
+    ``sign`` −1, taken away. Of those that ``logs`` says, (elements,), it is the log-probability."""
+
+    sign: float
+    node: fx.Node
+    seed: Points
+    logs: Tensor
+
+    def worth(self, outputs: Mapping[fx.Node, Made]) -> Tensor:
+        """What it is of every sample, (batch,)."""
+        value = outputs[self.node]
+        found = value[self.seed.index]
+        if bool(self.logs.any()):
+            rows = value[self.seed.index[:-1]]
+            found = found - torch.where(self.logs.to(rows.device), rows.logsumexp(-1), 0.0)
+        dtype = torch.promote_types(found.dtype, torch.float32)
+        return self.sign * self.seed.summed(found.to(dtype) * self.seed.numbers.to(dtype))
+
+
+def amount(summands: Sequence[Summand], outputs: Mapping[fx.Node, Made]) -> Tensor:
+    """y_t of every sample, (batch,), from the values of the outputs."""
+    found = torch.zeros(())
+    for summand in summands:
+        worth = summand.worth(outputs)
+        found = found.to(worth.device) + worth
+    return found
+
+
+def _once(part: Elements) -> Elements:
+    """A part as the roll-up counts it: one element once, many by their weights."""
+    return replace(part, weight=1.0) if isinstance(part.where, tuple) else part
 
 
 def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Made) -> Points:
@@ -184,15 +255,15 @@ def _places(
     parts: Mapping[int, Elements], row: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """The elements that the parts of some samples name, as an index of the whole output (in its
-    ``row`` of the sample), and their weights."""
+    ``row`` of the sample), and how much they weigh."""
     single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
     indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    weights = [p.weight for p in parts.values() if isinstance(p.where, tuple)]
+    weights = [abs(p.weight) for p in parts.values() if isinstance(p.where, tuple)]
     for i, part in parts.items():
         if isinstance(part.where, Tensor):
             where = part.where.to(device)
             before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
             indices.append(torch.cat([before, where], 1))
-            weights += [part.weight] * len(where)
+            weights += [abs(part.weight)] * len(where)
     index = torch.cat(indices)
     return index.unbind(1), torch.tensor(weights, dtype=dtype, device=device)

@@ -1,8 +1,9 @@
 """Targets given as a callable ``output of one sample -> scalar``: a program of their own, the tail,
 follows the model's.
 
-A sum or difference of k outputs is explained term by term (``linear.py``). Any other function
-starts with 1 at its scalar, and relevance walks through its own operations first.
+A sum or difference of k outputs or log-probabilities is explained term by term (``linear.py``,
+``logits.py``). Any other function starts with 1 at its scalar, and relevance walks through its own
+operations first; one of logarithms has no start, and is for methods that need none.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from relprop.errors import TargetError, message
 from relprop.interpreter.batch import propagate
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
-from relprop.targets.linear import is_linear, linear_start
-from relprop.targets.start import Context, Start, Term, all_of, field_of, has_batch_axis
-from relprop.targets.traced import traced
+from relprop.targets.linear import linear_start, marks
+from relprop.targets.logits import at_logits, is_sum, takes_logarithms, words
+from relprop.targets.start import (
+    Context,
+    NoStart,
+    Start,
+    Term,
+    all_of,
+    field_of,
+    has_batch_axis,
+)
+from relprop.targets.traced import called, traced
 from relprop.tracer.binding import Inputs
-from relprop.tracer.calls import Values
-from relprop.tracer.facts import role
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
@@ -36,29 +44,64 @@ TURN_SIGNS = (
 
 
 def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
-    """The start of a callable target. Raises ``TargetError`` if it is not traceable or its result
-    is no scalar."""
+    """The start of a callable target. Raises ``TargetError`` if its result is no scalar that
+    depends on the outputs, ``NoStart`` if relevance is to start and cannot."""
     inputs = _outputs_as_inputs(context)
-    tail = traced(target, context, inputs)
-    scalar = tail.output_nodes[0]
-    if role(scalar) != "activation":
-        raise TargetError("the target callable does not depend on the model's output")
-    values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
+    scalars = called(target, context, inputs)
+    slopes = _slopes(scalars, inputs, context)
     label = (getattr(target, "__name__", type(target).__name__),) * context.inputs.batch
-    if is_linear(tail):
-        return linear_start(label, values[scalar].flatten(), inputs, context)
-    seeds, field = _walked(tail, values, context)
+    try:
+        tail = traced(target, context, inputs)
+        start = _at_elements(tail, label, scalars, inputs, context)
+    except TargetError:
+        if context.walks:
+            raise
+        start = None
+    if start is not None:
+        return start
+    if not context.walks:
+        return Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
+    if name := takes_logarithms(tail):
+        raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
+    seeds, field = _walked(tail, inputs, context)
     if not any(bool(relevance.any()) for relevance in seeds.values()):
         raise TargetError(message(NOTHING_ARRIVES, then=[TURN_SIGNS]))
-    return Start(label, values[scalar].flatten(), (Term(1.0, seeds),), field, is_sum=False)
+    return Start(label, scalars, (Term(1.0, seeds),), field, is_sum=False, at_elements=False)
+
+
+def _at_elements(
+    tail: Program, label: tuple[object, ...], scalars: Tensor, inputs: Inputs, context: Context
+) -> Start | None:
+    """The start at the elements of which y_t is a sum, log-probabilities standing for their logits;
+    ``None`` where it is none."""
+    found = words(tail)
+    if found.get(tail.output_nodes[0]) != "logarithm":
+        return None
+    samples = (inputs.samples(i, i + 1) for i in range(inputs.batch))
+    whole = torch.cat([at_logits(tail, one, found).reshape(1) for one in samples])
+    weights = gradients_of(whole, inputs, context)
+    return linear_start(label, scalars, weights, is_sum=is_sum(found))
+
+
+def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, Tensor]:
+    """∂y_t/∂ every output. Raises ``TargetError`` where there is none."""
+    found = gradients_of(scalars, inputs, context)
+    if not found:
+        raise TargetError(
+            "the target callable does not depend on the model's output"
+            if not scalars.requires_grad
+            else "no output of the model changes the target callable: its gradient is 0 everywhere"
+        )
+    return found
 
 
 def _walked(
-    tail: Program, values: Values, context: Context
+    tail: Program, inputs: Inputs, context: Context
 ) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]]:
     """What of a relevance of 1 at the tail's scalar arrives at each output of the model, and the
     roll-up's field there."""
     scalar = tail.output_nodes[0]
+    values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
     ones = torch.ones_like(values[scalar])
     detached = {n: v.detach() if isinstance(v, Tensor) else v for n, v in values.items()}
     plan = make_plan(tail, None, context.rules, (scalar,), frozenset(tail.leaves.values()))
@@ -89,3 +132,18 @@ def _outputs_as_inputs(context: Context) -> Inputs:
         tensors.append(value)
     names, every = context.program.outputs.names, (True,) * len(tensors)
     return Inputs(names, tuple(tensors), lambda t: (t, {}), every, context.inputs.batch)
+
+
+def gradients_of(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, Tensor]:
+    """The gradient of every sample's scalar at each output that it depends on, (batch, *size)."""
+    both = zip(context.program.output_nodes, inputs.tensors, strict=True)  # one may be there twice
+    floating = [(n, t) for n, t in both if t.is_floating_point() and t.requires_grad]
+    if not floating or not scalars.requires_grad:
+        return {}
+    tensors = [tensor for _, tensor in floating]
+    found = torch.autograd.grad(scalars.sum(), tensors, retain_graph=True, allow_unused=True)
+    gradients: dict[fx.Node, Tensor] = {}
+    for (node, _), gradient in zip(floating, found, strict=True):
+        if gradient is not None and bool((gradient != 0).any()):
+            gradients[node] = gradients[node] + gradient if node in gradients else gradient
+    return gradients

@@ -23,7 +23,7 @@ from relprop.tracer.surroundings import TRACING
 
 HOW_IT_IS_CALLED = (
     "it is called with the output of one sample (batch dimension 1) and must return a scalar by "
-    "tensor operations, without .item() or branches on values"
+    "tensor operations; where relevance starts at it, without .item() or branches on values"
 )
 
 
@@ -47,6 +47,20 @@ def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> P
     for node in program.graph.nodes:
         _refuse_choice(node)
     return program
+
+
+def called(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> Tensor:
+    """What the callable says of every sample, (batch,), attached to autograd. Raises
+    ``TargetError`` for what is no scalar, or if it fails."""
+    call = _on_tensors(target, context)
+    try:
+        return torch.cat([call(*inputs.samples(i, i + 1))[0] for i in range(inputs.batch)])
+    except RelpropError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        fact = f"the target callable fails on one sample's output: {what}"
+        raise TargetError(message(fact, then=[HOW_IT_IS_CALLED])) from error
 
 
 def _on_tensors(target: Callable[..., Tensor], context: Context) -> Callable[..., tuple[Tensor]]:

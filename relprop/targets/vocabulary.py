@@ -1,5 +1,5 @@
-"""The targets of real heads, by name: an element of any output, a span, a token, a detector's
-query, a region, a similarity.
+"""The targets of real heads, by name: an element of any output, a span, an answer, a token, a
+detector's query, a region, a similarity, and the difference of two.
 
 Each is immutable, hashable and picklable, and names no model: what it is in a sample is worked out
 when the model has run. A list gives one per sample. Where a position or class is left out, the
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 
 from relprop.errors import TargetError
+from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output
+from relprop.targets.plain import plain_index
 from relprop.targets.queries import Query
 from relprop.targets.regions import Region
 from relprop.targets.spans import Span
+from relprop.targets.start import Target
 from relprop.targets.tokens import Token
 
 SIMILARITY = "logits_per_image"
@@ -37,8 +40,9 @@ def output(name: str | int) -> Output:
 
 
 def span(start: int | None = None, end: int | None = None) -> Span:
-    """The span from ``start`` to ``end``, both included: the sum of the two logits. Without both,
-    the predicted span.
+    """The span from ``start`` to ``end``, both included. Of a model that generates, the mean
+    log-probability of the tokens there; of one that answers by pointing, the sum of the two logits,
+    and without both the predicted span.
 
     >>> from relprop.targets import span
     >>> str(span(3, 5))
@@ -50,6 +54,33 @@ def span(start: int | None = None, end: int | None = None) -> Span:
             "relprop.targets.output('start_logits')[position]"
         )
     return Span(*(None if k is None else _integer(k, "span") for k in (start, end)))
+
+
+def answer(text: str, tokenizer: Any = None) -> Answer:
+    """The mean log-probability of ``text`` where it stands last in the text that a model that
+    generates is given: the fewest tokens that hold it, each predicted by the position before it.
+
+    ``tokenizer``: what turns ids into text; ``None``: that of the call's ``processor=``. Raises
+    ``TargetError`` where the text is not there.
+
+    >>> from relprop.targets import answer
+    >>> str(answer("in Paris"))
+    "answer('in Paris')"
+    """
+    if not isinstance(text, str) or not text:
+        raise TargetError(f"answer({text!r}): a piece of the text that the model is given")
+    return Answer(text, tokenizer)
+
+
+def contrast(a: object, b: object) -> Contrast:
+    """Why ``a`` rather than ``b``: y_t is the one less the other. Each is one of these targets, or
+    a plain form: an index, a label, a tuple of them.
+
+    >>> from relprop.targets import contrast
+    >>> str(contrast("cat", "dog"))
+    'cat - dog'
+    """
+    return Contrast(*(t if isinstance(t, Target) else Output(None, plain_index(t)) for t in (a, b)))
 
 
 def token(

@@ -54,7 +54,7 @@ def scope():
         "images": pictures(2),
     }
     for block in BLOCKS:
-        found["inputs"] = {"input_ids": words(2 if "span" in block else 3)}
+        found["inputs"] = {"input_ids": words(2 if "reader" in block else 3)}
         exec(compile(block, GUIDE.name, "exec"), found)
     return found
 
@@ -74,7 +74,7 @@ def test_what_is_written_beside_is_what_comes_out(scope):
     assert len(written) == 3
     for block, line in written:
         code, said = re.fullmatch(r"(.*?target)\s+# (\(.*\)).*", line).groups()
-        found = dict(scope, inputs={"input_ids": words(2 if "span" in block else 3)})
+        found = dict(scope, inputs={"input_ids": words(2 if "reader" in block else 3)})
         exec(compile(block, GUIDE.name, "exec"), found)
         assert eval(code, found) == ast.literal_eval(said), line
 

@@ -10,7 +10,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.editing import arguments, is_tensor, swap, tensor_inputs, val
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.passes.trials.recipes import plain
@@ -35,7 +35,8 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
     def call(*tensors: Tensor) -> object:
         it = iter(tensors)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda _: next(it))
-        return definition(*plain(args), **plain(kwargs))
+        made = definition(*plain(args), **plain(kwargs))
+        return tuple(made) if isinstance(made, tuple) else made  # without the names of its results
 
     made = next(_traced(call, operands, device), None)
     if made is None or any(n.target is target for n in made.graph.nodes):
@@ -55,7 +56,10 @@ def _traced(
                 for o in operands
             ]
             try:
-                yield make_fx(call)(*given)
+                made = make_fx(call)(*given)
+                if any(n.op == "call_function" and is_inplace(n) for n in made.graph.nodes):
+                    made = make_fx(torch.func.functionalize(call, remove="mutations"))(*given)
+                yield made
             except Exception:  # a definition that needs values, or the operator itself again
                 continue
 

@@ -1,0 +1,157 @@
+"""What a language model says in several tokens: the mean log-probability of a span of its text, or
+of an answer found in it. And one target against another: their difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from relprop.errors import TargetError, message
+from relprop.targets.index import Output
+from relprop.targets.outputs import ModelOutput, class_output
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
+from relprop.tracer.program import Program
+
+
+def of_tokens(
+    output: ModelOutput, first: int, last: int, ids: Sequence[int]
+) -> tuple[Elements, ...]:
+    """The mean log-probability of the tokens ``ids`` of one text from ``first`` to ``last``, each
+    where the position before it predicts it."""
+    count = last - first + 1
+    return tuple(
+        Elements(output.node, (p - 1, int(ids[p])), 1 / count, log=True)
+        for p in range(first, last + 1)
+    )
+
+
+def texts_of(context: Context, target: Target, samples: Sequence[int]) -> list[list[int]]:
+    """The token ids of these samples whose next ones the class output predicts. Raises
+    ``TargetError`` for a model that predicts none."""
+    output, inputs = class_output(context.program), context.inputs
+    size, found = output.size, list[Tensor]()
+    both = zip(inputs.names, inputs.tensors, inputs.batched, strict=True)
+    for name, tensor, batched in both:
+        fits = batched and not tensor.is_floating_point() and tensor.shape[1:] == size[:1]
+        found += [tensor] if fits and (name.endswith("input_ids") or not found) else []
+    predicts = context.adapter.is_causal(context.model) or not hasattr(context.model, "config")
+    if len(size) != 2 or not found or not predicts:
+        fact = (
+            f"target {target} is tokens of a text, each predicted by the position before it: this "
+            f"model predicts no next token (output {output.name!r}, {list(size)} per sample)"
+        )
+        raise TargetError(message(fact, then=["a model that generates, or relprop.targets.token"]))
+    rows: list[list[int]] = found[-1][list(samples)].tolist()
+    return rows
+
+
+@dataclass(frozen=True)
+class Answer(Target):
+    """The mean log-probability of a piece of text; what ``relprop.targets.answer`` makes."""
+
+    text: str
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"answer({self.text!r})"
+
+    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
+        """The class output."""
+        return (class_output(program).node,)
+
+    def reads_more(self, program: Program) -> bool:
+        """It does: the normalisers."""
+        return True
+
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """A part per token of the answer, where it stands last in each sample's text."""
+        decode = self._decoder(context)
+        output, texts = class_output(context.program), texts_of(context, self, samples)
+        places = [self._place(ids, decode, k) for k, ids in zip(samples, texts, strict=True)]
+        return [
+            ChosenTarget(str(self), of_tokens(output, *place, ids))
+            for place, ids in zip(places, texts, strict=True)
+        ]
+
+    def _decoder(self, context: Context) -> Callable[[list[int]], str]:
+        given: Any = context.processor if self.tokenizer is None else self.tokenizer
+        decode = getattr(getattr(given, "tokenizer", None) or given, "decode", None)
+        if decode is None:
+            then = [f"processor=tokenizer, or relprop.targets.answer({self.text!r}, tokenizer)"]
+            raise TargetError(message(f"target {self} needs the tokenizer", then=then))
+        return lambda ids: str(decode(ids))
+
+    def _place(
+        self, ids: list[int], decode: Callable[[list[int]], str], sample: int
+    ) -> tuple[int, int]:
+        """The first and the last token of the answer. Tokens need not begin and end with it: they
+        are the fewest whose text holds it."""
+        count = decode(ids).count(self.text)
+        if not count:
+            fact = f"target {self}: the text of sample {sample} does not have it"
+            then = [f"it is {decode(ids)[-200:]!r}; the answer is a part of the inputs"]
+            raise TargetError(message(fact, then=then))
+        last = _least(len(ids), lambda n: decode(ids[:n]).count(self.text) >= count) - 1
+        length = _least(last + 1, lambda n: self.text in decode(ids[last + 1 - n : last + 1]))
+        if last - length < 0:
+            raise TargetError(f"target {self}: nothing stands before it that could predict it")
+        return last + 1 - length, last
+
+
+def _least(most: int, holds: Callable[[int], bool]) -> int:
+    """The least number from 1 to ``most`` for which it holds, if it does for all above it."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+@dataclass(frozen=True)
+class Contrast(Target):
+    """One target less another; what ``relprop.targets.contrast`` makes."""
+
+    speaks_for: Target
+    against: Target
+
+    def __str__(self) -> str:
+        return f"{_brief(self.speaks_for)} - {_brief(self.against)}"
+
+    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
+        """Those of both."""
+        both = (self.speaks_for.outputs(program), self.against.outputs(program))
+        return tuple(dict.fromkeys(node for nodes in both for node in nodes))
+
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Those of both."""
+        found = [t.places(context, samples) for t in (self.speaks_for, self.against)]
+        known = [places for places in found if places is not None]
+        return None if len(known) < len(found) else [p for places in known for p in places]
+
+    def reads_more(self, program: Program) -> bool:
+        """Whether either does."""
+        return any(t.reads_more(program) for t in (self.speaks_for, self.against))
+
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """The parts of the one, and those of the other with their weights turned."""
+        both = zip(
+            self.speaks_for.choose(context, samples),
+            self.against.choose(context, samples),
+            strict=True,
+        )
+        return [self._of(for_it, against) for for_it, against in both]
+
+    def _of(self, for_it: ChosenTarget, against: ChosenTarget) -> ChosenTarget:
+        turned = tuple(replace(p, weight=-p.weight) for p in against.parts)
+        if for_it.parts == against.parts:
+            raise TargetError(f"target {self}: both are {for_it.label}, and their difference is 0")
+        return ChosenTarget(f"{for_it.label} - {against.label}", (*for_it.parts, *turned))
+
+
+def _brief(target: Target) -> str:
+    """A target's name; of an element of the class output its index alone."""
+    plain = isinstance(target, Output) and target.name is None and target.index is not None
+    return ", ".join(map(str, target.index)) if plain else str(target)  # type: ignore[attr-defined]
