@@ -39,6 +39,7 @@ def check(
     rules: RuleSet | str = "paper",
     precision: str | torch.dtype | None = None,
     explain_inputs: Sequence[str | int] | str | None = None,
+    processor: Any = None,
 ) -> Report:
     """A report on ``model`` for inputs like these; it explains nothing and changes nothing.
     Arguments as in ``explain``.
@@ -48,7 +49,7 @@ def check(
     >>> relprop.check(digit_scene_model(), torch.rand(1, 1, 32, 32)).ok
     True
     """
-    model, inputs = open_model(model, inputs)
+    model, inputs = open_model(model, inputs, processor=processor)
     with undisturbed(model):
         bound = bind(inputs)
         check_devices(model, bound)

@@ -13,6 +13,7 @@ from torch import nn
 from relprop.compiled import Explainer, compare, make_flat
 from relprop.compiled.saving import read
 from relprop.opening import check_devices, opened
+from relprop.opening.opening import one_processor
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
@@ -71,6 +72,7 @@ def compile(
     >>> explainer(torch.rand(4, 1, 32, 32), target=[3, 1, 4, 1]).scores.shape
     torch.Size([4, 65])
     """
+    processor = one_processor(processor, method_options)
     question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger, walk=FLAT)
     how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relprop.adapters.processing import tokenizer_of
 from relprop.api.continuation import Continuation, continued
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, TokenScores
-from relprop.opening.opening import open_model
+from relprop.opening.opening import one_processor, opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -97,7 +98,7 @@ def explain_generation(
     output_ids: Any = None,
     generate: Mapping[str, Any] | None = None,
     seed: int = 0,
-    tokenizer: Any = None,
+    processor: Any = None,
     method: str = "transformer_attribution",
     rules: RuleSet | str | None = None,
     batch_size: int | None = None,
@@ -119,8 +120,8 @@ def explain_generation(
     Args:
         model: a causal or an encoder–decoder model with ``generate``; any other causal model
             together with ``output_ids``. A pipeline, id or folder as for ``explain``.
-        inputs: the prompt, as for ``explain``; in a batch padded on the left, with its
-            ``attention_mask``.
+        inputs: the prompt, as for ``explain``: ready, or a text for ``processor``; in a batch padded
+            on the left, with its ``attention_mask``.
         max_new_tokens: how many tokens to generate at most (20). A sample ends at its
             end-of-sequence token.
         output_ids: (batch, new tokens), what was generated already, prompt and decoder start left
@@ -128,7 +129,6 @@ def explain_generation(
         generate: options of ``model.generate`` (``do_sample``, ``top_k``, ``eos_token_id``, …);
             greedy by default. One sequence per sample.
         seed: for sampling; the process's own random state is put back.
-        tokenizer: only for labels; without it (or a pipeline's) tokens are called by their ids.
 
     The other arguments are those of ``explain``.
 
@@ -150,12 +150,11 @@ def explain_generation(
     >>> g.scores.shape, bool((g.scores[0, 0, 3:] == 0).all())
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
-    if tokenizer is None and not isinstance(model, nn.Module):  # a pipeline's
-        tokenizer = getattr(model, "tokenizer", None)
-    model, inputs = open_model(model, inputs, trust_remote_code=trust_remote_code)
+    processor = one_processor(processor, method_options)
+    model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     whole = continued(
         model,
-        inputs,
+        prepared.inputs,
         max_new_tokens=max_new_tokens,
         output_ids=output_ids,
         options=generate,
@@ -163,12 +162,19 @@ def explain_generation(
     )
     question = Question(method, method_options, rules, checked_keep(keep))
     how = Conditions(
-        batch_size, None, precision, on_unknown, progress, memory=checked_memory(memory)
+        batch_size,
+        None,
+        precision,
+        on_unknown,
+        progress,
+        prepared.processor,
+        memory=checked_memory(memory),
     )
     rows = ask(model, whole.inputs, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
-    names = _labels(whole, inputs, tokenizer)
+    tokenizer = tokenizer_of(prepared.processor)
+    names = _labels(whole, prepared.inputs, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
     labelled = tuple(_labelled(e, names) for e in steps)
     return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)

@@ -263,6 +263,7 @@ def instrument(
     on_unknown: str = "generic",
     explain_inputs: Sequence[str | int] | str | None = None,
     verify: bool = True,
+    processor: Any = None,
 ) -> Instrument:
     """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
     in ``explain``. The forward pass runs at once, and is compared with the model's own.
@@ -274,7 +275,7 @@ def instrument(
     >>> relevance.shape
     torch.Size([2, 65, 96])
     """
-    model, inputs = open_model(model, inputs)
+    model, inputs = open_model(model, inputs, processor=processor)
     with undisturbed(model), torch.no_grad():
         bound = bind(inputs)
         check_devices(model, bound)

@@ -219,6 +219,7 @@ class Explanation(OneInput):
         """The first sample's target, with its label."""
         label = None if self.labels is None else self.labels[0]
         named = repr(self.target[0]) + ("" if label is None else f" {label!r}")
+        named = label if label is not None and isinstance(self.target[0], tuple) else named
         return named + (", ..." if len(self.target) > 1 else "")
 
     def __repr__(self) -> str:

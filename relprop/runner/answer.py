@@ -59,7 +59,8 @@ def answer(
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
-    names = names_of(needs.session, run.outputs(needs.program), start.label)
+    read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
+    names = names_of(needs.session, outputs, start.label, read_by)
     return explained(numbers, described, start, names, Made.by(needs))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Given, describe
+from relprop.adapters.processing import tokenizer_of
 from relprop.errors import TargetError
 from relprop.interpreter.points import Excerpt, Made
 from relprop.layout import Layout, lay_out, placing
@@ -61,18 +62,24 @@ def layout_of(session: Session, run: Run, stream: Stream) -> Layout:
     return lay_out(session.program, stream, session.flow, chosen)
 
 
-def names_of(session: Session, outputs: Mapping[fx.Node, Made], chosen: Sequence[object]) -> Names:
+def names_of(
+    session: Session, outputs: Mapping[fx.Node, Made], chosen: Sequence[object], processor: object
+) -> Names:
     """What is ``chosen`` in each sample, by name: of targets that are one class of the class
-    output. ``outputs``: the values of the model's outputs, batch first.
+    output, or one token of a vocabulary. ``outputs``: the values of the model's outputs, batch
+    first.
 
     What turns logits into probabilities (softmax, or a sigmoid per class) is for the adapter to
     know; without that there is no probability, only y_t.
     """
     try:
         output = class_output(session.program)
-        if len(output.size) != 1 or not all(map(_is_index, chosen)):
-            return None, None
+        axes = len(output.size)
     except TargetError:
+        return None, None
+    if axes == 2:
+        return _tokens_named(session, chosen, processor), None
+    if axes != 1 or not all(map(_is_index, chosen)):
         return None, None
     made = outputs[output.node]
     value = (made.made if isinstance(made, Excerpt) else made).detach()
@@ -80,6 +87,25 @@ def names_of(session: Session, outputs: Mapping[fx.Node, Made], chosen: Sequence
     known = session.adapter.labels(session.model)
     found = probabilities(session.adapter, session.model, logits)
     return names_among(chosen, known, found, logits.shape[1])
+
+
+def _tokens_named(
+    session: Session, chosen: Sequence[object], processor: object
+) -> tuple[str | None, ...] | None:
+    """Targets that are a token at a position, as text, if the tokenizer is known."""
+    decode = getattr(tokenizer_of(processor), "decode", None)
+    if decode is None or not all(map(_is_pair, chosen)):
+        return None
+    causal = session.adapter.is_causal(session.model)
+    pairs: list[tuple[int, int]] = list(chosen)  # type: ignore[arg-type]
+    return tuple(
+        f"next token {decode([token])!r}" if causal else f"token {decode([token])!r} at {position}"
+        for position, token in pairs
+    )
+
+
+def _is_pair(label: object) -> bool:
+    return isinstance(label, tuple) and len(label) == 2 and all(map(_is_index, label))
 
 
 def names_among(

@@ -105,7 +105,7 @@ def heading(explanation: Explanation, sample: int) -> str:
     y_t."""
     label = None if explanation.labels is None else explanation.labels[sample]
     target = target_of(explanation, sample)
-    if label is not None:
+    if label is not None and explanation.probability is not None:
         target = repr(target)
     elif isinstance(explanation.target[sample], int):
         target = f"class {target}"

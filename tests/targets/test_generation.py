@@ -232,7 +232,7 @@ def test_a_plain_causal_model_with_given_output(form):
         words(),
         torch.tensor([[3, 4, 5], [6, 7, -1], [8, 9, 10]]),
     )
-    g = relprop.explain_generation(model, form(ids), output_ids=out, tokenizer=models.tokenizer())
+    g = relprop.explain_generation(model, form(ids), output_ids=out, processor=models.tokenizer())
     assert g.scores.shape == (3, 3, 9) and torch.equal(g.ids, out)
     for k in range(3):
         e = relprop.explain(
@@ -365,7 +365,7 @@ def test_labels():
         0
     ] == [str(t) for t in bare.ids[0].tolist()]
     g = relprop.explain_generation(
-        model, inputs, max_new_tokens=2, generate={"eos_token_id": None}, tokenizer=tok
+        model, inputs, max_new_tokens=2, generate={"eos_token_id": None}, processor=tok
     )
     text = tok.convert_ids_to_tokens(g.ids[1])
     assert g.tokens[1] == ["[PAD]", "w8", "w9", text[0]] and g.labels[1] == text
