@@ -117,6 +117,34 @@ def compare(
 
 
 @app.command(epilog=CODES)
+def generate(
+    model: options.Model,
+    input: options.Prompt = None,
+    text: options.Text = None,
+    text_file: options.TextFile = None,
+    max_new_tokens: options.NewTokens = 20,
+    seed: options.Seed = None,
+    method: options.Method = None,
+    rules: options.Rules = None,
+    out: options.Out = None,
+    force: options.Force = False,
+    json_output: options.Json = False,
+    stream: options.Stream = None,
+    precision: options.Precision = None,
+    memory: options.Memory = "auto",
+    max_length: options.MaxLength = None,
+    trust_remote_code: options.Trust = False,
+) -> None:
+    """Let a model go on after a prompt, and explain every token that it generates."""
+    from relprop.commands.explain import Answer
+    from relprop.commands.generate import generate as run
+
+    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
+    answer = Answer((), method or (), rules, out or (), force, json_output)
+    run(Asked(opening, input, text, text_file, stream), answer, max_new_tokens, seed)
+
+
+@app.command(epilog=CODES)
 def check(
     model: options.Model,
     input: options.Input = None,

@@ -20,9 +20,10 @@ from relprop.interpreter.ledger import Account, Ledger
 from relprop.writing import written
 
 if TYPE_CHECKING:
-    from relprop.explanation import Block, Explanation, TokenScores
+    from relprop.explanation import Block, Explanation, Generation, TokenScores
 
 FORMAT = "relprop-explanation-3"
+GENERATION = "relprop-generation-1"
 TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
 PLAIN = ("method", "rules", "facts")
@@ -40,18 +41,41 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be
     written, ``OptionError`` for the name of a file of another kind."""
+    _refuse_other_kinds(path, "explanation")
+    _write(path, FORMAT, _header(explanation), dict(_tensors(explanation)))
+    return Path(path)
+
+
+def save_generation(generation: Generation, path: str | Path) -> Path:
+    """Write ``generation``, all its steps, to ``path``. Raises as ``save`` does."""
+    _refuse_other_kinds(path, "generation")
+    header = {name: getattr(generation, name) for name in ("labels", "stream", "prompt")}
+    header["steps"] = [_header(step) for step in generation.steps]
+    tensors: dict[str, Tensor | None] = {"ids": generation.ids}
+    for k, step in enumerate(generation.steps):
+        tensors |= {f"steps.{k}.{name}": t for name, t in _tensors(step)}
+    _write(path, GENERATION, header, tensors)
+    return Path(path)
+
+
+def _refuse_other_kinds(path: str | Path, what: str) -> None:
     if (other := OTHERWISE.get(Path(path).suffix.lower())) is not None:
+        call = other.replace("explanation.", f"{what}.").format(path=str(path))
         raise OptionError(
             f"save({str(path)!r}) writes numbers that relprop.load reads, and no such file",
-            then=[other.format(path=str(path)), "explanation.save('name.safetensors')"],
+            then=[call, f"{what}.save('name.safetensors')"],
         )
-    tensors = {name: t for name, t in _tensors(explanation) if t is not None}
-    saved = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    header = json.dumps(_header(explanation))
-    metadata = {"format": FORMAT, "header": header, "sha256": _digest(header, saved)}
+
+
+def _write(
+    path: str | Path, kind: str, header: dict[str, Any], tensors: Mapping[str, Tensor | None]
+) -> None:
+    there = {name: t for name, t in tensors.items() if t is not None}
+    saved = {k: t.detach().cpu().contiguous().clone() for k, t in there.items()}
+    text = json.dumps(header)
+    metadata = {"format": kind, "header": text, "sha256": _digest(text, saved)}
     with written(path, "the explanation") as beside:
         save_file(saved, beside, metadata=metadata)
-    return Path(path)
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -108,14 +132,14 @@ def _stream_header(stream: TokenScores) -> dict[str, Any]:
     return {"name": stream.name, **fields, "originals": originals}
 
 
-def load(path: str | Path) -> Explanation:
-    """Read an explanation that ``Explanation.save`` wrote. Raises ``InputError`` for any other
-    file."""
+def load(path: str | Path) -> Explanation | Generation:
+    """Read an explanation that ``Explanation.save`` wrote, or a generation that
+    ``Generation.save`` did. Raises ``InputError`` for any other file."""
     if not Path(path).is_file():
         raise InputError(f"{path} cannot be read as a saved explanation: it is no file")
     header, tensors = _read(path)
     try:
-        return _explanation(header, tensors)
+        return (_generation if "steps" in header else _explanation)(header, tensors)
     except Exception as error:  # a damaged header is wrong in any way
         said = f"{type(error).__name__}: {first_line(error)}"
         fact = f"{path} is damaged: its header and its tensors do not fit ({said})"
@@ -141,6 +165,16 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
     )
 
 
+def _generation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Generation:
+    from relprop.explanation import Generation
+
+    steps = tuple(
+        _explanation(step, _below(tensors, f"steps.{k}.")) for k, step in enumerate(header["steps"])
+    )
+    own = {name: header[name] for name in ("labels", "stream", "prompt")}
+    return Generation(steps, tensors["ids"], **own)
+
+
 def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a file."""
     try:
@@ -149,10 +183,10 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
     except Exception as error:  # safetensors raises a type of its own
         raise InputError(f"{path} cannot be read as a saved explanation: {error}") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, GENERATION):
         raise InputError(
             f"{path} is no saved explanation: its format is "
-            f"{metadata.get('format')!r}, not {FORMAT!r}"
+            f"{metadata.get('format')!r}, not {FORMAT!r} or {GENERATION!r}"
         )
     if metadata.get("sha256") != _digest(metadata.get("header", ""), tensors):
         fact = f"{path} is damaged: its checksum is not that of its numbers and names"

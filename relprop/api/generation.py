@@ -4,7 +4,7 @@ over prompt and output."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from relprop.adapters.processing import tokenizer_of
 from relprop.api.continuation import Continuation, continued
 from relprop.errors import InputError, message
-from relprop.explanation import Explanation, TokenScores
+from relprop.explanation import Explanation, Generation, TokenScores
 from relprop.opening.opening import one_processor, opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
@@ -21,73 +21,6 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
 from relprop.targets.index import Nothing, Output
-
-
-@dataclass(frozen=True, eq=False)
-class Generation:
-    """What a model looked at for each token it generated, for every sample of a batch.
-
-    ``steps``: one ``Explanation`` per generated token, in order; all are over the same positions,
-    the prompt and the output before the last token. ``ids`` (batch, steps): the tokens, −1 after a
-    sample's end, where everything is 0. ``labels``: the tokens as text. ``stream``: the input that
-    the output continues, after ``prompt`` of its positions. With several explained inputs (a
-    decoder's and its encoder's) ``generation["input_ids"]`` is the generation restricted to one.
-    """
-
-    steps: tuple[Explanation, ...]
-    ids: Tensor
-    labels: list[list[str]]
-    stream: str
-    prompt: int
-
-    @property
-    def scores(self) -> Tensor:
-        """(batch, steps, positions): row i has the scores of step i; 0 from the token on that it
-        predicts."""
-        return torch.stack([e.scores for e in self.steps], 1)
-
-    @property
-    def row(self) -> Tensor:
-        """(batch, steps, positions): the rows of C that the steps read."""
-        return torch.stack([e.row for e in self.steps], 1)
-
-    @property
-    def output(self) -> Tensor:
-        """(batch, steps): the logits of the generated tokens."""
-        return torch.stack([e.output for e in self.steps], 1)
-
-    @property
-    def tokens(self) -> list[list[str]] | None:
-        """Labels of each sample's positions, the columns of ``scores``."""
-        return self.steps[0].tokens
-
-    @property
-    def content(self) -> Tensor:
-        """(batch, positions), bool: neither special tokens nor padding."""
-        return self.steps[0].content
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The names of the explained inputs."""
-        return tuple(self.steps[0].streams)
-
-    def __getitem__(self, name: str) -> Generation:
-        """The generation restricted to one input. Raises ``OptionError`` naming the inputs there
-        are."""
-        return replace(self, steps=tuple(e[name] for e in self.steps))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __repr__(self) -> str:
-        first = self.steps[0]
-        streams = "; ".join(map(repr, first.streams.values()))
-        text = " ".join(t for t in self.labels[0] if t)
-        return (
-            f"Generation({len(self)} samples, {len(self.steps)} steps, {streams}, "
-            f"output {text!r}{', ...' if len(self) > 1 else ''}, method "
-            f"{first.method!r}, rules {first.rules!r})"
-        )
 
 
 def explain_generation(

@@ -20,7 +20,19 @@ Input = Annotated[
         show_default=False,
     ),
 ]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PROMPT]",
+        help="The text to go on after, or a picture's file beside --text; - reads standard input.",
+        show_default=False,
+    ),
+]
 Model = Annotated[str, typer.Option(help=MODEL)]
+NewTokens = Annotated[int, typer.Option(min=1, help="How many tokens are generated at most.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Sample, from this seed; the likeliest tokens if not given.")
+]
 Text = Annotated[str | None, typer.Option(help="A text, beside a picture for models of both.")]
 TextFile = Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")]
 Target = Annotated[

@@ -2,7 +2,8 @@
 look, save, compare."""
 
 from relprop.explanation.explanation import Explanation
+from relprop.explanation.generation import Generation
 from relprop.explanation.joining import join
 from relprop.explanation.tokens import Block, TokenNames, TokenPlaces, TokenScores
 
-__all__ = ["Block", "Explanation", "TokenNames", "TokenPlaces", "TokenScores", "join"]
+__all__ = ["Block", "Explanation", "Generation", "TokenNames", "TokenPlaces", "TokenScores", "join"]

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError
 from relprop.targets.answers import of_tokens, texts_of
 from relprop.targets.index import elements
-from relprop.targets.outputs import ModelOutput, class_output, named_output
+from relprop.targets.outputs import ModelOutput, class_output, listed, named_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
@@ -60,7 +60,7 @@ class Span(Target):
     def _tokens(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """Of a model that generates: a part per token, where the position before predicts it."""
         assert self.start is not None and self.end is not None
-        output, texts = class_output(context.program), texts_of(context, self, samples)
+        output, texts = class_output(context.program), self._texts(context, samples)
         count = output.size[0]
         first, last = (k + count if k < 0 else k for k in (self.start, self.end))
         if not 0 < first <= last < count:
@@ -70,6 +70,15 @@ class Span(Target):
             )
         label = str(Span(first, last))
         return [ChosenTarget(label, of_tokens(output, first, last, ids)) for ids in texts]
+
+    def _texts(self, context: Context, samples: Sequence[int]) -> list[list[int]]:
+        try:
+            return texts_of(context, self, samples)
+        except TargetError as error:
+            raise TargetError(
+                f"target {self}: this model predicts no next token, and output {SPAN[0]!r} does "
+                f"not exist; it returns {listed(context.program)}"
+            ) from error
 
     def _position(
         self, k: int, output: ModelOutput, context: Context, samples: Sequence[int]

@@ -2,6 +2,7 @@
 gives what is written beside it."""
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
@@ -30,8 +31,13 @@ def named(model):
 
 
 @pytest.fixture(scope="module")
-def scope():
-    """The names the guide speaks of."""
+def scope(tmp_path_factory):
+    """The names the guide speaks of; what it writes goes to a folder of its own."""
+    with contextlib.chdir(tmp_path_factory.mktemp("guide")):
+        yield ran()
+
+
+def ran():
     masked = words(2)
     masked[:, 4] = MASK
     config = hf.BertConfig(**models.SMALL, **ANIMALS)

@@ -1,0 +1,74 @@
+"""``relprop generate``: a model goes on after a prompt, and every token it generates is
+explained."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from relprop.commands.asked import Asked
+from relprop.commands.explain import Answer, method_of
+from relprop.commands.one_input import read_input
+from relprop.commands.steps import Steps
+from relprop.commands.telling import WrongUsage, tell, tell_json
+from relprop.commands.writing import Writer, check_outs, json_writer, write
+
+if TYPE_CHECKING:
+    from relprop.explanation import Generation
+
+ENDINGS = (".png", ".html", ".safetensors", ".json")
+EXAMPLE = 'relprop generate "The film was not" --model gpt2'
+
+
+def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None) -> None:
+    """Explain what the model generates after the prompt: greedily, or sampled from ``seed``. Raises
+    ``WrongUsage`` without a prompt; ``RelpropError``."""
+    check_outs(answer.outs, ENDINGS, force=answer.force)
+    with Steps(3 + len(answer.outs)) as steps:
+        steps.next("loading PyTorch, reading the prompt")
+        method, options = method_of(answer.methods, answer.rules)
+        given = read_input(asked)
+        if given is None:
+            raise WrongUsage("generate needs a prompt", then=[EXAMPLE])
+        from relprop.api.generation import explain_generation
+        from relprop.commands.subject import open_subject
+
+        steps.next("opening the model")
+        subject = open_subject(asked.model, given)
+        steps.next("generating and explaining")
+        how: dict[str, Any] = {"precision": asked.model.precision, "memory": asked.model.bytes}
+        if seed is not None:
+            how |= {"seed": seed, "generate": {"do_sample": True}}
+        found = explain_generation(
+            subject.model,
+            subject.inputs,
+            max_new_tokens=max_new_tokens,
+            processor=subject.processor,
+            method=method,
+            **how,
+            **options,
+        )
+        shown = found if asked.stream is None else found[asked.stream]
+        write(answer.outs, _writers(shown), steps)
+    _tell(shown, answer)
+
+
+def _writers(found: Generation) -> dict[str, Writer]:
+    """What writes a file of each ending."""
+    return {
+        ".safetensors": found.save,
+        ".html": found.to_html,
+        ".json": json_writer(lambda: json.loads(found.to_json())),
+        ".png": lambda path: found.plot().savefig(path, dpi=110),
+    }
+
+
+def _tell(found: Generation, answer: Answer) -> None:
+    from relprop.views.generations import terminal
+
+    if answer.json_output:
+        tell_json(json.loads(found.to_json()))
+    elif answer.outs:
+        tell("\n".join(f"written: {out}" for out in answer.outs))
+    else:
+        tell(terminal(found, 0, k=5))

@@ -1,0 +1,129 @@
+"""What ``explain_generation`` gives: an explanation for every token that a model generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from relprop.explanation.explanation import Explanation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """What a model looked at for each token it generated, for every sample of a batch.
+
+    ``steps``: one ``Explanation`` per generated token, in order; all are over the same positions,
+    the prompt and the output before the last token. ``ids`` (batch, steps): the tokens, −1 after a
+    sample's end, where everything is 0. ``labels``: the tokens as text. ``stream``: the input that
+    the output continues, after ``prompt`` of its positions. With several explained inputs (a
+    decoder's and its encoder's) ``generation["input_ids"]`` is the generation restricted to one.
+    """
+
+    steps: tuple[Explanation, ...]
+    ids: Tensor
+    labels: list[list[str]]
+    stream: str
+    prompt: int
+
+    @property
+    def scores(self) -> Tensor:
+        """(batch, steps, positions): row i has the scores of step i; 0 from the token on that it
+        predicts."""
+        return torch.stack([e.scores for e in self.steps], 1)
+
+    @property
+    def row(self) -> Tensor:
+        """(batch, steps, positions): the rows of C that the steps read."""
+        return torch.stack([e.row for e in self.steps], 1)
+
+    @property
+    def output(self) -> Tensor:
+        """(batch, steps): the logits of the generated tokens."""
+        return torch.stack([e.output for e in self.steps], 1)
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        """Labels of each sample's positions, the columns of ``scores``."""
+        return self.steps[0].tokens
+
+    @property
+    def content(self) -> Tensor:
+        """(batch, positions), bool: neither special tokens nor padding."""
+        return self.steps[0].content
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names of the explained inputs."""
+        return tuple(self.steps[0].streams)
+
+    def __getitem__(self, name: str) -> Generation:
+        """The generation restricted to one input. Raises ``OptionError`` naming the inputs there
+        are."""
+        return replace(self, steps=tuple(e[name] for e in self.steps))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to_dataframe(self) -> Any:
+        """A pandas ``DataFrame``, a row per sample, step, input and token. Raises ``OptionError``
+        without pandas (``relprop[pandas]``)."""
+        from relprop.views.generations import to_dataframe
+
+        return to_dataframe(self)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Every sample's generated tokens with their logits, and the scores of the tokens before
+        them, as JSON."""
+        from relprop.views.generations import to_json
+
+        return to_json(self, indent=indent)
+
+    def show(self, sample: int = 0, *, k: int = 5) -> None:
+        """Print each generated token of a sample with the ``k`` tokens before it that it rests on
+        most."""
+        from relprop.views.generations import show
+
+        show(self, sample, k=k)
+
+    def plot(self, *, sample: int = 0) -> Figure:
+        """A matplotlib figure of one sample: a row per generated token, a column per token before
+        it, each row on a scale of its own."""
+        from relprop.views.generations import plot
+
+        return plot(self, sample)
+
+    def to_html(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML file without any network: whichever generated token is pointed at, the
+        tokens before it are shaded by its scores."""
+        from relprop.views.generation_page import write
+
+        return write(self, path, title=title)
+
+    def _repr_html_(self) -> str:
+        from relprop.views.generation_page import fragment
+
+        return fragment(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it
+        back."""
+        from relprop.storage import save_generation
+
+        return save_generation(self, path)
+
+    def __repr__(self) -> str:
+        first = self.steps[0]
+        streams = "; ".join(map(repr, first.streams.values()))
+        text = " ".join(t for t in self.labels[0] if t)
+        return (
+            f"Generation({len(self)} samples, {len(self.steps)} steps, {streams}, "
+            f"output {text!r}{', ...' if len(self) > 1 else ''}, method "
+            f"{first.method!r}, rules {first.rules!r})"
+        )

@@ -1,0 +1,159 @@
+"""A generation as a table, JSON, lines in a terminal and a picture: a row per generated token."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from relprop.errors import OptionError
+from relprop.views.escape import visible
+from relprop.views.figure import axes_or_new, room_for, scale_of, write_ticks, write_title
+from relprop.views.listed import rows
+from relprop.views.shown import checked
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from relprop.explanation import Generation, TokenScores
+
+
+def columns(stream: TokenScores, sample: int) -> list[str]:
+    """What the tokens of an input are called; their places where that is not known."""
+    if stream.tokens is not None:
+        return stream.tokens[sample]
+    return [str(k) for k in range(stream.scores.shape[1])]
+
+
+def steps_of(generation: Generation, sample: int) -> list[int]:
+    """The steps before the sample's end. Raises ``OptionError`` for a sample that is not there."""
+    checked(generation.steps[0], sample)
+    return [k for k, token in enumerate(generation.ids[sample].tolist()) if token >= 0]
+
+
+def shares(generation: Generation, name: str, sample: int) -> list[list[float]]:
+    """A row per generated token: the scores of an input's tokens, as shares of the largest |score|
+    of content among all inputs."""
+    found = []
+    for k in steps_of(generation, sample):
+        step = generation.steps[k]
+        strongest = max(
+            float((s.scores[sample] * s.content[sample]).abs().max()) for s in step.streams.values()
+        )
+        stream = step.streams[name]
+        row = (stream.scores[sample] * stream.content[sample]).double() / (strongest or 1.0)
+        found.append(row.clamp(-1, 1).tolist())
+    return found
+
+
+def to_dataframe(generation: Generation) -> Any:
+    """A row per sample, step, input and token, as an explanation's, with the token generated."""
+    try:
+        import pandas
+    except ImportError:
+        raise OptionError('to_dataframe() needs pandas: pip install "relprop[pandas]"') from None
+    ids, labels = generation.ids.tolist(), generation.labels
+    found = [
+        {"step": k, "generated": labels[row["sample"]][k], "id": ids[row["sample"]][k], **row}
+        for k, step in enumerate(generation.steps)
+        for row in rows(step)
+        if ids[row["sample"]][k] >= 0
+    ]
+    frame = pandas.DataFrame(found)
+    first = generation.steps[0]
+    frame.attrs = {"method": first.method, "rules": first.rules, "prompt": generation.prompt}
+    return frame
+
+
+def to_json(generation: Generation, *, indent: int | None) -> str:
+    """Every sample: its generated tokens, each with its logit and a score per token before it."""
+    first = generation.steps[0]
+    whole = {
+        "method": first.method,
+        "rules": first.rules,
+        "stream": generation.stream,
+        "prompt": generation.prompt,
+        "samples": [_sample(generation, i) for i in range(len(generation))],
+    }
+    return json.dumps(whole, indent=indent, allow_nan=False)
+
+
+def _sample(generation: Generation, sample: int) -> dict[str, Any]:
+    first, kept = generation.steps[0], steps_of(generation, sample)
+    return {
+        "inputs": {
+            name: {"tokens": columns(s, sample), "content": s.content[sample].tolist()}
+            for name, s in first.streams.items()
+        },
+        "steps": [
+            {
+                "token": generation.labels[sample][k],
+                "id": int(generation.ids[sample, k]),
+                "output": float(generation.steps[k].output[sample]),
+                "scores": {
+                    name: s.scores[sample].tolist()
+                    for name, s in generation.steps[k].streams.items()
+                },
+            }
+            for k in kept
+        ],
+    }
+
+
+def show(generation: Generation, sample: int, *, k: int) -> None:
+    """Print it; characters that the terminal's encoding lacks become ``?``."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = terminal(generation, sample, k=k)
+    print(text.encode(encoding, "replace").decode(encoding))
+
+
+def terminal(generation: Generation, sample: int, *, k: int) -> str:
+    """A line per generated token: the ``k`` tokens before it with the largest scores."""
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise OptionError(f"show(k={k!r}): a positive number of tokens")
+    kept, first = steps_of(generation, sample), generation.steps[0]
+    names = [visible(generation.labels[sample][i], 24) for i in kept]
+    lines = [f"{len(kept)} generated tokens, {first.method}, rules {first.rules}"]
+    width = max(map(len, names), default=0)
+    for i, name in zip(kept, names, strict=True):
+        lines.append(f"{name:>{width}}  {_strongest(generation, i, sample, k)}")
+    return "\n".join(lines)
+
+
+def _strongest(generation: Generation, step: int, sample: int, k: int) -> str:
+    """The strongest tokens of one step, whichever input they are of."""
+    several = len(generation.streams) > 1
+    found = [
+        (score, f"{name}:" if several else "", label)
+        for name, s in generation.steps[step].streams.items()
+        for score, label, inside in zip(
+            s.scores[sample].tolist(), columns(s, sample), s.content[sample].tolist(), strict=True
+        )
+        if inside and score != 0
+    ]
+    best = sorted(found, key=lambda part: -part[0])[:k]
+    return ", ".join(f"{where}{visible(label, 24)} {score:.3g}" for score, where, label in best)
+
+
+def plot(generation: Generation, sample: int) -> Figure:
+    """Rows are generated tokens, columns the tokens before them. Raises ``OptionError`` where
+    several inputs are explained."""
+    if len(generation.streams) > 1:
+        names = ", ".join(f"generation[{name!r}].plot()" for name in generation.streams)
+        raise OptionError("plot(): several inputs are explained, a picture is of one", then=[names])
+    (name,) = generation.streams
+    stream, kept = generation.steps[0].streams[name], steps_of(generation, sample)
+    found, labels = shares(generation, name, sample), columns(stream, sample)
+    said = [generation.labels[sample][k] for k in kept]
+    wide = min(max(3.0, 0.18 * len(labels)), 12.0) + room_for(said)
+    high = min(max(1.0, 0.2 * len(kept)), 10.0) + room_for(labels) + 0.4
+    axes = axes_or_new(None, wide, high)
+    import numpy as np
+
+    values = np.asarray(found)
+    axes.imshow(values, aspect="auto", **scale_of(values, strongest=1.0))
+    write_ticks(axes, "x", labels, rotation=90.0)
+    write_ticks(axes, "y", said)
+    axes.spines[:].set_visible(False)
+    write_title(axes, f"{generation.steps[0].method}, each row by its strongest token")
+    return axes.figure  # type: ignore[return-value]
