@@ -48,16 +48,16 @@ class Method:
     """``function(at, **options)``, with ``at`` an ``AttentionStudy`` or, at the input level, an
     ``InputStudy``.
 
-    Over attention it returns a matrix per contraction node, which is rolled up, or a
-    ``TokenMap`` per explained input; at the input an attribution per input. ``needs`` says what
-    must be computed for it: ``"gradient"``, ``"relevance"``, ``"start"`` (where that starts,
-    without relevance), ``"hidden"``, ``"features"``, ``"values"``, ``"inputs"``; ``reads`` which other nodes of the graph it looks at. ``rules``
-    is the rule set it takes by default, or a function of its options that makes it. ``shared``:
-    the options that are the same for many methods and are applied for it. ``cost``: in forward
-    passes, for one target. Its relevance ``starts_with`` 1 at the target, or with y_t, the
-    target's own value, so that signed scores are contributions to y_t. ``whole`` are its
-    options whose tensors have no entry per sample along their first axis: they are handed on as
-    tuples, and never cut with the batch.
+    Over attention it returns a matrix per contraction node, which is rolled up, or a ``TokenMap``
+    per explained input; at the input an attribution per input. ``needs`` says what must be computed
+    for it: ``"gradient"``, ``"relevance"``, ``"start"`` (where that starts, without relevance),
+    ``"hidden"``, ``"features"``, ``"values"``, ``"inputs"``; ``reads`` which other nodes of the
+    graph it looks at. ``rules`` is the rule set it takes by default, or a function of its options
+    that makes it. ``shared``: the options that are the same for many methods and are applied for
+    it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target,
+    or with y_t, the target's own value, so that signed scores are contributions to y_t. ``whole``
+    are its options whose tensors have no entry per sample along their first axis: they are handed
+    on as tuples, and never cut with the batch.
     """
 
     name: str
