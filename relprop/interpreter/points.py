@@ -123,6 +123,19 @@ def whole(seed: Seed) -> Tensor:
     return seed.whole() if isinstance(seed, Points) else seed
 
 
+def added(parts: Sequence[tuple[float, Seed]]) -> Seed:
+    """The sum of several, each times a factor."""
+    few = [(factor, seed) for factor, seed in parts if isinstance(seed, Points)]
+    if len(few) < len(parts):
+        return sum((f * whole(s) for f, s in parts[1:]), parts[0][0] * whole(parts[0][1]))
+    first = few[0][1]
+    both = torch.stack([torch.cat(axis) for axis in zip(*(s.index for _, s in few), strict=True)])
+    index, place = torch.unique(both, dim=1, return_inverse=True)
+    numbers = first.numbers.new_zeros(index.shape[1])
+    numbers.index_add_(0, place, torch.cat([f * s.numbers for f, s in few]))
+    return replace(first, index=index.unbind(0), numbers=numbers)
+
+
 def behind(seed: Seed, channels: int) -> Seed:
     """What has channels, with that many of zeros before them."""
     if isinstance(seed, Points):

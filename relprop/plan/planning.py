@@ -49,6 +49,11 @@ class Plan:
         return {step.node: step for step in self.steps}
 
     @cached_property
+    def is_linear(self) -> bool:
+        """Whether relevance started at several places is the sum of what starts at each."""
+        return self.rules.fan_out is None and all(step.rule.is_linear for step in self.steps)
+
+    @cached_property
     def order(self) -> tuple[fx.Node, ...]:
         """The nodes that relevance can arrive at, nearest the target first."""
         edges = (edge for step in self.steps for edge in step.edges if edge is not None)

@@ -72,6 +72,14 @@ class Rule:
         return self.row_wise or self.family in ("carry", "move", "share")
 
     @property
+    def is_linear(self) -> bool:
+        """Whether the shares of a sum of relevances are the sums of their shares, which Lemma 2
+        alone is known to break; nothing is known of a rule of one's own without a gradient form."""
+        unbalanced = isinstance(self.function, Balancing) and not self.function.normalise
+        known = self.family in ("carry", "move", "share", "stop", "taylor")
+        return self.gradient is not None or known or unbalanced
+
+    @property
     def balancing(self) -> Balancing | None:
         """Its function, if nothing but Lemma 2's sums are over more than single rows."""
         function = self.function

@@ -3,7 +3,7 @@ books are combined linearly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from relprop.interpreter.batch import Passage, Passing, Walk, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
-from relprop.interpreter.points import sums
+from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun
 from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
@@ -59,7 +59,10 @@ class Relevance:
     ) -> Relevance:
         """Of the ``terms`` of a target, before their first step. ``in_chunks``: the sites that
         relevance passes some queries at a time; ``readings``: how it passes the end of the graph
-        before some of the outputs; ``books``: whether they are kept."""
+        before some of the outputs; ``books``: whether they are kept. By rules that are linear in
+        relevance all terms are one walk."""
+        if plan.is_linear and not hooks:
+            terms = together(tuple(terms))
         passages = {n: _passage(plan, a) for n, a in (in_chunks or {}).items()}
         passings, started = list[tuple[float, Passing]](), list[Tensor]()
         for term in terms:
@@ -83,6 +86,17 @@ class Relevance:
         like = next(iter(reached.values()), self.started)
         books = tree_map_only(Tensor, lambda t: t.to(like.device), (walk.accounts, reached))
         return Ledger(tuple(books[0]), self.started.to(like), books[1])
+
+
+def together(terms: Sequence[Term]) -> tuple[Term, ...]:
+    """Terms that are explained one by one as one, for rules that are linear in relevance."""
+    if len(terms) < 2:
+        return tuple(terms)
+    found: dict[fx.Node, list[tuple[float, Seed]]] = {}
+    for term in terms:
+        for node, seed in term.seeds.items():
+            found.setdefault(node, []).append((term.coefficient, seed))
+    return (Term(1.0, {node: added(parts) for node, parts in found.items()}),)
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
@@ -17,11 +18,15 @@ from relprop.tracer.program import Program
 
 
 def of_tokens(
-    output: ModelOutput, first: int, last: int, ids: Sequence[int]
+    output: ModelOutput, place: tuple[int, int], ids: Sequence[int], *, together: bool
 ) -> tuple[Elements, ...]:
-    """The mean log-probability of the tokens ``ids`` of one text from ``first`` to ``last``, each
-    where the position before it predicts it."""
+    """The mean log-probability of the tokens ``ids`` of one text from the first to the last
+    ``place``, each where the position before it predicts it; ``together``: as one part."""
+    first, last = place
     count = last - first + 1
+    if together:
+        where = torch.tensor([[p - 1, int(ids[p])] for p in range(first, last + 1)])
+        return (Elements(output.node, where, 1 / count, log=True),)
     return tuple(
         Elements(output.node, (p - 1, int(ids[p])), 1 / count, log=True)
         for p in range(first, last + 1)
@@ -54,6 +59,7 @@ class Answer(Target):
 
     text: str
     tokenizer: Any = field(default=None, compare=False, repr=False)
+    together: bool = False
 
     def __str__(self) -> str:
         return f"answer({self.text!r})"
@@ -72,7 +78,7 @@ class Answer(Target):
         output, texts = class_output(context.program), texts_of(context, self, samples)
         places = [self._place(ids, decode, k) for k, ids in zip(samples, texts, strict=True)]
         return [
-            ChosenTarget(str(self), of_tokens(output, *place, ids))
+            ChosenTarget(str(self), of_tokens(output, place, ids, together=self.together))
             for place, ids in zip(places, texts, strict=True)
         ]
 
@@ -145,8 +151,13 @@ class Contrast(Target):
         return [self._of(for_it, against) for for_it, against in both]
 
     def _of(self, for_it: ChosenTarget, against: ChosenTarget) -> ChosenTarget:
+        if any(isinstance(p.where, Tensor) and p.log for p in (*for_it.parts, *against.parts)):
+            raise TargetError(
+                f"target {self}: together=True starts relevance at once, where weights are >= 0; "
+                "a contrast has weights of both signs"
+            )
         turned = tuple(replace(p, weight=-p.weight) for p in against.parts)
-        if for_it.parts == against.parts:
+        if for_it.label == against.label:
             raise TargetError(f"target {self}: both are {for_it.label}, and their difference is 0")
         return ChosenTarget(f"{for_it.label} - {against.label}", (*for_it.parts, *turned))
 

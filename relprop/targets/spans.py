@@ -26,6 +26,7 @@ class Span(Target):
 
     start: int | None = None
     end: int | None = None
+    together: bool = False
 
     def __str__(self) -> str:
         return "span()" if self.start is None else f"span({self.start}, {self.end})"
@@ -69,7 +70,8 @@ class Span(Target):
                 f"{count - 1} are predicted"
             )
         label = str(Span(first, last))
-        return [ChosenTarget(label, of_tokens(output, first, last, ids)) for ids in texts]
+        made = (of_tokens(output, (first, last), ids, together=self.together) for ids in texts)
+        return [ChosenTarget(label, parts) for parts in made]
 
     def _texts(self, context: Context, samples: Sequence[int]) -> list[list[int]]:
         try:

@@ -39,10 +39,14 @@ def output(name: str | int) -> Output:
     return Output(name)
 
 
-def span(start: int | None = None, end: int | None = None) -> Span:
+def span(start: int | None = None, end: int | None = None, *, together: bool = False) -> Span:
     """The span from ``start`` to ``end``, both included. Of a model that generates, the mean
     log-probability of the tokens there; of one that answers by pointing, the sum of the two logits,
     and without both the predicted span.
+
+    ``together``: relevance of all tokens starts at once, in one walk, whatever the rules are. By
+    rules with Lemma 2 that is another explanation than the mean of the tokens' own, which is what
+    is given without it (docs/targets.md).
 
     >>> from relprop.targets import span
     >>> str(span(3, 5))
@@ -53,14 +57,16 @@ def span(start: int | None = None, end: int | None = None) -> Span:
             "span(start, end): give both, or none for the predicted span; one alone is "
             "relprop.targets.output('start_logits')[position]"
         )
-    return Span(*(None if k is None else _integer(k, "span") for k in (start, end)))
+    first, last = (None if k is None else _integer(k, "span") for k in (start, end))
+    return Span(first, last, together)
 
 
-def answer(text: str, tokenizer: Any = None) -> Answer:
+def answer(text: str, tokenizer: Any = None, *, together: bool = False) -> Answer:
     """The mean log-probability of ``text`` where it stands last in the text that a model that
     generates is given: the fewest tokens that hold it, each predicted by the position before it.
 
-    ``tokenizer``: what turns ids into text; ``None``: that of the call's ``processor=``. Raises
+    ``tokenizer``: what turns ids into text; ``None``: that of the call's ``processor=``.
+    ``together`` as for ``span``. Raises
     ``TargetError`` where the text is not there.
 
     >>> from relprop.targets import answer
@@ -69,7 +75,7 @@ def answer(text: str, tokenizer: Any = None) -> Answer:
     """
     if not isinstance(text, str) or not text:
         raise TargetError(f"answer({text!r}): a piece of the text that the model is given")
-    return Answer(text, tokenizer)
+    return Answer(text, tokenizer, together)
 
 
 def contrast(a: object, b: object) -> Contrast:

@@ -222,3 +222,60 @@ def test_a_model_that_predicts_no_next_token_has_no_spans():
         relprop.explain(bert(transformers.BertForMaskedLM), {"input_ids": IDS}, span(2, 3))
     with pytest.raises(OptionError, match="deeplift is not defined"):
         first("deeplift", span(FIRST, LAST))
+
+
+def walks(monkeypatch):
+    """How many terms are walked in each call from now on."""
+    from relprop.interpreter.batch import Passing
+
+    seen, through = set(), Passing.through
+
+    def counted(self, nodes, values):
+        if self.plan.rules.name != "rollup":
+            seen.add(id(self))
+        return through(self, nodes, values)
+
+    monkeypatch.setattr(Passing, "through", counted)
+    return seen
+
+
+@pytest.mark.parametrize("rules", ["lrp", "epsilon", "attnlrp", "cp_lrp"])
+def test_a_span_is_one_walk_by_linear_rules(rules, monkeypatch):
+    def explained(target):
+        return relprop.explain(
+            models.llama(),
+            {"input_ids": IDS},
+            target,
+            method="lrp",
+            rules=rules,
+            precision="float64",
+            ledger=True,
+        )
+
+    rows = [
+        explained([(k - 1, int(IDS[i, k])) for i in range(2)]).scores
+        for k in range(FIRST, LAST + 1)
+    ]
+    seen = walks(monkeypatch)
+    e = explained(span(FIRST, LAST))
+    assert len(seen) == 1
+    assert closeness(e.scores, sum(rows) / 3) < 1e-9 and e.ledger.balanced(1e-9)
+    overlapping = explained(contrast(span(FIRST, LAST), span(FIRST + 1, LAST)))
+    assert len(seen) == 2
+    expected = sum(rows) / 3 - (rows[1] + rows[2]) / 2
+    assert closeness(overlapping.scores, expected) < 1e-8
+
+
+def test_with_lemma_2_each_token_is_walked_unless_they_start_together(monkeypatch):
+    seen = walks(monkeypatch)
+    own = first("transformer_attribution", span(FIRST, LAST))
+    assert len(seen) == 3
+    seen.clear()
+    joint = first("transformer_attribution", span(FIRST, LAST, together=True))
+    assert len(seen) == 1 and closeness(joint.output, own.output) < 1e-12
+    assert closeness(joint.scores, own.scores) > 1e-3
+    with pytest.raises(TargetError, match="a contrast has weights of both signs"):
+        first("lrp", contrast(span(2, 3, together=True), span(FIRST, LAST)))
+    text = tokenizer().decode(IDS[0, FIRST : LAST + 1])
+    same = first("transformer_attribution", answer(text, tokenizer(), together=True))
+    assert closeness(same.scores, joint.scores) < 1e-12
