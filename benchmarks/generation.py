@@ -1,5 +1,5 @@
-"""What an answer of several tokens costs, in explanations of one token: as a span in one walk, token
-by token, and in separate calls. ``python -m benchmarks.generation``: ratios within one run."""
+"""What an answer of several tokens costs, in explanations of one token: as a span in one walk,
+token by token, and in separate calls. ``python -m benchmarks.generation``: ratios in one run."""
 
 from __future__ import annotations
 
