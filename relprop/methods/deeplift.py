@@ -96,15 +96,18 @@ def contributions(
         y, y0 = at.scalar(found), at.scalar(there).detach()
         total = y.sum()
     if callable(at.target) or not at.start.is_sum:
-        _refuse_nonlinear(total, found, there, y - y0)
+        what = "the callable" if callable(at.target) else "a log-probability"
+        _refuse_nonlinear(total, found, there, y - y0, what)
     slopes = torch.autograd.grad(total, values, allow_unused=True, materialize_grads=True)
     parts = [m * (x.detach() - x0) for m, x, x0 in zip(slopes, values, before, strict=True)]
     tidy = tuple(without_leading_one(p, leaf) for p, leaf in zip(parts, leaves, strict=True))
     return tidy, y.detach(), y0
 
 
-def _refuse_nonlinear(total: Tensor, found: Values, there: Values, difference: Tensor) -> None:
-    """A callable must be affine in the outputs: its own operations have no multipliers."""
+def _refuse_nonlinear(
+    total: Tensor, found: Values, there: Values, difference: Tensor, what: str
+) -> None:
+    """A target must be affine in the outputs: its own operations have no multipliers."""
     outputs = [n for n in there if n in found and found[n].requires_grad]
     slopes = torch.autograd.grad(
         total, [found[n] for n in outputs], retain_graph=True, allow_unused=True
