@@ -122,7 +122,8 @@ def _refuse_nonlinear(
     if bool((gap > 1e-4 * size).any()):
         raise OptionError(
             message(
-                "deeplift is not defined for this target: it is not linear in the model's output",
+                f"deeplift is not defined for this target: {what} is not linear in the model's "
+                "output",
                 then=[
                     "name an element of the output, or a sum or difference of some",
                     "method='integrated_gradients' follows any callable",
