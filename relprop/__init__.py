@@ -15,7 +15,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relprop import errors, rules, targets
+    from relprop import adapters, data, errors, evaluation, methods, rules, runs, targets, testing  # noqa: F401
     from relprop.api.check import check
     from relprop.api.compare import Comparison, compare
     from relprop.api.compile import compile, load_explainer
@@ -84,21 +84,25 @@ _HOMES = {
     "rules": ("Rule", "RuleSet", "register_rule"),
     "storage": ("load",),
 }
+#: Public modules that ``dir(relprop)`` completes beside ``__all__``.
+_MODULES = ("adapters", "data", "demo", "evaluation", "methods", "runs", "testing")
 #: Modules that have a shorter public name than their own.
 _SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """A public name or a module of the package, imported now and kept."""
-    if name in _HOME_OF:
-        found = getattr(importlib.import_module(f"relprop.{_HOME_OF[name]}"), name)
-    elif name in _SHORT_NAMES or _is_module(name):
-        found = importlib.import_module(f"relprop.{_SHORT_NAMES.get(name, name)}")
-    else:
-        raise AttributeError(f"module 'relprop' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # for a type checker, a name that is not above is an error
+
+    def __getattr__(name: str) -> Any:
+        """A public name or a module of the package, imported now and kept."""
+        if name in _HOME_OF:
+            found = getattr(importlib.import_module(f"relprop.{_HOME_OF[name]}"), name)
+        elif name in _SHORT_NAMES or _is_module(name):
+            found = importlib.import_module(f"relprop.{_SHORT_NAMES.get(name, name)}")
+        else:
+            raise AttributeError(f"module 'relprop' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def _is_module(name: str) -> bool:
@@ -106,4 +110,4 @@ def _is_module(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from relprop import __version__
 from relprop.commands import options
 from relprop.commands.asked import Asked, AskedDataSet, AskedModel
 from relprop.commands.telling import WrongUsage, tell
@@ -23,7 +24,6 @@ CODES = (
     "the command line is wrong."
 )
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -32,8 +32,18 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        tell(f"relprop {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Explain what a transformer looked at."""
 
 
@@ -205,7 +215,10 @@ def evaluate(
     ] = None,
     data_option: options.DataOption = None,
     samples: Annotated[
-        int | None, typer.Option(help="Only the first so many samples; all if not given.")
+        int | None,
+        typer.Option(
+            "--samples", "--limit", help="Only the first so many samples; all if not given."
+        ),
     ] = None,
     resume: options.Resume = False,
     batch_size: options.BatchSize = None,

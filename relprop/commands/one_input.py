@@ -4,6 +4,7 @@ written, or what comes on standard input."""
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from relprop.commands.asked import Asked
 from relprop.commands.telling import WrongUsage
 from relprop.errors import InputError
+
+FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
+"""What is taken for the name of a file: one word with a folder or an ending."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ def _named(argument: str) -> OneInput:
     if argument and _exists(path):
         _refuse_other_files(path, argument)
         return OneInput(read_picture(path, path.name), None, path.name)
-    if path.suffix.lower() in ENDINGS and " " not in path.suffix:
-        then = "--text gives a text that ends like this one"
+    like_a_file = bool(FILE.fullmatch(argument))
+    if like_a_file or (path.suffix.lower() in ENDINGS and " " not in path.suffix):
+        then = "--text gives a text that looks like a file"
         raise InputError(f"there is no file {argument!r}", then=[then])
     return OneInput(None, argument, "text")
 

@@ -117,7 +117,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 BatchSize = Annotated[
     int | None, typer.Option(help="Samples at a time; found and remembered if not given.")
 ]
-Limit = Annotated[int | None, typer.Option(help="With --data: only the first so many samples.")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--samples", "--limit", help="With --data: only the first so many samples."),
+]
 OnError = Annotated[
     str,
     typer.Option(

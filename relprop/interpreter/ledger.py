@@ -198,7 +198,11 @@ class Ledger:
         return next((a for a in made if bool(a.arrived.isfinite().all())), None)
 
     def __str__(self) -> str:
-        lines = [f"  {name:<10}{float(value.mean()):+.6g}" for name, value in self.totals().items()]
+        notes = {"unread": "   (not lost: it flowed past what the method reads)"}
+        lines = [
+            f"  {name:<10}{float(value.mean()):+.6g}{notes.get(name, '')}"
+            for name, value in self.totals().items()
+        ]
         lines += [
             f"  lost       {cause}: {float(v.mean()):+.3g}"
             for cause, v in self.lost().items()

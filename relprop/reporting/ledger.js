@@ -1,6 +1,6 @@
 // The books: what started, where it ended, and in which modules.
 
-const ENDS = { started: "Started at the target", reached: "Reached maps and inputs", absorbed: "Absorbed by parameters", lost: "Lost, by cause", unread: "Unread", residual: "Residual (rounding)" };
+const ENDS = { started: "Started at the target", reached: "Reached maps and inputs", absorbed: "Absorbed by parameters", lost: "Lost, by cause", unread: "Flowed on, not lost", residual: "Residual (rounding)" };
 
 function cut(path, depth) {
   if (path === "") return "(top level)";
@@ -23,7 +23,7 @@ function drawLedger(ledger, depth) {
   const largest = Math.max(...[...groups.values()].map(size), 1e-300);
   const table = byId("modules");
   const head = make("tr");
-  for (const name of ["Module, from the target down", "Operations", "Absorbed", "Lost", "Unread", "Residual", "Share"]) head.append(make("th", name, { scope: "col" }));
+  for (const name of ["Module, from the target down", "Operations", "Absorbed", "Lost", "Flowed on", "Residual", "Share"]) head.append(make("th", name, { scope: "col" }));
   table.tHead.replaceChildren(head);
   table.tBodies[0].replaceChildren(...[...groups].map(([name, amounts]) => {
     const row = make("tr");

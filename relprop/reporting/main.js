@@ -206,7 +206,7 @@ function drawBooks() {
     byId("ledger-note").textContent = "This method propagates no relevance, so there are no books.";
     return;
   }
-  byId("ledger-note").textContent = `${ledger.accounts} operations; started = reached + absorbed + lost + unread + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). Unread is relevance that flowed on to where nothing was asked for: below the first attention map the walk ends.`;
+  byId("ledger-note").textContent = `${ledger.accounts} operations; started = reached + absorbed + lost + flowed on + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). What flowed on is not lost: it is the relevance that went past what this method reads (a method over attention reads at attention maps, and skip connections carry most relevance past them); a large share is usual.`;
   const deepest = depths(ledger);
   const select = byId("depth");
   const chosen = Math.min(Number(select.value || 2), deepest);

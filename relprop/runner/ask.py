@@ -315,10 +315,26 @@ def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
 
 
 def _progress(parts: range, wanted: bool) -> Iterator[int]:
+    """The parts, with a line on standard error (or below a notebook's cell) that says which one it
+    is; how long the rest may take only once a part is done."""
     if not wanted:
-        return iter(parts)
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise OptionError("progress=True needs tqdm: pip install tqdm") from None
-    return iter(tqdm(parts, desc="explain", unit="part"))
+        yield from parts
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("explaining: part"),
+        progress.TextColumn("{task.fields[at]} of {task.total}"),
+        progress.BarColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[left]}"),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(parts), at=0, left="")
+        for done, part in enumerate(parts):
+            seconds = bar.tasks[0].time_remaining if done else None
+            left = "" if seconds is None else f"about {seconds:.0f} s left"
+            bar.update(task, completed=done, at=done + 1, left=left, refresh=True)
+            yield part
+        bar.update(task, completed=len(parts), left="", refresh=True)

@@ -25,7 +25,7 @@ UNBALANCED = 1e-5
 SPECIAL = 0.5
 """Concern if special tokens, padding and the model's own tokens hold more than this share of Σ|score|: attention sinks, not the input."""  # noqa: E501
 ONE = 0.8
-"""Concern if one token of at least ``MANY`` holds more than this share of content's Σ|score|."""
+"""Concern if one token of at least ``MANY`` that is no word holds more than this share of content's Σ|score|."""  # noqa: E501
 MANY = 8
 EVEN = 1.25
 """A map of at least ``MANY`` parts is spread over all if none has more than so many times the mean."""  # noqa: E501
@@ -56,15 +56,22 @@ def _of_scores(stream: TokenScores, sample: int) -> list[str]:
             f"{outside:.0%} of the score is on special tokens or the "
             "model's own (attention sinks), not on the input's content"
         )
-    count = int(content.sum())
-    if count >= MANY and inside > 0 and float(weights[content].max()) / inside > ONE:
-        at = int((weights * content).argmax())
-        token = None if stream.tokens is None else visible(stream.tokens[sample][at], 24)
+    count, at = int(content.sum()), int((weights * content).argmax())
+    token = "" if stream.tokens is None else stream.tokens[sample][at]
+    share = float(weights[at]) / (inside or 1.0)
+    if count >= MANY and share > ONE and _says_nothing(token):
         found.append(
-            f"{float(weights[at]) / inside:.0%} of the score is on one of "
-            f"{count} tokens{'' if token is None else f' ({token!r})'}"
+            f"{share:.0%} of the score is on one of {count} tokens ({visible(token, 24)!r}), "
+            "which is no word: attention is often parked there"
         )
     return found
+
+
+def _says_nothing(token: str) -> bool:
+    """Whether a token is a mark or a special token that passes for a word. One word or patch that
+    decides is what a sound map often shows."""
+    special = token[:1] + token[-1:] in ("[]", "<>")
+    return bool(token) and (special or not any(c.isalnum() for c in token))
 
 
 def _of_books(explanation: Explanation, sample: int) -> list[str]:

@@ -167,8 +167,21 @@ def test_what_type_checkers_see_is_what_is_there():
         s for s in ast.parse(Path(relprop.__file__).read_text()).body if isinstance(s, ast.If)
     )
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
-    assert set(seen) == set(relprop.__all__)
+    public = {*relprop.__all__, *relprop._MODULES}
+    assert set(seen) == public
     rooms = {name: module.rpartition(".")[0] for name, module in relprop._SHORT_NAMES.items()}
     assert {name: f"relprop.{home}" for name, home in (relprop._HOME_OF | rooms).items()} == {
         n: m for n, m in seen.items() if m != "relprop"
     }
+
+
+def test_the_version_and_completion():
+    done = ran("--version")
+    assert done.returncode == 0 and done.stdout.strip() == f"relprop {relprop.__version__}"
+    assert "--install-completion" in ran("--help").stdout
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "a/folder", "scene.jpg", "notes.md"])
+def test_what_looks_like_a_file_and_is_none_is_an_error(name, tmp_path):
+    done = ran("explain", name, "--model", "demo:reviews", cwd=tmp_path)
+    assert done.returncode == 1 and f"there is no file '{name}'" in done.stderr

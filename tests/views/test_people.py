@@ -154,8 +154,11 @@ def test_concerns_of_scores(texts):
     )  # exactly the limit is none
     every = torch.ones_like(texts.content)
     assert with_scores(plain, [9.0, 1, 0, 0, 0, 0, 0, 0], content=every).concerns() == [
-        "90% of the score is on one of 8 tokens ('[CLS]')"
+        "90% of the score is on one of 8 tokens ('[CLS]'), which is no word: attention is often "
+        "parked there"
     ]
+    word = [0, 9.0, 1, 0, 0, 0, 0, 0]  # one word that decides is a sound map
+    assert with_scores(plain, word, content=every).concerns() == []
     assert with_scores(plain, [8.0, 1, 1, 0, 0, 0, 0, 0], content=every).concerns() == []
 
 
