@@ -15,7 +15,18 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relprop import adapters, data, errors, evaluation, methods, rules, runs, targets, testing  # noqa: F401
+    from relprop import (  # noqa: F401
+        adapters,
+        data,
+        demo,
+        errors,
+        evaluation,
+        methods,
+        rules,
+        runs,
+        targets,
+        testing,
+    )
     from relprop.api.check import check
     from relprop.api.compare import Comparison, compare
     from relprop.api.compile import compile, load_explainer

@@ -13,6 +13,7 @@ from relprop.reporting.chunks import Chunks
 from relprop.reporting.content import ledger_content, stream_content
 from relprop.reporting.maps import Maps
 from relprop.reporting.page import rendered
+from relprop.reporting.words import in_words
 
 FOR_MATRICES = 0.6  # the share of a sample's room that all C matrices may take
 TAGS = 700  # characters of a map's entry beside its numbers
@@ -69,6 +70,7 @@ def _sample(e: Explanation, n: int, material: Material, chunks: Chunks) -> dict[
     return {
         "target": _target(e, n),
         "output": float(e.output[n]),
+        "said": in_words(e, n),
         "streams": [stream_content(s, n, picture, chunks, room) for s in e.streams.values()],
         "blocks": None,
         "ledger": None if e.ledger is None else ledger_content(e.ledger, n),

@@ -61,6 +61,7 @@ async function refresh() {
   shown.sampleNumber = state.sample;
   state.here = state.kept;
   byId("summary").textContent = `Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
+  drawWords(sample.said);
   byId("picture-label").hidden = stream.picture === null;
   byId("score-note").textContent = stream.note ?? "";
   shown.scores = new Field(byId("score-field"), stream, true);
@@ -74,6 +75,17 @@ async function refresh() {
   keep(state.kept, false);
   drawScores();
   await drawHeads();
+}
+
+// The first box: what a reader who knows nothing else should know.
+function drawWords({ asked, answers, concerns, method, distrust }) {
+  const lines = (id, kind, texts) => byId(id).replaceChildren(...texts.map((text) => make(kind, text)));
+  byId("said-asked").textContent = asked;
+  byId("said-method").textContent = method;
+  lines("said-answers", "p", answers);
+  lines("said-concerns", "li", concerns);
+  byId("said-concerns").hidden = concerns.length === 0;
+  lines("said-distrust", "li", distrust);
 }
 
 function modelFacts() {
@@ -137,7 +149,7 @@ function keep(i, told = true) {
   drawOpenTable();
   if (told) {
     const first = [...byId("top").children].slice(0, 3).map((item) => item.textContent);
-    byId("said").textContent = `${tokenName(shown.stream, i)} kept. ${byId("top-title").textContent}: ${first.join("; ")}`;
+    byId("spoken").textContent = `${tokenName(shown.stream, i)} kept. ${byId("top-title").textContent}: ${first.join("; ")}`;
   }
 }
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import relprop
 from tests.report.conftest import HOSTILE, Made
 
 MAPS = ("attention", "gradient", "relevance")
@@ -60,7 +61,7 @@ def choose(page, control, label):
 def test_opens_without_network_errors_or_violations(which, request, opened):
     page = opened(request.getfixturevalue(which))
     assert (
-        page.locator("main section").count() == 4
+        page.locator("main section").count() == 5
         and page.locator("#score-field button").count() > 4
     )  # the fixture checks the rest
 
@@ -281,7 +282,7 @@ def test_everything_works_with_the_keyboard_alone(scenes, opened):
     page.keyboard.press("Enter")
     assert token(page, 18).get_attribute(
         "aria-pressed"
-    ) == "true" and "patch (2, 1) kept" in page.text_content("#said")
+    ) == "true" and "patch (2, 1) kept" in page.text_content("#spoken")
     tab_to("#table-details")
     page.keyboard.press("Enter")
     assert same(table(page)["Row of C"], c[18])
@@ -330,7 +331,7 @@ def test_a_screen_reader_finds_names_roles_and_a_table(scenes, opened):
         re.search(r'button "patch \(3, 2\), score [\d.e-]+" \[pressed\]', snapshot)
         and 'group "Patches"' in snapshot
     )
-    assert page.locator("#said").get_attribute("aria-live") == "polite"
+    assert page.locator("#spoken").get_attribute("aria-live") == "polite"
     assert (
         page.evaluate("[...document.querySelectorAll('#score-field [tabindex=\"0\"]')].length") == 1
     )  # one stop for Tab
@@ -468,3 +469,15 @@ def test_a_report_short_of_room_says_what_it_left_out(large, opened, tmp_path):
         np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max()
         <= float(error[1]) * 1.01
     )
+
+
+def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
+    for report in (friendly, scenes):
+        page, e = opened(report), report.explanations[0]
+        assert page.locator("main section").first.get_attribute("id") == "said"
+        assert page.inner_text("#said-answers p").lower() == e.summary().splitlines()[0].lower()
+        assert "What in the input speaks for" in page.inner_text("#said-asked")
+        assert relprop.methods.METHODS[e.method].plain in page.inner_text("#said-method")
+        assert len(page.query_selector_all("#said-concerns li")) == len(e.concerns())
+        page.click("#said summary")
+        assert "Not to conclude" in page.inner_text("#said-distrust")
