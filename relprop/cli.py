@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from relprop import __version__
 from relprop.commands import options
 from relprop.commands.asked import Asked, AskedDataSet, AskedModel
 from relprop.commands.telling import WrongUsage, tell
@@ -34,6 +33,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from relprop import __version__
+
         tell(f"relprop {__version__}")
         raise typer.Exit
 
