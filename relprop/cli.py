@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +19,8 @@ import typer
 from relprop.commands import options
 from relprop.commands.asked import Asked, AskedDataSet, AskedModel
 from relprop.commands.telling import WrongUsage, tell
-from relprop.errors import RelpropError, RelpropWarning
+from relprop.door import answered
+from relprop.errors import RelpropError, RelpropWarning, UnforeseenError
 
 CODES = (
     "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
@@ -249,25 +253,50 @@ def main(arguments: list[str] | None = None) -> None:
     if not sys.stderr.isatty():
         # read by huggingface_hub and transformers when they are imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with _deprecations_silenced(), _warnings_as_messages():
+    with _one_interrupt(), _deprecations_silenced(), _warnings_as_messages():
         try:
             app(arguments, prog_name="relprop")
         except WrongUsage as error:
             tell(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
             raise SystemExit(2) from None
         except Exception as error:
-            if (refusal := _refusal(error)) is None:
-                raise
-            tell(f"relprop: {refusal}", err=True)
+            tell(f"relprop: {_refusal(error)}", err=True)
+            if os.environ.get("RELPROP_TRACEBACK"):
+                traceback.print_exception(error)
             raise SystemExit(1) from None
 
 
-def _refusal(error: Exception) -> str | None:
-    """What the user is told of an error that is no fault of relprop's; ``None`` for any other."""
+def _refusal(error: Exception) -> str:
+    """What the user is told of an error."""
 
     if "torchvision::nms" in str(error):
         return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
-    return str(error) if isinstance(error, (RelpropError, OSError)) else None
+    if isinstance(error, OSError) and not isinstance(error, RelpropError):
+        return str(error)
+    if not isinstance(error, RelpropError) or isinstance(error, UnforeseenError):
+        said = error if isinstance(error, RelpropError) else answered(error, "the command")
+        return f"{said}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
+    return str(error)
+
+
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the command in order; a second one, while it does so, at once and without a
+    word."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -6,11 +6,12 @@ to do *then*. The inner function states the fact; whoever knows the place adds i
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -32,6 +33,21 @@ class TargetError(RelpropError, ValueError):
 
 class OptionError(RelpropError, ValueError):
     """An unknown method, rule set or option, or options that exclude each other."""
+
+
+class CallError(OptionError, TypeError):
+    """A public function was called without an argument that it needs, or with one that it does not
+    take."""
+
+
+class NoSampleError(InputError, IndexError):
+    """There is no sample of that number; an ``IndexError``, which ends a ``for`` loop over a data
+    set."""
+
+
+class UnforeseenError(RelpropError):
+    """Something failed that nobody foresaw, in relprop or in a function that was given to it; its
+    cause is chained (``__cause__``)."""
 
 
 class CaptureError(RelpropError):
@@ -80,6 +96,18 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def nearest(name: object, known: Iterable[object]) -> list[str]:
+    """What to do about a name that there is not: take one of ``known`` that is spelt much like
+    it.
+
+    >>> nearest("rolout", ["rollout", "gradcam"])
+    ["did you mean 'rollout'?"]
+    """
+    there = {str(k).lower(): str(k) for k in known}
+    close = difflib.get_close_matches(str(name)[:200].lower(), there, 3, 0.6)
+    return [f"did you mean {' or '.join(repr(there[c]) for c in close)}?"] if close else []
+
+
 def out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or what it came from, says that there is no memory left."""
     while error is not None:
@@ -93,10 +121,19 @@ def out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def as_path(path: object) -> Path:
+    """``path`` as a ``Path``. Raises ``InputError`` for what names no file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"{path!r} is {type(path).__name__}: the path of a file is needed")
+    if "\0" in os.fspath(path):
+        raise InputError(f"{os.fspath(path)!r} is no path: it holds a character of number 0")
+    return Path(path)
+
+
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written. Raises ``InputError``, before any work is done for it, where
     its folder does not exist or may not be written into, or where a folder stands."""
-    path = Path(path)
+    path = as_path(path)
     folder = path.absolute().parent
     if path.is_dir():
         raise _unwritable(path, "it is a folder", "name a file in it")

@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
-from relprop.errors import InputError, OptionError, first_line
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, as_path, first_line
+from relprop.explanation.fitting import refuse_unfit
 from relprop.interpreter.ledger import Account, Ledger
 from relprop.writing import written
 
@@ -59,7 +61,7 @@ def save_generation(generation: Generation, path: str | Path) -> Path:
 
 
 def _refuse_other_kinds(path: str | Path, what: str) -> None:
-    if (other := OTHERWISE.get(Path(path).suffix.lower())) is not None:
+    if (other := OTHERWISE.get(as_path(path).suffix.lower())) is not None:
         call = other.replace("explanation.", f"{what}.").format(path=str(path))
         raise OptionError(
             f"save({str(path)!r}) writes numbers that relprop.load reads, and no such file",
@@ -132,10 +134,11 @@ def _stream_header(stream: TokenScores) -> dict[str, Any]:
     return {"name": stream.name, **fields, "originals": originals}
 
 
+@guarded
 def load(path: str | Path) -> Explanation | Generation:
     """Read an explanation that ``Explanation.save`` wrote, or a generation that
     ``Generation.save`` did. Raises ``InputError`` for any other file."""
-    if not Path(path).is_file():
+    if not as_path(path).is_file():
         raise InputError(f"{path} cannot be read as a saved explanation: it is no file")
     header, tensors = _read(path)
     try:
@@ -153,7 +156,7 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
         _read_stream(stream, _below(tensors, f"streams.{i}."))
         for i, stream in enumerate(header["streams"])
     ]
-    return Explanation(
+    found = Explanation(
         {stream.name: stream for stream in streams},
         output=tensors["output"],
         **{name: header[name] for name in PLAIN},
@@ -163,6 +166,8 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
         labels=_tuple(header.get("labels")),
         probability=tensors.get("probability"),
     )
+    refuse_unfit(found)
+    return found
 
 
 def _generation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Generation:

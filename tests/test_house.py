@@ -20,6 +20,7 @@ FLOORS = {
     "errors": 0,
     "numerics": 0,
     "writing": 1,
+    "door": 1,
     "operations": 0,
     "tracer": 1,
     "rules": 1,

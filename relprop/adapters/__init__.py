@@ -10,6 +10,7 @@ from relprop.adapters.describing import describe
 from relprop.adapters.huggingface import HuggingFace
 from relprop.adapters.pictures import Original
 from relprop.adapters.timm import Timm
+from relprop.door import guarded
 from relprop.errors import OptionError
 
 ADAPTERS: list[type[Adapter]] = [HuggingFace, Timm, Adapter]
@@ -21,6 +22,7 @@ def adapter_for(model: nn.Module) -> Adapter:
     return next(kind for kind in ADAPTERS if kind.fits(model))()
 
 
+@guarded
 def register(adapter: Kind) -> Kind:
     """Ask ``adapter`` first from now on; returns it, so that it can stand above a class as a
     decorator. ``remove`` undoes it."""
@@ -31,6 +33,7 @@ def register(adapter: Kind) -> Kind:
     return adapter
 
 
+@guarded
 def remove(adapter: type[Adapter]) -> None:
     """No longer ask ``adapter``."""
     if adapter in ADAPTERS[:-1]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.base import cannot_prepare
 from relprop.adapters.pictures import Original, originals, picture_size
+from relprop.errors import InputError
 from relprop.tracer.offloaded import home_of
 
 
@@ -69,6 +70,8 @@ def processed(
 
 def _made(inputs: Any, processor: Any) -> Any:
     """What the part of the processor makes of ``inputs`` that is for their kind."""
+    if isinstance(inputs, (list, tuple)) and not inputs:
+        raise InputError("inputs is an empty list: there is nothing to explain")
     kind = "" if isinstance(inputs, Mapping) else kind_of(inputs)
     tokenizer, images = tokenizer_of(processor), image_processor_of(processor)
     extractor = feature_extractor_of(processor)

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from relprop.api.check_report import Arrival, Need, Report, Row
+from relprop.door import guarded
 from relprop.errors import CaptureError, RelpropError
 from relprop.methods import input_level
 from relprop.opening import check_devices
@@ -32,6 +33,7 @@ from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
 
+@guarded
 def check(
     model: nn.Module,
     inputs: Any,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.stability import rank_correlation
-from relprop.errors import OptionError, RelpropError, first_line
+from relprop.door import guarded
+from relprop.errors import OptionError, RelpropError, first_line, nearest
 from relprop.explanation import Explanation
 from relprop.methods import GROUPS, method_named
 from relprop.runner.ask import ask
@@ -38,6 +39,7 @@ class Trial:
     explanation: Explanation = field(repr=False)
 
 
+@guarded
 @dataclass(frozen=True)
 class Comparison:
     """What ``compare`` found: an explanation per method (by its label), why others are not defined
@@ -53,7 +55,8 @@ class Comparison:
         if label not in self.explanations:
             why = f" ({self.refused[label]})" if label in self.refused else ""
             raise OptionError(
-                f"comparison[{label!r}]: there are {', '.join(self.explanations)}{why}"
+                f"comparison[{label!r}]: there are {', '.join(self.explanations)}{why}",
+                then=nearest(label, self.explanations),
             )
         return self.explanations[label]
 
@@ -70,6 +73,12 @@ class Comparison:
             for label, e in self.explanations.items()
             if stream is None or stream in e.streams
         }
+        if not chosen:
+            there = dict.fromkeys(name for e in self.explanations.values() for name in e.streams)
+            raise OptionError(
+                f"stream={stream!r}: the explained inputs are {', '.join(map(repr, there))}",
+                then=nearest(stream, there),
+            )
         first = next(iter(chosen.values()))
         same = {label: e for label, e in chosen.items() if e.scores.shape == first.scores.shape}
         table = torch.full((len(same), len(same)), torch.nan, dtype=torch.float64)
@@ -139,6 +148,7 @@ class Comparison:
         )
 
 
+@guarded
 def compare(
     model: nn.Module | str | Any,
     inputs: Any,
@@ -235,9 +245,16 @@ def _wanted(
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """Names with their options, groups written out."""
     methods = "usual" if methods is None else methods
-    given = [methods] if isinstance(methods, str) else list(methods)
+    given = [methods] if isinstance(methods, str) else methods
+    given = list(given) if isinstance(given, Iterable) else [given]
     if not given:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
+    for entry in given:
+        if not isinstance(entry, str) and not _is_pair(entry):
+            raise OptionError(
+                f"methods: {entry!r} is neither a name nor a pair of a name and its options",
+                then=['methods=["rollout", ("gae", {"layers": [-1]})]'],
+            )
     named: list[tuple[str, Mapping[str, Any]]] = []
     for entry in given:
         if isinstance(entry, str):
@@ -245,6 +262,16 @@ def _wanted(
         else:
             named.append(entry)
     return named
+
+
+def _is_pair(entry: object) -> bool:
+    """Whether it is a name with its options."""
+    return (
+        isinstance(entry, (tuple, list))
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and isinstance(entry[1], Mapping)
+    )
 
 
 def _to_try(
@@ -273,6 +300,8 @@ def _tried(
     tried: Sequence[Question], found: Sequence[Explanation | None], metric: Metric
 ) -> tuple[Trial, ...]:
     """What the metric says of each choice, best first."""
+    if not callable(metric):
+        raise OptionError(f"metric={metric!r}: a function from an explanation to numbers is needed")
     trials = [
         Trial(q.method, q.options, _mean(metric(e)), e)
         for q, e in zip(tried, found, strict=True)
@@ -283,4 +312,8 @@ def _tried(
 
 
 def _mean(value: Any) -> float:
-    return float(torch.as_tensor(value, dtype=torch.float64).mean())
+    try:
+        return float(torch.as_tensor(value, dtype=torch.float64).mean())
+    except (TypeError, ValueError, RuntimeError) as error:
+        fact = f"metric returned {value!r}: a number, or one per sample, is needed"
+        raise OptionError(fact) from error

@@ -12,6 +12,8 @@ from torch import nn
 
 from relprop.compiled import Explainer, compare, make_flat
 from relprop.compiled.saving import read
+from relprop.door import guarded
+from relprop.errors import OptionError, nearest
 from relprop.opening import check_devices, opened
 from relprop.opening.opening import one_processor
 from relprop.rules import RuleSet
@@ -27,6 +29,7 @@ from relprop.tracer.surroundings import undisturbed
 FLAT = "in a flat program"
 
 
+@guarded
 def compile(
     model: nn.Module | str | Any,
     inputs: Any,
@@ -74,6 +77,7 @@ def compile(
     """
     processor = one_processor(processor, method_options)
     question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger, walk=FLAT)
+    _refuse_backend(backend)
     how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     given = module if isinstance(model, (str, Path)) else model
@@ -94,6 +98,17 @@ def compile(
     return explainer
 
 
+def _refuse_backend(backend: object) -> None:
+    """Raises ``OptionError`` for a name that ``torch.compile`` does not know."""
+    if backend is None or callable(backend):
+        return
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        there = f"there are {', '.join(map(repr, known))}, and functions"
+        raise OptionError(f"backend={backend!r}: {there}", then=nearest(backend, known))
+
+
+@guarded
 def load_explainer(path: str | Path, *, processor: Any = None) -> Explainer:
     """An explainer that ``Explainer.save`` wrote: it explains without the model. ``processor``:
     what reads inputs that are no tensors, and tells words.

@@ -56,6 +56,10 @@ def continued(
     ``OptionError``."""
     if output_ids is not None and (options is not None or max_new_tokens is not None):
         raise OptionError("output_ids is what was generated: leave max_new_tokens and generate out")
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"generate={options!r}: a dict of options for model.generate is needed")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise OptionError(f"seed={seed!r}: an integer")
     if callable(getattr(model, "generate", None)) and hasattr(model, "config"):
         count = NEW_TOKENS if max_new_tokens is None else max_new_tokens
         return _by_its_own(model, inputs, output_ids, Asked(count, dict(options or {}), seed))
@@ -215,7 +219,11 @@ def _decoder_start(model: Any, bound: Inputs) -> Tensor:
 
 
 def _given(output_ids: Any, prompt: Tensor) -> Tensor:
-    ids = torch.as_tensor(output_ids)
+    try:
+        ids = torch.as_tensor(output_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fact = f"output_ids is {type(output_ids).__name__}: ids, (batch, steps), are needed"
+        raise InputError(fact) from error
     if (
         ids.is_floating_point()
         or ids.dtype == torch.bool

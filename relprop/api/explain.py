@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.door import guarded
 from relprop.explanation import Explanation
 from relprop.opening import check_devices
 from relprop.opening.opening import one_processor, open_model
@@ -22,6 +23,7 @@ from relprop.tracer.program import Program
 from relprop.tracer.surroundings import undisturbed
 
 
+@guarded
 def explain(
     model: nn.Module | str | Any,
     inputs: Any,
@@ -131,6 +133,7 @@ def explain(
     )[0]
 
 
+@guarded
 def explain_many(
     model: nn.Module | str | Any,
     inputs: Any,
@@ -171,6 +174,7 @@ def explain_many(
     return [row[0] for row in ask(model, inputs, targets, [question], how)]  # type: ignore[misc]
 
 
+@guarded
 def trace(
     model: nn.Module | str | Any,
     inputs: Any,

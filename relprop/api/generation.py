@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.processing import tokenizer_of
 from relprop.api.continuation import Continuation, continued
+from relprop.door import guarded
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
 from relprop.opening.opening import one_processor, opened
@@ -23,6 +24,7 @@ from relprop.runner.question import Question, checked_keep
 from relprop.targets.index import Nothing, Output
 
 
+@guarded
 def explain_generation(
     model: nn.Module | str | Any,
     inputs: Any,

@@ -20,7 +20,8 @@ from torch import Tensor, fx, nn
 from relprop.adapters import Prepared
 from relprop.api.node_names import node_labels
 from relprop.api.why import Why, why
-from relprop.errors import OptionError, RelpropError, message
+from relprop.door import guarded
+from relprop.errors import OptionError, RelpropError, message, nearest
 from relprop.explanation import Explanation
 from relprop.interpreter.forward import forward
 from relprop.interpreter.ledger import Ledger
@@ -43,6 +44,7 @@ from relprop.tracer.surroundings import undisturbed
 RelevanceHook = Callable[[Tensor], Tensor | None]
 
 
+@guarded
 @dataclass(frozen=True)
 class Handle:
     """What ``hook`` returns; ``remove()`` takes the hook away again."""
@@ -56,6 +58,7 @@ class Handle:
         self.probe._forget()
 
 
+@guarded
 class Instrument:
     """A model under observation, for one target. Everything but the forward pass is computed when
     it is first asked for, once; a new hook starts it anew."""
@@ -90,6 +93,10 @@ class Instrument:
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names of the nodes that ``pattern`` matches, in forward order."""
+        if not isinstance(pattern, str):
+            raise OptionError(
+                f"{pattern!r} is no name of a node", then=["probe.names() lists all of them"]
+            )
         return [name for name in self._labels if fnmatch.fnmatchcase(name, pattern)]
 
     def value(self, pattern: str) -> dict[str, Tensor]:
@@ -158,6 +165,8 @@ class Instrument:
         ...     float(probe.relevance("blocks.3.attn:softmax")["blocks.3.attn:softmax"][:, 0].abs().sum())
         0.0
         """  # noqa: E501
+        if not callable(function):
+            raise OptionError(f"hook({pattern!r}, {function!r}): a function is needed")
         self._count += 1
         self._hooks[self._count] = (frozenset(self._matching(pattern).values()), function)
         self._forget()
@@ -182,10 +191,11 @@ class Instrument:
                 message(
                     f"no node is called {pattern!r}",
                     then=[
+                        *nearest(pattern, self._labels),
                         (
                             f"probe.names() lists all {len(self._labels)}; for example "
                             f"{', '.join(near)}"
-                        )
+                        ),
                     ],
                 )
             )
@@ -253,6 +263,7 @@ def _tidy(value: Tensor) -> Tensor:
     return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
 
 
+@guarded
 def instrument(
     model: nn.Module,
     inputs: Any,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError, RelpropError, TargetError, message
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
@@ -30,6 +31,7 @@ from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 START = 0.1
+LARGEST = 2**31  # numbers in an image
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Maximization:
     target: tuple[Any, ...]
 
 
+@guarded
 def activation_maximization(
     model: nn.Module | str | Any,
     unit: Any,
@@ -222,6 +225,9 @@ def _refuse_start(unit: Any, shape: Any, start: Any, seed: Any) -> None:
     listed = isinstance(shape, (tuple, list, torch.Size)) and bool(shape)
     if shape is not None and not (listed and all(map(_is_count, shape))):
         raise OptionError(f"shape={shape!r}: positive integers, batch first")
+    if shape is not None and math.prod(shape) > LARGEST:
+        size = f"an image of {math.prod(shape):.3g} numbers; {LARGEST:.3g} is the most"
+        raise OptionError(f"shape={shape!r}: {size}")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise OptionError(f"seed={seed!r}: an integer")
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.explain import explain
+from relprop.door import guarded
+from relprop.errors import OptionError
 
 
+@guarded
 def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:
     """Spearman's rank correlation of the content tokens' scores with the same run in float64, per
     sample, (batch,).
@@ -25,6 +28,9 @@ def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any)
     >>> bool(relprop.stability(digit_scene_model(), torch.rand(1, 1, 32, 32), rules="stable") > 0.99)
     True
     """  # noqa: E501
+    if "precision" in options:
+        fact = "stability compares the model's own precision with float64"
+        raise OptionError(f"{fact}: leave precision= out")
     single = explain(model, inputs, target, **options)
     same = list(single.target) if target is None else target
     double = explain(model, inputs, same, precision="float64", **options)

@@ -14,6 +14,7 @@ from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, json_writer, write
 from relprop.errors import OptionError, RollUpError
+from relprop.views.escape import printable
 
 if TYPE_CHECKING:
     from relprop.commands.subject import Subject
@@ -144,9 +145,9 @@ def _tell_one(found: list[Explanation], answer: Answer) -> None:
         tell_json(json_of(join(found)))
     else:
         shown = [] if answer.outs else [f"{e.terminal()}\n{e.summary()}" for e in found]
-        books = [f"{e.ledger}" for e in found if e.ledger is not None and answer.ledger]
-        written = "\n".join(f"written: {out}" for out in answer.outs)
-        tell("\n\n".join([*shown, *books, *filter(None, [written])]))
+        books = [printable(f"{e.ledger}") for e in found if e.ledger and answer.ledger]
+        written = printable("\n".join(f"written: {out}" for out in answer.outs))
+        tell("\n\n".join([*shown, *books, *filter(None, [written])]), painted=True)
 
 
 def _shown_by_a_page(subject: Subject) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from relprop.errors import OptionError
+from relprop.views.escape import printable
 
 
 class WrongUsage(OptionError):
@@ -19,10 +20,12 @@ class WrongUsage(OptionError):
     every other refusal with 1."""
 
 
-def tell(text: object, *, err: bool = False) -> None:
-    """Print; characters that the stream's encoding lacks become ``?``."""
+def tell(text: object, *, err: bool = False, painted: bool = False) -> None:
+    """Print; characters that the stream's encoding lacks become ``?``, and those that act on a
+    terminal are written out, but for what is ``painted``: a picture that ``terminal`` drew."""
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
-    typer.echo(str(text).encode(encoding, "replace").decode(encoding), err=err)
+    shown = str(text) if painted else printable(str(text))
+    typer.echo(shown.encode(encoding, "replace").decode(encoding), err=err)
 
 
 def tell_json(value: Any) -> None:

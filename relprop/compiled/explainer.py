@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from relprop.adapters import Adapter, Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Asked, Head
-from relprop.errors import InputError, OptionError, message
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, message, writable
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
@@ -112,6 +113,7 @@ class Knows(Protocol):
         """Raise ``InputError`` for outputs of the model that are not finite."""
 
 
+@guarded
 class Explainer:
     """Explains one model by one method, for inputs of one shape and batches of any size, as one
     program. ``relprop.compile`` makes one, ``relprop.load_explainer`` reads one."""
@@ -168,6 +170,7 @@ class Explainer:
 
         if not isinstance(self._knows, Live):
             raise OptionError("this explainer was loaded from a file, which can be copied")
+        writable(path)
         self._knows.refreshed()
         return save(self._manual, self._knows, path, ahead_of_time=ahead_of_time)
 

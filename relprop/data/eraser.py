@@ -14,9 +14,11 @@ from relprop.data.base import Sample, Word
 from relprop.data.columns import Row
 from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
+from relprop.door import guarded
 from relprop.errors import OptionError
 
 
+@guarded
 def eraser_words(text: str) -> tuple[Word, ...]:
     """The tokens that ERASER's offsets count: lines without the white space around them, cut at
     spaces.
@@ -33,6 +35,7 @@ def eraser_words(text: str) -> tuple[Word, ...]:
     return tuple(words)
 
 
+@guarded
 @dataclass(frozen=True)
 class EraserMovies:
     """Reviews in ERASER's files: ``docs/`` with a document per file, and ``train.jsonl``,

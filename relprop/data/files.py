@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relprop.errors import InputError, OptionError
+from relprop.errors import InputError, NoSampleError, OptionError, as_path
 
 WHOLE = 64 * 2**20  # bytes: of larger files only both ends are hashed
 
@@ -27,17 +27,19 @@ def needed(module: str, *, package: str = '"relprop[data]"') -> Any:
 
 
 def position(index: int, length: int, name: str) -> int:
-    """``index`` counted from 0; negative ones count from the end. Raises ``IndexError``, which ends
-    a ``for`` loop over a data set."""
+    """``index`` counted from 0; negative ones count from the end. Raises ``NoSampleError``, an
+    ``IndexError``, which ends a ``for`` loop over a data set."""
+    if not hasattr(index, "__index__"):
+        raise InputError(f"{name}[{index!r}]: the number of a sample is needed")
     if not -length <= index < length:
-        raise IndexError(f"{name} has samples 0 to {length - 1}, not {index}")
+        raise NoSampleError(f"{name} has samples 0 to {length - 1}, not {index}")
     return index % length
 
 
 def existing(path: str | Path, kind: str = "file") -> Path:
     """``path`` as a ``Path``. Raises ``InputError`` if it is not there, or not a file (or
     ``"folder"``)."""
-    path = Path(path)
+    path = as_path(path)
     if not path.exists():
         at = "" if path.is_absolute() else f"looked for from {Path.cwd()}"
         raise InputError(f"{path} does not exist", at=at)

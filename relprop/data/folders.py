@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 from relprop.data.base import Sample
 from relprop.data.files import described, existing, given_classes, listing, position
 from relprop.data.images import ENDINGS, Size, Transform, as_image, read_picture, to_image
+from relprop.door import guarded
 from relprop.errors import InputError
 
 
+@guarded
 @dataclass(frozen=True)
 class ImageFolder:
     """Pictures in a folder: one subfolder per class, as ImageNet's validation set is commonly laid

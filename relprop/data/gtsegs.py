@@ -22,12 +22,14 @@ import torch
 from relprop.data.base import Sample
 from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, to_image
+from relprop.door import guarded
 from relprop.errors import InputError
 
 # what h5py raises for files that are not whole
 BROKEN = OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError
 
 
+@guarded
 @dataclass(frozen=True)
 class ImageNetSegmentation:
     """Pictures of ``gtsegs_ijcv.mat`` and the masks of their objects, both resized to ``size``

@@ -14,6 +14,7 @@ from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, existing, given_classes, needed, position
 from relprop.data.images import Size, Transform, as_image, rgb, to_image
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 
 LOOKED_AT = 256  # rows that tell one data set from another
@@ -22,6 +23,7 @@ PURPOSES = ("text", "pair", "image", "label", "rationale", "key")  # of columns
 MAP_STYLE = ("column_names", "features", "with_format", "unique", "__len__")
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class HuggingFaceData:
     """A ``datasets.Dataset``, or a folder that ``save_to_disk`` made, by column names.

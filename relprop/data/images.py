@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from relprop.data.files import needed
-from relprop.errors import InputError, OptionError
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, first_line
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 SIZE = 224
@@ -25,6 +26,7 @@ Size = int | tuple[int, int]
 Transform = Callable[[Any], Tensor]
 
 
+@guarded
 @dataclass(frozen=True)
 class Normalize:
     """Images (..., C, H, W) in [0, 1] less ``mean``, divided by ``std``, per channel: the second
@@ -70,6 +72,7 @@ class Processed:
         return image
 
 
+@guarded
 def image_transform(source: Any) -> tuple[Transform, Normalize]:
     """``(transform, normalize)`` for evaluation: ``normalize(transform(picture))`` is the model's
     input of a PIL image, without the batch's axis.
@@ -97,7 +100,10 @@ def image_transform(source: Any) -> tuple[Transform, Normalize]:
 def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
     timm = needed("timm.data", package="timm")
     config = source if isinstance(source, Mapping) else _timm_config(source, timm)
-    *steps, last = timm.create_transform(**config, is_training=False).transforms
+    try:
+        *steps, last = timm.create_transform(**config, is_training=False).transforms
+    except TypeError as error:
+        raise OptionError(f"timm makes no transform of {dict(config)}: {error}") from error
     if not all(hasattr(last, name) for name in ("mean", "std")):
         fact = f"timm's transform ends with {type(last).__name__}, not with a normalisation"
         raise OptionError(f"{fact}: give transform= yourself")
@@ -181,7 +187,11 @@ def to_image(size: Size | None, transform: Transform | None) -> Transform:
 def as_image(picture: Any, transform: Transform, name: str) -> Tensor:
     """The image of a picture. Raises ``InputError`` if the transform makes anything but (C, H, W)
     of floating-point numbers in [0, 1]."""
-    image = transform(picture)
+    try:
+        image = transform(picture)
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the transform does not take this picture: {said}", at=name) from error
     if not _is_image(image):
         tensor = isinstance(image, Tensor)
         made = f"{list(image.shape)}, {image.dtype}" if tensor else type(image).__name__

@@ -19,7 +19,8 @@ from relprop.data.images import ENDINGS
 from relprop.data.rows import READERS
 from relprop.data.squad import COLUMNS, Squad
 from relprop.data.tables import ImageTable, TextTable
-from relprop.errors import InputError, OptionError
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, as_path, nearest
 
 KNOWN = (
     "folder/class/picture.jpg, or folder/picture.jpg      ImageFolder",
@@ -34,6 +35,7 @@ SOURCE = ("name", "kind", "labels", "identity", "__len__", "__getitem__")
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # by save_to_disk
 
 
+@guarded
 def open_data(spec: Any, **options: Any) -> Source:
     """The data set that ``spec`` names: a folder or a file, by its contents and its ending; a
     ``datasets.Dataset``; a ``Source``, as it is.
@@ -43,9 +45,9 @@ def open_data(spec: Any, **options: Any) -> Source:
     an option that the reader does not have, ``InputError`` for what no reader takes.
     """
     if isinstance(spec, (str, Path)):
-        path = Path(spec)
-        if not path.exists():
-            raise InputError(f"{spec} does not exist", then=KNOWN)
+        path = as_path(spec)
+        if not str(spec) or not path.exists():
+            raise InputError(f"{str(spec)!r} does not exist", then=KNOWN)
         return _made(_of_path(path, options), spec, options)
     if _is_source(spec):
         if options:
@@ -125,6 +127,8 @@ def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:
     known = [f.name for f in fields(reader)[1:]]
     if unknown := [name for name in options if name not in known]:
         given, there = (", ".join(f"{n}=" for n in names) for names in (unknown, known))
-        raise OptionError(f"{given}: {reader.__name__} has {there}")
+        raise OptionError(
+            f"{given}: {reader.__name__} has {there}", then=nearest(unknown[0], known)
+        )
     source: Source = reader(spec, **options)
     return source

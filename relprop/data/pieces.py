@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from relprop.data.base import Word
+from relprop.door import guarded
 from relprop.errors import InputError
 
 
+@guarded
 def split_words(text: str, number: int = 0) -> tuple[Word, ...]:
     """The words of ``text`` (number ``number`` of its sample) in order: runs between white space;
     punctuation and symbols stand alone.
@@ -47,6 +49,7 @@ def overlapping(words: Sequence[Word], spans: Sequence[Word]) -> tuple[bool, ...
     )
 
 
+@guarded
 def word_pieces(words: Sequence[Word], encoding: Any, row: int = 0) -> tuple[tuple[int, ...], ...]:
     """For each word the positions of the tokens that hold any of its characters, in order, in row
     ``row`` of a fast tokenizer's output.

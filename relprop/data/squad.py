@@ -15,11 +15,13 @@ from relprop.data.columns import Row
 from relprop.data.files import digest, existing, position
 from relprop.data.huggingface import name_of, opened, row_of, told_apart
 from relprop.data.pieces import overlapping, split_words
+from relprop.door import guarded
 from relprop.errors import InputError
 
 COLUMNS = ["id", "question", "context", "answers"]
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Squad:
     """SQuAD, 1.1 or 2.0: questions with the paragraph that answers them, as a pair of texts.

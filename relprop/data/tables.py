@@ -3,6 +3,7 @@ JSON lines."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
@@ -14,8 +15,10 @@ from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, digest, given_classes, listing, position
 from relprop.data.images import Size, Transform, as_image, read_picture, to_image
 from relprop.data.rows import Rows, rows_of
+from relprop.door import guarded
 
 
+@guarded
 @dataclass(frozen=True)
 class Table:
     """What both kinds of tables share: a file (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``) whose
@@ -73,6 +76,7 @@ class Table:
         return row, key, row.label(self.label, self.labels)
 
 
+@guarded
 @dataclass(frozen=True, kw_only=True)
 class TextTable(Table):
     """Texts, or pairs of texts, in a table (``Table``: the file, labels, keys).
@@ -94,6 +98,14 @@ class TextTable(Table):
         return TextColumns(self.text, self.pair, self.rationale).sample(*self._row(index))
 
 
+def _leaves(path: str) -> bool:
+    """Whether a path leads out of the folder it starts from. (A link below it may lead
+    anywhere.)"""
+    plain = os.path.normpath(path)
+    return os.path.isabs(plain) or plain.split(os.sep)[0] == os.pardir
+
+
+@guarded
 @dataclass(frozen=True, kw_only=True)
 class ImageTable(Table):
     """Pictures by their paths in a table (``Table``: the file, labels, keys).
@@ -115,12 +127,15 @@ class ImageTable(Table):
 
     def identity(self) -> dict[str, Any]:
         """The table, the pictures' paths and contents, and the options."""
-        paths = (str(row.get(self.image)) for row in self._rows)
+        paths = (p for row in self._rows if not _leaves(p := str(row.get(self.image))))
         return {**super().identity(), **listing(Path(self.path).parent, paths)}
 
     def __getitem__(self, index: int) -> Sample:
         row, key, label = self._row(index)
         path = row.cell(self.image, "image")
+        if isinstance(path, str) and _leaves(path):
+            then = ["move the pictures below the table's folder, or the table above them"]
+            raise row.refused(f"{path!r} leads out of the table's folder", then)
         if not isinstance(path, str) or not (file := Path(self.path).parent / path).is_file():
             raise row.refused(f"no picture {path!r}; paths are from the table's folder")
         picture = read_picture(file, f"{path} ({row.where})", upright=self.upright)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from relprop.demo.scenes import CLASSES, SCENE
 
 if TYPE_CHECKING:
@@ -22,16 +24,17 @@ def digit_scene_model(*, pretrained: bool = True) -> VisionTransformer:
     """
     from timm.models import VisionTransformer
 
-    model = VisionTransformer(
-        img_size=SCENE,
-        patch_size=4,
-        in_chans=1,
-        num_classes=CLASSES,
-        embed_dim=96,
-        depth=4,
-        num_heads=4,
-        class_token=True,
-    )
+    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
+        model = VisionTransformer(
+            img_size=SCENE,
+            patch_size=4,
+            in_chans=1,
+            num_classes=CLASSES,
+            embed_dim=96,
+            depth=4,
+            num_heads=4,
+            class_token=True,
+        )
     if pretrained:
         from safetensors.torch import load_file
 

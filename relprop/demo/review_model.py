@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from relprop.demo.reviews import LABELS
 from relprop.errors import OptionError
 
@@ -43,7 +45,9 @@ def review_model(*, pretrained: bool = True) -> BertForSequenceClassification:
         id2label=dict(enumerate(LABELS)),
         label2id={label: i for i, label in enumerate(LABELS)},
     )
-    model: BertForSequenceClassification = transformers.BertForSequenceClassification(config)
+    model: BertForSequenceClassification
+    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
+        model = transformers.BertForSequenceClassification(config)
     if pretrained:
         from safetensors.torch import load_file
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relprop.data import Sample, split_words
-from relprop.errors import OptionError
+from relprop.errors import NoSampleError, OptionError
 
 LABELS = ("negative", "positive")
 FILE = Path(__file__).with_name("reviews.jsonl.gz")
@@ -60,7 +60,7 @@ class Reviews:
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self.n:
-            raise IndexError(f"review {index} of {self.n}")
+            raise NoSampleError(f"review {index} of {self.n}")
         line = _lines()[SHIPPED * SEEDS.index(self.seed) + index]
         words, reasons = split_words(line["text"]), set(line["reasons"])
         marked = tuple(i in reasons for i in range(len(words)))

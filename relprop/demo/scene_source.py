@@ -8,7 +8,7 @@ from typing import Any
 
 from relprop.data import Sample
 from relprop.demo.scenes import CLASSES, Scenes, make_scenes
-from relprop.errors import OptionError
+from relprop.errors import NoSampleError, OptionError
 
 
 class DigitScenes:
@@ -25,8 +25,8 @@ class DigitScenes:
     labels = tuple(map(str, range(CLASSES)))
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        if n < 1:
-            raise OptionError(f"n={n}: at least one scene")
+        if not isinstance(n, int) or n < 1:
+            raise OptionError(f"n={n!r}: at least one scene")
         self.n, self.seed = n, seed
 
     @cached_property
@@ -43,7 +43,7 @@ class DigitScenes:
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self.n:
-            raise IndexError(f"scene {index} of {self.n}")
+            raise NoSampleError(f"scene {index} of {self.n}")
         first, second = self.scenes.digits[index].tolist()
         mask = self.scenes.pixels(0)[index].int()
         return Sample(str(index), self.scenes.images[index], first, (second,), mask)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import evaluating
@@ -58,6 +59,7 @@ class Interval:
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}], n = {self.samples}"
 
 
+@guarded
 def bootstrap(
     values: Any,
     draws: int = 2000,
@@ -73,7 +75,11 @@ def bootstrap(
     seed gives the same interval. Raises ``InputError`` for NaN or fewer than 2 samples. Needs
     ``relprop[evaluation]``.
     """
-    table = torch.as_tensor(values).detach().cpu().double()
+    try:
+        table = torch.as_tensor(values).detach().cpu().double()
+    except (TypeError, ValueError, RuntimeError) as error:
+        fact = f"bootstrap: values is {type(values).__name__}: numbers, (samples,), are needed"
+        raise InputError(fact) from error
     if table.dim() != (1 if statistic is None else 2) or len(table) < 2:
         axes = "(samples,)" if statistic is None else "(samples, columns)"
         given = f"bootstrap: values of shape {list(table.shape)}"

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, warn
 from relprop.evaluation.base import bools, chosen, finite, in_range, labels_for, needed, ranked
 
 PROTOCOLS = ("corrected", "paper", "paper-code")
 
 
+@guarded
 @dataclass(frozen=True)
 class KendallConfidence:
     """Kendall's τ between the scores for a class and those for each other class, meaned over the

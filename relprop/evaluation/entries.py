@@ -61,7 +61,11 @@ def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
     The two floors are added if they are not among them. Raises ``OptionError`` for a method that
     does not exist, and for two rows of one name.
     """
-    if isinstance(methods, (str, Mapping)) or callable(methods):
+    if (
+        isinstance(methods, (str, Mapping))
+        or callable(methods)
+        or not isinstance(methods, Iterable)
+    ):
         fact = "methods is a list: names, functions, or pairs of a row's name and one of these"
         raise OptionError(fact)
     rows = [_entry(method) for method in methods]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from relprop.door import guarded
 from relprop.errors import OptionError
 from relprop.evaluation.entries import entries
 from relprop.evaluation.table import Table
@@ -18,6 +19,7 @@ ATTCAT = (
 )
 
 
+@guarded
 def evaluate(
     task: Task,
     methods: Iterable[Any] = CVPR_2021,
@@ -47,8 +49,14 @@ def evaluate(
     >>> table.rows
     ('transformer_attribution', 'mine', 'random', 'position')
     """
-    if batch_size < 1 or (samples is not None and samples < 2):
-        raise OptionError(f"batch_size={batch_size}, samples={samples}: at least 1, and at least 2")
+    counts = [n for n in (batch_size, samples) if n is not None]
+    whole = all(isinstance(n, int) for n in counts)
+    if not whole or batch_size < 1 or (samples is not None and samples < 2):
+        fact = f"batch_size={batch_size!r}, samples={samples!r}: at least 1, and at least 2"
+        raise OptionError(fact)
+    if not hasattr(task, "source") or not hasattr(task, "identity"):
+        then = ["relprop.evaluation.digit_scenes(500), or an ImageTask or TextTask of your own"]
+        raise OptionError(f"task is {type(task).__name__}, no task", then=then)
     rows = entries(methods)
     work = EvaluationWork(task, rows, samples)
     lines = [

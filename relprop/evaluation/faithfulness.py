@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError, warn
 from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked
 from relprop.evaluation.texts import Words, text_of, word_scores, words_of
@@ -20,6 +21,7 @@ PROTOCOLS = ("paper", "paper-code")
 SHORT = 10
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class FaithfulnessCurve:
     """What was measured at every share: ``changes`` (batch, shares), float64, after ``shares`` of
@@ -163,6 +165,7 @@ def _check_deletable(inputs: Mapping[str, Tensor]) -> None:
         raise InputError(f"{fact}: let the model number the positions")
 
 
+@guarded
 @dataclass(frozen=True)
 class AOPC(_Faithfulness):
     """Area over the perturbation curve (AttCAT, Eq. 13): p(ŷ|x) − p(ŷ|x̃ᵏ), x̃ᵏ without its top k %
@@ -216,6 +219,7 @@ class AOPC(_Faithfulness):
         return change.abs() if self.protocol == "paper-code" else change
 
 
+@guarded
 @dataclass(frozen=True)
 class LOdds(_Faithfulness):
     """Log-odds (AttCAT, Eq. 14): log p(ŷ|x̃ᵏ)/p(ŷ|x), x̃ᵏ with its top k % of words replaced, the

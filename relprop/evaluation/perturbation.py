@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError, warn
 from relprop.evaluation.base import (
     answering,
@@ -29,6 +30,7 @@ STEPS = 10  # tenths removed: 0, 1, ..., 9
 PROTOCOLS = ("paper-code", "paper")
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class PerturbationCurve:
     """Hits of the model at each share removed: ``hits`` (batch, 10), bool, after 0, 10, ..., 90 %;
@@ -54,6 +56,7 @@ class PerturbationCurve:
         return float(self.values.mean())
 
 
+@guarded
 def joined(curves: Sequence[PerturbationCurve]) -> PerturbationCurve:
     """One curve of a data set that was measured in batches. Raises ``InputError`` for none, or
     curves of different protocols."""
@@ -143,6 +146,7 @@ class _Perturbation:
             )
 
 
+@guarded
 @dataclass(frozen=True)
 class ImagePerturbation(_Perturbation):
     """Perturbation AUC of images (Chefer et al. 2021, Tab. 1): pixels go to black, before
@@ -218,6 +222,7 @@ def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
     return heat
 
 
+@guarded
 @dataclass(frozen=True)
 class TextPerturbation(_Perturbation):
     """Perturbation AUC of texts: tokens in place of pixels; special tokens and padding are never

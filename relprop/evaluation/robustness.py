@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import finite, labels_for, logits_of
 from relprop.explanation import Explanation
@@ -45,6 +46,7 @@ class _Perturbed:
         return noise
 
 
+@guarded
 @dataclass(frozen=True)
 class Infidelity(_Perturbed):
     """E_I (Iᵀ φ − (f(x) − f(x − I)))²: how badly the map φ predicts what noise I does to the output
@@ -93,6 +95,7 @@ class Infidelity(_Perturbed):
         return found.double().cpu()
 
 
+@guarded
 @dataclass(frozen=True)
 class MaxSensitivity(_Perturbed):
     """max over noise of ‖φ(x + ε) − φ(x)‖ / ‖φ(x)‖, |ε| ≤ ``radius`` (Yeh et al. 2019, Def. 3.1):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from relprop.api.explain import trace
 from relprop.api.stability import rank_correlation
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError, warn
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation
@@ -21,6 +22,7 @@ from relprop.tracer.program import Program
 Maps = Explanation | Tensor
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class RandomizationCurve:
     """Likeness to the trained model's maps: ``similarity`` (batch, stages), Spearman's ρ;
@@ -40,6 +42,7 @@ class RandomizationCurve:
         return self.similarity.nanmean(0)
 
 
+@guarded
 @dataclass(frozen=True)
 class ParameterRandomization:
     """How alike a map stays while the model's parameters are randomised, module after module from
@@ -105,6 +108,7 @@ class ParameterRandomization:
         return RandomizationCurve(torch.stack(found, 1), tuple(names))
 
 
+@guarded
 @dataclass(frozen=True)
 class ClassSensitivity:
     """Spearman's ρ of the maps of two classes: 1 where the explanation does not depend on what it

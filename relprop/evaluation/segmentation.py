@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relprop.door import guarded
 from relprop.errors import InputError
 from relprop.evaluation.base import Interval, bootstrap, finite, needed
 from relprop.explanation import Explanation
@@ -28,6 +29,7 @@ COLUMNS = (
 IGNORE = -1
 
 
+@guarded
 def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Maps of patches, (batch, h, w), as maps of pixels, (batch, *size): bilinear between the
     patches' middles (``align_corners=False``)."""
@@ -35,6 +37,7 @@ def upsampled(maps: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(small, size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class SegmentationResult:
     """The three numbers of a set of images, each in [0, 1], and ``table`` (images, 8), float64,
@@ -83,6 +86,7 @@ class SegmentationResult:
         return {name: interval(name) for name in names}
 
 
+@guarded
 @dataclass
 class SegmentationTally:
     """The running count of a data set: ``update`` with batch after batch, ``compute`` at any time.
@@ -102,6 +106,7 @@ class SegmentationTally:
         return SegmentationResult(torch.cat(self.tables))
 
 
+@guarded
 @dataclass(frozen=True)
 class Segmentation:
     """Pixel accuracy, mIoU and mAP of a map as a segmentation of the object (Chefer et al. 2021,

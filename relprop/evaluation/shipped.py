@@ -7,6 +7,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.reviews import Reviews
 from relprop.demo.scene_source import DigitScenes
+from relprop.door import guarded
 from relprop.evaluation.measures import ClassCorrelation
 from relprop.evaluation.tasks import ImageTask
 from relprop.evaluation.text_task import Rationale, TextTask
@@ -15,6 +16,7 @@ from relprop.evaluation.words import TokenF1
 SCENES_SEED, REVIEWS_SEED = 20_000_003, 30_000_001
 
 
+@guarded
 def digit_scenes(n: int, seed: int = SCENES_SEED) -> ImageTask:
     """``n`` scenes of two held-out digits and the shipped ViT. The label is the first digit; the
     second is true, too, and no error of the model's."""
@@ -25,6 +27,7 @@ def digit_scenes(n: int, seed: int = SCENES_SEED) -> ImageTask:
     )
 
 
+@guarded
 def reviews(n: int, seed: int = REVIEWS_SEED) -> TextTask:
     """``n`` held-out film reviews and the shipped BERT. Reviews have 20 to 80 words, so token-F1 is
     at k = 2, 4, ..., 16, a fifth of the paper's."""

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import OptionError
 from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry
 from relprop.evaluation.measures import Measure, Statistic
+from relprop.views.escape import visible
 
 FLOORS = (RANDOM.name, POSITION.name)
 
@@ -60,6 +62,7 @@ class Cell:
         return above is not None and (above.high < 0 if higher_is_better else above.low > 0)
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """What was measured: for each (row, measure) a table (samples, columns), float64. ``refused``:
@@ -145,6 +148,7 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
     return Cell(mine, bootstrap(torch.cat([found, floor], 1), draws, statistic=above))
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows of methods, columns of statistics. ``table["rollout", "mIoU"]`` is a ``Cell``;
@@ -245,8 +249,8 @@ class Table:
         """The table as Markdown; ``transposed``: methods as columns. Notes follow as a list."""
         columns = [(f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in self.columns]
         grid = markdown_grid(self.rows, columns, self.text, transposed)
-        title = [f"### {self.title}\n"] if self.title else []
-        return "\n".join([*title, grid, "", *(f"- {note}" for note in self.notes())])
+        title = [f"### {plain(self.title)}\n"] if self.title else []
+        return "\n".join([*title, grid, "", *(f"- {plain(note)}" for note in self.notes())])
 
     def __str__(self) -> str:
         return self.markdown()
@@ -269,7 +273,13 @@ class Table:
             for values in [asdict(cell)]
         ]
         found = {"title": self.title, "rows": list(self.rows), "columns": columns, "cells": cells}
-        return json.dumps(found | {"refused": dict(self.refused)}, ensure_ascii=False)
+        return json.dumps(found | {"refused": dict(self.refused)})
+
+
+def plain(text: str) -> str:
+    """Text that is one line of a Markdown table, and no markup of a page."""
+    shown = visible(text, 2000).replace("|", "\\|").replace("<", "&lt;")
+    return shown.replace("![", "!\\[").replace("](", "]\\(")
 
 
 def markdown_grid(
@@ -280,8 +290,8 @@ def markdown_grid(
 ) -> str:
     """A Markdown table of ``text(row, column)``; ``columns``: each with its heading;
     ``transposed``: rows and columns change places."""
-    lines = [["", *(heading for heading, _ in columns)]]
-    lines += [[row, *(text(row, column) for _, column in columns)] for row in rows]
+    lines = [["", *(plain(heading) for heading, _ in columns)]]
+    lines += [[plain(row), *(text(row, column) for _, column in columns)] for row in rows]
     if transposed:
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))

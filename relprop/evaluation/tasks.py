@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from relprop.api.explain import explain
 from relprop.data import Sample, Source
-from relprop.errors import InputError, OptionError, RelpropError
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, RelpropError, first_line
 from relprop.evaluation.base import answering, finite, logits_of, place_of, without
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import (
@@ -171,7 +172,13 @@ class Task:
         if row.function is None:
             floor = self.floor(row, batch)
             return floor.repeat_interleave(len(target) // len(floor), 0)
-        values = row.function(model, inputs, target)
+        try:
+            values = row.function(model, inputs, target)
+        except RelpropError:
+            raise
+        except Exception as error:
+            fact = f"{row.name}(model, inputs, target) raised {type(error).__name__}"
+            raise InputError(f"{fact}: {first_line(error)}") from error
         if not isinstance(values, Tensor) or len(values) != len(target):
             tensor = isinstance(values, Tensor)
             given = f"shape {list(values.shape)}" if tensor else type(values).__name__
@@ -198,6 +205,7 @@ class Task:
         return logits, without(logits, [sample.others for sample in samples]).argmax(1), known
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class ImageTask(Task):
     """Images of one size, the model that classifies them, and what is measured: perturbation,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from relprop.data import Sample, Word, split_words, word_pieces
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import finite
 from relprop.evaluation.confidence import KendallConfidence
@@ -35,6 +36,7 @@ from relprop.explanation import Explanation
 from relprop.runs.preparing import Texts
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class TextTask(Task):
     """Texts (or pairs of texts) and a fast tokenizer with a padding token. ``max_length``: longer

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation
@@ -56,6 +57,7 @@ def text_of(
     return ids, values, found
 
 
+@guarded
 def word_scores(scores: Explanation | Tensor, words: Words | None = None) -> list[Tensor]:
     """For each sample the scores of its words, (words,): a word scores as the best of its pieces;
     tokens of no word (special ones, padding) are left out.

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import bools, finite, ranked
 from relprop.evaluation.texts import scores_and_content, word_scores
 from relprop.explanation import Explanation
 
 
+@guarded
 @dataclass(frozen=True)
 class TokenF1:
     """F1 of the top-k words against the human rationale (ERASER Movie Reviews; DeYoung et al. 2020;
@@ -77,6 +79,7 @@ class TokenF1:
         return table
 
 
+@guarded
 @dataclass(frozen=True)
 class PrecisionAtK:
     """The number of answer tokens among the K tokens of highest score (AttCAT's Precision@K, on

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from relprop.door import guarded
 from relprop.errors import RelpropError
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, Maps, Measure
@@ -19,6 +20,7 @@ from relprop.runs import Record, read_run
 from relprop.runs.probing import Probe, probe
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class EvaluationWork:
     """Rows × measures on a task's samples: a ``relprop.runs.Work``. A row of the table is a method,
@@ -86,6 +88,7 @@ def measured(row: Entry, measure: Measure) -> bool:
     return row.class_specific or not all(statistic.of_classes for statistic in measure.statistics)
 
 
+@guarded
 def numbers(
     task: Task, rows: Sequence[Entry], lines: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> Numbers:

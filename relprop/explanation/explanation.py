@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.explanation.one_input import OneInput
 from relprop.explanation.tokens import Block, TokenScores
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Explanation(OneInput):
     """What the model looked at, for every sample of a batch.

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.explanation.explanation import Explanation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@guarded
 @dataclass(frozen=True, eq=False)
 class Generation:
     """What a model looked at for each token it generated, for every sample of a batch.

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.explanation.tokens import TokenScores
 
 
+@guarded
 class OneInput:
     """What ``TokenScores`` holds, of an explanation with one explained input. With several, each of
     these raises an ``OptionError`` that says how to choose one."""

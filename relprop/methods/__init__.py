@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from relprop.errors import OptionError
+from relprop.door import guarded
+from relprop.errors import OptionError, nearest
 from relprop.methods.table import SHIPPED
+from relprop.rules import PRESETS
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
 from relprop.runner.method import (
@@ -77,6 +79,7 @@ class Table(tuple[Method, ...]):
         ]
 
 
+@guarded
 def available() -> Table:
     """Every method there is: name, whether it is class-specific, whether signed, cost in forward
     passes for one target, source, what it says in plain words.
@@ -88,6 +91,7 @@ def available() -> Table:
     return Table(METHODS.values())
 
 
+@guarded
 def register(
     name: str,
     function: Callable[..., Mapping[Any, Any]],
@@ -120,6 +124,13 @@ def register(
     Raises:
         OptionError: the name is taken, or ``needs`` or ``shared`` name something else.
     """
+    if not isinstance(name, str) or not name or not callable(function):
+        raise OptionError(f"register({name!r}, {function!r}): a name and a function are needed")
+    for option, given in (("needs", needs), ("shared", shared)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise OptionError(f"{option}={given!r}: a list of names is needed")
+    if isinstance(rules, str) and rules not in PRESETS:
+        raise OptionError(f"rules={rules!r} is no rule set", then=nearest(rules, PRESETS))
     method = Method(
         name,
         function,
@@ -141,15 +152,22 @@ def register(
             f"method {name!r} is there already: relprop.methods.remove({name!r}) first"
         )
     if unknown := set(method.needs) - NEEDS:
-        raise OptionError(f"needs={sorted(unknown)}: there are {', '.join(sorted(NEEDS))}")
+        raise OptionError(
+            f"needs={sorted(unknown)}: there are {', '.join(sorted(NEEDS))}",
+            then=nearest(min(unknown), NEEDS),
+        )
     if unknown := set(method.shared) - set(SHARED):
-        raise OptionError(f"shared={sorted(unknown)}: there are {', '.join(sorted(SHARED))}")
+        raise OptionError(
+            f"shared={sorted(unknown)}: there are {', '.join(sorted(SHARED))}",
+            then=nearest(min(unknown), SHARED),
+        )
     if level not in ("attention", "input"):
         raise OptionError(f"level={level!r}: 'attention' or 'input'")
     METHODS[name] = method
     return method
 
 
+@guarded
 def remove(name: str) -> None:
     """Take a method away again. Raises ``OptionError`` if there is none of that name."""
     del METHODS[method_named(name, level=None).name]

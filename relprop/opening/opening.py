@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError, message, warn
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
@@ -27,6 +28,7 @@ from relprop.opening.usable import usable_model
 from relprop.opening.wrapped import base_model
 
 
+@guarded
 def open_model(
     model: object, inputs: object, *, processor: object = None, trust_remote_code: bool = False
 ) -> tuple[nn.Module, Any]:

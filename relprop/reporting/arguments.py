@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,9 @@ def _pairs(explanations: Any) -> list[tuple[Any, Any]]:
     if isinstance(explanations, Mapping):
         return list(explanations.items())
     several = [explanations] if isinstance(explanations, Explanation) else explanations
+    if not isinstance(several, Iterable):
+        fact = f"report(): {type(explanations).__name__} is given"
+        raise OptionError(f"{fact}; an explanation, or a list or a dict of them, is needed")
     return [(None, e) for e in several]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from relprop.door import guarded
 from relprop.errors import OptionError, message, warn, writable
 from relprop.explanation import Explanation
 from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TRIES = 5
 
 
+@guarded
 def report(
     explanations: Explanation | Comparison | Mapping[str, Explanation] | Sequence[Explanation],
     path: str | Path,
@@ -72,7 +74,7 @@ def report(
     """
     path, named = writable(path), named_explanations(explanations)
     batch = batch_of(named)
-    if not megabytes > 0:
+    if isinstance(megabytes, bool) or not isinstance(megabytes, (int, float)) or not megabytes > 0:
         raise OptionError(f"megabytes={megabytes!r}: a positive number")
     for label, explanation in named:
         refuse_nonfinite(label, explanation)
@@ -126,6 +128,9 @@ def _fitted(data: dict[str, Any], material: Material) -> bytes:
 def _model_facts(model: nn.Module) -> dict[str, Any]:
     from relprop.runs.fingerprints import of_model
 
+    if not isinstance(model, nn.Module):
+        fact = f"model={model!r}: the nn.Module that was explained, or None, is needed"
+        raise OptionError(fact)
     return of_model(model)
 
 

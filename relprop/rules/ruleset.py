@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import OptionError, RuleError, message
+from relprop.door import guarded
+from relprop.errors import OptionError, RuleError, message, nearest
 from relprop.operations import Kind, Operator, kind, packet
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance, Rule, Shares
@@ -87,6 +88,7 @@ class RuleSet:
     fan_out: FanOut | None = None
     fixed: bool = False
 
+    @guarded
     def with_rule(self, key: Key, rule: Rule | Callable[..., Shares]) -> RuleSet:
         """A new rule set in which ``rule`` is consulted first for ``key``.
 
@@ -160,6 +162,7 @@ class Registration:
         self.remove()
 
 
+@guarded
 def register_rule(key: Key) -> Callable[[Rule | Callable[..., Shares]], Registration]:
     """Decorate a rule so that it is consulted first, for every rule set, in this process.
 
@@ -182,4 +185,7 @@ def named(rules: RuleSet | str, presets: dict[str, RuleSet]) -> RuleSet:
         return rules
     if isinstance(rules, str) and rules in presets:
         return presets[rules]
-    raise OptionError(f"rules={rules!r} is no rule set; there are {', '.join(sorted(presets))}")
+    raise OptionError(
+        f"rules={rules!r} is no rule set; there are {', '.join(sorted(presets))}",
+        then=nearest(rules, presets),
+    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from relprop.errors import OptionError
+
 #: How many bytes an answer may take beside the model, "auto", or no limit.
 Memory = int | str | None
 
@@ -26,3 +28,8 @@ class Conditions:
     verify: bool = True
     memory: Memory = "auto"
     keep_pictures: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("progress", "trust_remote_code", "verify", "keep_pictures"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OptionError(f"{name}={value!r}: True or False")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError, message, nearest
 from relprop.rules import RuleSet
 from relprop.runner.fusion import checked_ratio, fusion_named
 
@@ -111,7 +111,12 @@ class Method:
         for name in given:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-                raise OptionError(f"method {self.name!r} has no option {name!r}; {has}")
+                raise OptionError(
+                    f"method {self.name!r} has no option {name!r}; {has}", then=nearest(name, known)
+                )
+        for name, value in given.items():
+            if isinstance(known[name], bool) and not isinstance(value, bool):
+                raise OptionError(f"{name}={value!r}: True or False")
         found = known | {n: _entries(v) if n in self.whole else v for n, v in given.items()}
         if "head_fusion" in self.shared:
             fusion_named(found["head_fusion"])
@@ -167,8 +172,11 @@ def without_start() -> tuple[str, ...]:
 def method_named(name: str, level: Level | None = "attention") -> Method:
     """A method by its name; an unknown one is answered with the list, and one of another level than
     ``level`` (``None``: any) is refused."""
-    if name not in METHODS:
-        raise OptionError(f"method={name!r} is no method; there are {', '.join(sorted(METHODS))}")
+    if not isinstance(name, str) or name not in METHODS:
+        raise OptionError(
+            f"method={name!r} is no method; there are {', '.join(sorted(METHODS))}",
+            then=nearest(name, METHODS),
+        )
     found = METHODS[name]
     if level is not None and found.level != level:
         usable = ", ".join(n for n, m in sorted(METHODS.items()) if m.level == level)
@@ -193,6 +201,8 @@ def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
     such site."""
     if layers is None:
         return tuple(range(count))
+    if isinstance(layers, slice):
+        _refuse_slice(layers)
     if isinstance(layers, slice) and (chosen := tuple(range(count)[layers])):
         return chosen
     if isinstance(layers, slice) or (isinstance(layers, (list, tuple)) and not layers):
@@ -215,6 +225,12 @@ def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
             f"layers={list(layers)}: {bad[0]} is out of range for {count} attention sites"
         )
     return tuple(i % count for i in layers)
+
+
+def _refuse_slice(layers: slice) -> None:
+    parts = (layers.start, layers.stop, layers.step)
+    if layers.step == 0 or not _are_integers([p for p in parts if p is not None]):
+        raise OptionError(f"layers={layers!r}: a slice of integers, whose step is not 0, is needed")
 
 
 def _are_integers(value: object) -> bool:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError
+from relprop.errors import OptionError, nearest
 from relprop.rules import RuleSet
 from relprop.runner.method import Method, Options, method_named
 
@@ -32,6 +32,10 @@ class Question:
     hooks: Mapping[fx.Node, Callable[[Tensor], Tensor | None]] = field(default_factory=dict)
     ledger: bool | None = None
     walk: str = ""
+
+    def __post_init__(self) -> None:
+        if self.ledger is not None and not isinstance(self.ledger, bool):
+            raise OptionError(f"ledger={self.ledger!r}: True, False or None")
 
     @cached_property
     def by(self) -> Method:
@@ -76,7 +80,10 @@ class Question:
 
 def checked_keep(keep: str | Iterable[str]) -> frozenset[str]:
     """What ``keep=`` names. Raises ``OptionError`` for what cannot be kept."""
-    names = frozenset([keep] if isinstance(keep, str) else keep)
-    if names - KEEP:
-        raise OptionError(f"keep={sorted(names - KEEP)}: there are {', '.join(sorted(KEEP))}")
-    return names
+    names = [keep] if isinstance(keep, str) else keep
+    listed = isinstance(names, Iterable) and not isinstance(names, Tensor)
+    wrong = [n for n in names if not isinstance(n, str) or n not in KEEP] if listed else [keep]
+    if wrong:
+        then = [line for name in wrong for line in nearest(name, KEEP)]
+        raise OptionError(f"keep={wrong}: there are {', '.join(sorted(KEEP))}", then=then)
+    return frozenset(names)

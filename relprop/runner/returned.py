@@ -52,6 +52,10 @@ _TOKEN_MAPS = "{name: relprop.methods.TokenMap(scores) for name, ... }   # score
 def _check_matrices(study: AttentionStudy, name: str, found: Mapping[fx.Node, object]) -> None:
     then = "{v.site.contraction: matrix for v in at.sites}   # of v.attention's shape"
     chosen = {s.contraction: s for s in study.needs.chosen}
+    if missing := [site.path for node, site in chosen.items() if node not in found]:
+        count = f"{len(chosen) - len(missing)} of {len(chosen)} attention sites"
+        fact = f"returned matrices for {count}, none for {', '.join(map(repr, missing[:5]))}"
+        raise _wrong(name, fact, then)
     for node, matrix in found.items():
         if node not in chosen:
             raise _wrong(name, f"returned a matrix for {node}, which is no attention site", then)

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from relprop.adapters import Adapter, adapter_for
-from relprop.errors import OptionError, message, warn
+from relprop.errors import OptionError, message, nearest, warn
 from relprop.interpreter.replay import Replay
 from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
@@ -237,15 +237,18 @@ def chosen_inputs(inputs: Inputs, given: Sequence[str | int] | str | None) -> tu
     if unknown or (given is not None and not names):
         wrong = f"{unknown[0]!r} is no tensor of the call" if unknown else "it names no input"
         raise OptionError(
-            f"explain_inputs={given!r}: {wrong}; there are {', '.join(map(repr, inputs.names))}"
+            f"explain_inputs={given!r}: {wrong}; there are {', '.join(map(repr, inputs.names))}",
+            then=nearest(unknown[0], inputs.names) if unknown else (),
         )
     return tuple(name for name in inputs.names if name in names)
 
 
 def _dtype(precision: str | torch.dtype | None) -> torch.dtype | None:
-    if precision is None or precision in PRECISIONS.values():
+    if precision is None or (
+        isinstance(precision, torch.dtype) and precision in PRECISIONS.values()
+    ):
         return precision  # type: ignore[return-value]
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise OptionError(
             f"precision={precision!r}: None (the model's own), 'float32' or 'float64'"
         )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from relprop import errors
-from relprop.errors import InputError, RelpropError, first_line
+from relprop.errors import InputError, RelpropError, UnforeseenError, first_line
 from relprop.runs.base import Record, Work
 from relprop.runs.manifest import Failure, add_failure, failed_file, remember_batch_size
 from relprop.runs.progress import Progress
@@ -92,14 +92,15 @@ class Batches:
                 found: RelpropError = _OutOfMemory(str(error))
             elif isinstance(error, RelpropError):
                 return error.with_traceback(None)
-            else:
-                what = f"samples {indices[0]} to {indices[-1]} of the data set"
-                error.add_note(f"while {what} were worked on")
-                raise
+            else:  # of the data set, or of the work: a sample has it, which is looked for
+                said = f"{type(error).__name__}: {first_line(error)}"
+                caught = RelpropError(said)
+                caught.__cause__ = error.with_traceback(None)
+                return caught
         else:
             if (given := [r.index for r in records]) != indices:
                 fact = f"the work was asked for samples {indices}"
-                raise TypeError(f"{fact} and gave records of {given}")
+                raise UnforeseenError(f"{fact} and gave records of {given}")
             return list(records)
         gc.collect()  # outside the except: nothing refers to the traceback, and its tensors
         if torch.accelerator.is_available():
@@ -122,7 +123,7 @@ class Batches:
             fact = f"{sample} does not fit into memory, even alone: {error}"
             raise InputError(fact, then=[then])
         kind = type(error) if type(error).__module__ == errors.__name__ else RelpropError
-        raise kind(f"{sample}: {error}\n  {then}") from error
+        raise kind(f"{sample}: {error}\n  {then}") from (error.__cause__ or error)
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
 from relprop.data import Sample, Source
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model
@@ -28,6 +29,7 @@ from relprop.tracer.surroundings import undisturbed
 MethodChoice = str | tuple[str, Mapping[str, Any]]
 
 
+@guarded
 class ExplainWork:
     """Explains every sample of ``source``.
 
@@ -85,8 +87,13 @@ class ExplainWork:
         """
         if target not in ("predicted", "label"):
             raise OptionError(f"target={target!r}: 'predicted' or 'label'")
-        if limit is not None and limit < 1:
-            raise OptionError(f"limit={limit}: a positive number of samples")
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise OptionError(f"limit={limit!r}: a positive number of samples")
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"model is {type(model).__name__}: an nn.Module is needed")
+        if not isinstance(source, Source):
+            then = ["relprop.data.open_data(...) opens one"]
+            raise OptionError(f"source is {type(source).__name__}, no data set", then=then)
         self.model, self.source, self.target = model, source, target
         self.calls = _calls(methods)
         self.precision, self.on_unknown = precision, on_unknown
@@ -94,6 +101,8 @@ class ExplainWork:
         self.samples = len(source) if limit is None else min(limit, len(source))
         if source.kind == "text" and normalize is not None:
             raise OptionError("normalize is for images; texts go through processor=tokenizer")
+        if source.kind != "text" and processor is not None:
+            raise OptionError("processor is for texts; images go through normalize=")
         self.preparation: Preparation = (
             Texts(processor, max_length) if source.kind == "text" else Images(normalize)
         )
@@ -194,6 +203,12 @@ def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | N
 def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, Question]:
     """The calls by label: the method's name, with its options if it is there more than once."""
     given = [methods] if isinstance(methods, str) else methods
+    if not isinstance(given, (list, tuple)):
+        raise OptionError(f"methods={methods!r}: a name, or a list of names, is needed")
+    for m in given:
+        pair = isinstance(m, (list, tuple)) and len(m) == 2 and isinstance(m[1], Mapping)
+        if not isinstance(m, str) and not pair:
+            raise OptionError(f"methods: {m!r} is neither a name nor a pair of a name and options")
     chosen = [(m, {}) if isinstance(m, str) else (m[0], dict(m[1])) for m in given]
     calls: dict[str, Question] = {}
     for name, options in chosen:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from relprop.errors import InputError, OptionError, warn
+from relprop.errors import InputError, OptionError, first_line, warn
 from relprop.runs.base import Work
 from relprop.runs.disk import write_json
 from relprop.runs.probing import Probe, apart
@@ -54,13 +54,22 @@ class Manifest:
             written = json.loads((folder / NAME).read_text(encoding="utf-8"))
             if written.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
-            return cls(**written)
+            found = cls(**written)
+            told = (found.identity, found.columns, found.versions)
+            sizes = (found.samples, found.batch_size or 1)
+            if not all(isinstance(v, dict) for v in told):
+                raise TypeError("its identity, columns or versions are no objects")
+            if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in sizes):
+                raise TypeError("its samples or batch_size is no number of samples")
+            return found
         except FileNotFoundError:
             fact = f"{folder.name!r} is no run folder: it has no {NAME}"
             then = "give the folder that a run wrote, or an empty one"
             raise InputError(fact, then=[then]) from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"{NAME} in {folder.name!r} cannot be read: {error}") from error
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"{NAME} in {folder.name!r} cannot be read: {first_line(error)}"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """Atomically."""

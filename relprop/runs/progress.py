@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from relprop.views.escape import printable
+
 EVERY = 10.0  # seconds between lines
 
 
@@ -52,6 +54,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
+        text = printable(text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.errors import OptionError, warn
+from relprop.door import guarded
+from relprop.errors import OptionError, as_path, warn
 from relprop.runs.manifest import Failure, Manifest, read_failures
 from relprop.runs.shards import Catalogue, Shard, arrow, schema
 
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 OPEN = 16  # shards whose rows are in memory at once, at most
 
 
+@guarded
 def read_run(folder: str | Path) -> RunResults:
     """The results in a run folder as they are now. Needs ``relprop[runs]``; raises ``InputError``
     for any other folder."""
-    return RunResults(Path(folder))
+    return RunResults(as_path(folder))
 
 
+@guarded
 class RunResults:
     """What a run folder holds. ``identity`` (everything the numbers depend on) and ``columns``
     (beside ``index`` and ``key``): the work's. ``samples``: how many there are in all. ``failed``:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from relprop.errors import InputError, OptionError, RelpropError
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, RelpropError, as_path
 from relprop.runs.base import Work
 from relprop.runs.batches import Batches
 from relprop.runs.disk import remove_leftovers
@@ -61,6 +62,7 @@ class Summary:
         )
 
 
+@guarded
 def run(
     work: Work,
     out: str | Path,
@@ -98,8 +100,9 @@ def run(
         RelpropError: what the work raised at a sample, with the sample's key.
     """
     _check_options(on_error, batch_size)
+    _check_work(work)
     arrow()
-    processes, folder = current(), Path(out)
+    processes, folder = current(), as_path(out)
     mine = Manifest.of(work)
     schema(mine.columns)
     opening = processes.agree(lambda: _open(folder, mine, batch_size, resume))
@@ -127,6 +130,12 @@ def _check_options(on_error: str, batch_size: int | None) -> None:
     number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     if batch_size is not None and (not number or batch_size < 1):
         raise OptionError(f"batch_size={batch_size!r}: a positive integer or None")
+
+
+def _check_work(work: object) -> None:
+    if missing := [n for n in ("columns", "identity", "__len__") if not hasattr(work, n)]:
+        fact = f"{type(work).__name__} is no work: it has no {', '.join(missing)}"
+        raise OptionError(fact, then=["relprop.runs.ExplainWork(model, source), or your own Work"])
 
 
 @contextmanager

@@ -3,14 +3,17 @@
 ``<first>-<last>-<process>.safetensors`` holds the tensors under ``<index>.<name>``,
 ``<first>-<last>-<process>.parquet`` the rows. The Parquet file is renamed to its name last, when
 everything else is on the disk: it is what makes the shard count. Its metadata lists the samples, so
-that one without rows or tensors is done, too. Needs ``relprop[runs]``.
+that one without rows or tensors is done, too, and holds checksums of itself, of the rows and of the
+file of tensors, whose size is looked at when the shard is found and whose contents when it is read.
+Needs ``relprop[runs]``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,7 @@ from relprop.runs.disk import owner, remove_leftovers, write_atomically
 if TYPE_CHECKING:
     import pyarrow as pa
 
-META = b"relprop"
+META, META_DIGEST = b"relprop", b"relprop-sha256"
 
 
 def arrow() -> Any:
@@ -42,19 +45,49 @@ def arrow() -> Any:
 @dataclass(frozen=True, eq=False)
 class Shard:
     """A finished batch on the disk: ``path`` of its Parquet file, its samples' ``indices`` in
-    order, and whether it has tensors."""
+    order; ``rows`` and ``tensors_digest`` are the checksums of its rows and of its file of tensors
+    (none: it has no tensors), of so many ``bytes``. ``read``: what has been found whole."""
 
     path: Path
     indices: np.ndarray
-    has_tensors: bool
+    rows: str
+    tensors_digest: str = ""
+    bytes: int = 0
+    read: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether there is a file of tensors beside the rows."""
+        return bool(self.tensors_digest)
 
     def table(self) -> pa.Table:
         """Its rows, in the samples' order."""
         pa = arrow()
         try:
-            return pa.parquet.ParquetFile(self.path).read().replace_schema_metadata(None)
-        except (OSError, pa.ArrowException) as error:
+            table = pa.parquet.ParquetFile(self.path).read().replace_schema_metadata(None)
+            found = _digest_of_rows(table)
+        except Exception as error:  # bytes that changed are wrong in any way
             raise _damaged(self.path, error) from error
+        if found != self.rows:
+            raise _damaged(self.path, "the checksum of its rows is another one")
+        return table
+
+    def check_size(self) -> None:
+        """Raise ``InputError`` where the file of tensors is gone or was cut short."""
+        path = self.path.with_suffix(".safetensors")
+        if not path.is_file():
+            raise _damaged(path, "it is gone")
+        if path.stat().st_size != self.bytes:
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, not {self.bytes}")
+
+    def check_contents(self) -> None:
+        """The same, and where its bytes are not as they were written; they are read once."""
+        self.check_size()
+        path = self.path.with_suffix(".safetensors")
+        if "tensors" not in self.read:
+            if hashlib.sha256(path.read_bytes()).hexdigest() != self.tensors_digest:
+                raise _damaged(path, "its checksum is another one")
+            self.read.add("tensors")
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """One sample's tensors by name."""
@@ -62,6 +95,7 @@ class Shard:
             return {}
         start = f"{index}."
         path = self.path.with_suffix(".safetensors")
+        self.check_contents()
         try:
             with safe_open(str(path), framework="pt") as file:
                 return {
@@ -88,13 +122,13 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
     }
     indices = [r.index for r in records]
     path = folder / f"{min(indices):09d}-{max(indices):09d}-{owner()}.parquet"
+    facts: dict[str, Any] = {"indices": indices, "rows": _digest_of_rows(table)}
     if tensors:  # as bytes: `save_file` has a temporary file of its own, which a kill leaves
-        beside = path.with_suffix(".safetensors")
-        write_atomically(
-            beside, "a batch's tensors", lambda temporary: temporary.write_bytes(save(tensors))
-        )
-    facts = json.dumps({"indices": indices, "tensors": bool(tensors)})
-    table = table.replace_schema_metadata({META: facts.encode()})
+        beside, data = path.with_suffix(".safetensors"), save(tensors)
+        write_atomically(beside, "a batch's tensors", lambda temporary: temporary.write_bytes(data))
+        facts |= {"tensors": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    said = json.dumps(facts).encode()
+    table = table.replace_schema_metadata({META: said, META_DIGEST: _sha(said)})
     write_atomically(
         path, "a batch's rows", lambda temporary: pa.parquet.write_table(table, temporary)
     )
@@ -118,13 +152,29 @@ def schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([("index", pa.int64()), ("key", pa.string()), *own])
 
 
+def _digest_of_rows(table: pa.Table) -> str:
+    """SHA-256 of a table's columns and values."""
+    return hashlib.sha256(json.dumps(table.to_pydict()).encode()).hexdigest()
+
+
+def _sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
 def _by_column(records: Sequence[Record], columns: Mapping[str, str]) -> dict[str, list[Any]]:
     rows = [{"index": r.index, "key": r.key, **row} for r in records for row in r.rows]
     for row in rows:
         if wrong := set(row) ^ {"index", "key", *columns}:
             fact = f"a row of sample {row['key']!r} and the work's columns differ"
             raise RelpropError(f"{fact} in {', '.join(sorted(wrong))}")
-    return {name: [row[name] for row in rows] for name in ("index", "key", *columns)}
+    return {name: [_storable(row[name]) for row in rows] for name in ("index", "key", *columns)}
+
+
+def _storable(value: Any) -> Any:
+    """Text that is no UTF-8 (a file's name, half of a character) with that part written out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 class Catalogue:
@@ -150,8 +200,8 @@ class Catalogue:
         fresh = (n for n in names - self._seen if n.endswith(".parquet") and n[0] != ".")
         for name in sorted(fresh):
             shard = _read(self.folder / name, self.samples)
-            if shard.has_tensors and name.removesuffix("parquet") + "safetensors" not in names:
-                raise _damaged(shard.path, "its .safetensors file is gone")
+            if shard.has_tensors:
+                shard.check_size()
             alone = shard.indices[self.number[shard.indices] < 0]
             self.twice += len(shard.indices) - len(alone)
             self.number[alone] = len(self.shards)
@@ -187,13 +237,17 @@ def _read(path: Path, samples: int) -> Shard:
     """A shard from its Parquet file's footer alone."""
     pa = arrow()
     try:
-        facts = json.loads((pa.parquet.read_schema(path).metadata or {})[META])
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        metadata = pa.parquet.read_schema(path).metadata or {}
+        if _sha(metadata[META]) != metadata[META_DIGEST]:
+            raise ValueError("the checksum of its list of samples is another one")
+        facts = json.loads(metadata[META])
+        indices = np.asarray(facts["indices"], dtype=np.int64)
+        told = (str(facts["rows"]), str(facts.get("tensors", "")), int(facts.get("bytes", 0)))
+    except Exception as error:  # bytes that changed are wrong in any way
         raise _damaged(path, error) from error
-    indices = np.asarray(facts["indices"], dtype=np.int64)
     if len(indices) == 0 or indices.min() < 0 or indices.max() >= samples:
         raise _damaged(path, f"its samples are not among the {samples} of this run")
-    return Shard(path, indices, bool(facts["tensors"]))
+    return Shard(path, indices, *told)
 
 
 def _damaged(path: Path, error: Exception | str) -> InputError:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import OptionError
 from relprop.explanation import Explanation, TokenScores
 from relprop.runs.preparing import Group
@@ -59,6 +60,7 @@ def tensors_of(named: Mapping[str, Explanation], group: Group, k: int) -> dict[s
     }
 
 
+@guarded
 def explanation_of(results: RunResults, index: int, method: str | None = None) -> Explanation:
     """One sample's explanation, a batch of 1, from a run of ``ExplainWork``: scores, tokens,
     ``heatmap()``; without ledger and blocks.
@@ -66,6 +68,9 @@ def explanation_of(results: RunResults, index: int, method: str | None = None) -
     ``method``: which one, if there are several. Raises ``OptionError`` for a sample that is not
     done, or without a choice among several methods.
     """
+    if not isinstance(results, RunResults):
+        fact = f"explanation_of({type(results).__name__}): the results of a run are needed"
+        raise OptionError(fact, then=["explanation_of(read_run(folder), index)"])
     tensors = results.tensors(index)
     rows = {row["method"]: row for row in results.rows_of(index)}
     if method is None and len(rows) == 1:

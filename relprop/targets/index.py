@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import torch
 from torch import fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError, message, nearest
 from relprop.targets.outputs import (
     ModelOutput,
     chosen_output,
@@ -184,6 +184,7 @@ def label_index(label: str, count: int, context: Context) -> int:
     then = [token] if vocabulary else []
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"
+        then = [*nearest(label, known), *then]
         raise TargetError(message(f"target {label!r} is no label of the model; {fact}", then=then))
     if known and count not in (len(known), len(known) + 1):
         fact = (

@@ -38,6 +38,8 @@ def without_tensors(target: object) -> object:
         target = torch.as_tensor(target)
     if not isinstance(target, Tensor):
         return target
+    if target.is_meta:
+        raise TargetError("target is a tensor on the meta device: it has no values")
     if target.is_floating_point() or target.dtype == torch.bool or target.dim() > 2:
         raise TargetError(
             f"target is a {str(target.dtype).removeprefix('torch.')} tensor of shape "

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from relprop.door import guarded
 from relprop.errors import TargetError
 from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output
@@ -26,6 +27,7 @@ from relprop.targets.tokens import Token
 SIMILARITY = "logits_per_image"
 
 
+@guarded
 def output(name: str | int) -> Output:
     """An output by its name, or by its place in a tuple: alone its prediction, indexed one element.
     Labels may stand for classes.
@@ -39,6 +41,7 @@ def output(name: str | int) -> Output:
     return Output(name)
 
 
+@guarded
 def span(start: int | None = None, end: int | None = None, *, together: bool = False) -> Span:
     """The span from ``start`` to ``end``, both included. Of a model that generates, the mean
     log-probability of the tokens there; of one that answers by pointing, the sum of the two logits,
@@ -61,6 +64,7 @@ def span(start: int | None = None, end: int | None = None, *, together: bool = F
     return Span(first, last, together)
 
 
+@guarded
 def answer(text: str, tokenizer: Any = None, *, together: bool = False) -> Answer:
     """The mean log-probability of ``text`` where it stands last in the text that a model that
     generates is given: the fewest tokens that hold it, each predicted by the position before it.
@@ -78,6 +82,7 @@ def answer(text: str, tokenizer: Any = None, *, together: bool = False) -> Answe
     return Answer(text, tokenizer, together)
 
 
+@guarded
 def contrast(a: object, b: object) -> Contrast:
     """Why ``a`` rather than ``b``: y_t is the one less the other. Each is one of these targets, or
     a plain form: an index, a label, a tuple of them.
@@ -89,6 +94,7 @@ def contrast(a: object, b: object) -> Contrast:
     return Contrast(*(t if isinstance(t, Target) else Output(None, plain_index(t)) for t in (a, b)))
 
 
+@guarded
 def token(
     token: int | str | None = None, tokenizer: Any = None, *, position: int | None = None
 ) -> Token:
@@ -130,6 +136,7 @@ def _id_of(text: str, tokenizer: Any) -> int:
     return int(ids[0])
 
 
+@guarded
 def query(
     label: int | str | None = None,
     *,
@@ -150,6 +157,7 @@ def query(
     return Query(_class(label, "query"), output, nothing)
 
 
+@guarded
 def region(
     label: int | str | None = None, mask: object = None, *, output: str | int | None = None
 ) -> Region:
@@ -170,7 +178,11 @@ def region(
 
 def _mask(mask: object) -> tuple[tuple[int, ...], bytes]:
     """A mask's size and its 0s and 1s in order, which can be hashed."""
-    given = torch.as_tensor(mask).cpu()
+    try:
+        given = torch.as_tensor(mask).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"the mask is {type(mask).__name__}"
+        raise TargetError(f"region(label, mask): {what}; it is bool, (height, width)") from error
     plain = not given.is_floating_point() and given.dim() > 0
     if not plain or not bool(((given == 0) | (given == 1)).all()):
         raise TargetError(
@@ -183,6 +195,7 @@ def _mask(mask: object) -> tuple[tuple[int, ...], bytes]:
     return tuple(given.shape), bytes(given.flatten().tolist())
 
 
+@guarded
 def similarity() -> Output:
     """The similarity of a pair of image and text, one pair per sample, as CLIP-like models return
     it.

@@ -148,10 +148,17 @@ def _refuse_bad(
     if not tensors:
         raise InputError("inputs holds no tensor")
     for name, tensor in zip(names, tensors, strict=True):
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            then = [f"{name}.to_padded_tensor(0)" if tensor.is_nested else f"{name}.to_dense()"]
+            raise InputError(f"input {name!r} is a {kind} tensor; dense ones are needed", then=then)
         if tensor.dim() == 0 and tensor is tensors[0]:
             raise InputError(f"input {name!r} has no batch axis (its shape is [])")
         if tensor.dim() and tensor.shape[0] == 0:
             raise InputError(f"input {name!r} is an empty batch, shape {list(tensor.shape)}")
+        if tensor.numel() == 0:
+            shape = list(tensor.shape)
+            raise InputError(f"input {name!r} is empty, shape {shape}: there is nothing to explain")
         if tensor.device.type == "meta":
             raise InputError(f"input {name!r} is on the meta device: it has no values")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():

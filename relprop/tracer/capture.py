@@ -77,7 +77,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
     flat = Flat(model, inputs)
     with torch.no_grad(), as_python(model), taken_back(model) as take_back:
         with Draws() as draws:
-            eager = run_eager(flat, inputs)
+            eager = run_eager(flat, inputs, model)
         outputs = flat.outputs
         assert outputs is not None
         take_back()

@@ -84,7 +84,9 @@ def memory(tensor: object) -> tuple[object, ...] | None:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def run_eager(run: Callable[..., Sequence[Tensor]], inputs: Inputs) -> list[Tensor]:
+def run_eager(
+    run: Callable[..., Sequence[Tensor]], inputs: Inputs, model: nn.Module
+) -> list[Tensor]:
     """The model's own outputs; its own error is passed on with the shapes it was called with."""
     try:
         return [t.detach() for t in run(*inputs.tensors)]
@@ -97,5 +99,20 @@ def run_eager(run: Callable[..., Sequence[Tensor]], inputs: Inputs) -> list[Tens
         )
         kind = type(error).__name__
         fact = f"the model itself fails on these inputs: {kind}: {first_line(error)}"
-        then = ["call model(...) on the same inputs and mend that first"]
+        then = [*_beyond(model, inputs), "call model(...) on the same inputs and mend that first"]
         raise InputError(message(fact, at=f"called with {shapes}", then=then)) from error
+
+
+def _beyond(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Of inputs of integers those that some embedding of the model has no rows for."""
+    rows = {n: m.num_embeddings for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    found = []
+    for name, t in zip(inputs.names, inputs.tensors, strict=True):
+        if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or not t.numel():
+            continue
+        least, most = int(t.min()), int(t.max())
+        few = [f"{n!r} has {count}" for n, count in rows.items() if least < 0 or most >= count]
+        if few:
+            ids = f"{name} holds ids from {least} to {most}"
+            found.append(f"if they are looked up: {ids}, and the embedding {', '.join(few[:3])}")
+    return found

@@ -121,7 +121,7 @@ def _outputs(
         taken_back(model),
         Replayed(draws) if draws else torch.no_grad(),
     ):
-        return run_eager(call, inputs), trees[0]
+        return run_eager(call, inputs, model), trees[0]
 
 
 @dataclass(frozen=True)

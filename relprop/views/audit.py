@@ -131,7 +131,7 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
     against = f"; against it most: {visible(named(name), 40)}" if least < 0 else ""
     sentence = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
-    warnings = [f"warning: {line}" for line in concerns(explanation, sample)]
+    warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
     return "\n".join([sentence, *warnings])
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError
+from relprop.door import guarded
+from relprop.errors import InputError, OptionError, first_line
 from relprop.views.figure import LABEL, TICK, axes_or_new, bare, write_title
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ STYLES = (
 """Colour, line and marker of each curve in turn: Okabe and Ito's colours (2008), made for the colour-blind; markers tell them apart without colour."""  # noqa: E501
 
 
+@guarded
 def curves(
     found: Any,
     *,
@@ -115,11 +117,14 @@ def _is_pair(curve: Any) -> bool:
 
 
 def _array(label: Any, values: Any) -> np.ndarray:
-    found = (
-        values.detach().double().cpu().numpy()
-        if isinstance(values, Tensor)
-        else np.asarray(values, dtype=np.float64)
-    )
+    try:
+        found = (
+            values.detach().double().cpu().numpy()
+            if isinstance(values, Tensor)
+            else np.asarray(values, dtype=np.float64)
+        )
+    except (TypeError, ValueError) as error:
+        raise InputError(f"curve {label!r}: {first_line(error)}: numbers are needed") from error
     if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
         raise InputError(
             f"curve {label!r}: shape {list(found.shape)}; a row of finite numbers is needed"

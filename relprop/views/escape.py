@@ -38,6 +38,24 @@ def visible(text: str, longest: int = LONGEST) -> str:
     return "".join(shown)
 
 
+def printable(text: str) -> str:
+    r"""``text`` of any length, line by line as ``visible`` has it: what commands print beside the
+    pictures that they draw.
+
+    >>> printable("written: a\x1b[31m.png\nnext")
+    'written: a\\x1b[31m.png\nnext'
+    """
+    kept = str(text)
+    return "".join(
+        letter if letter in "\n\t" or letter in JOINERS or not _acts(letter) else _written(letter)
+        for letter in kept
+    )
+
+
+def _acts(letter: str) -> bool:
+    return unicodedata.category(letter) in ACTING
+
+
 def markup(text: str, longest: int = LONGEST) -> str:
     """``visible`` text for HTML: every character with a meaning there is escaped, quotes
     included."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.views.colours import STEPS, table
 from relprop.views.escape import visible
@@ -24,6 +25,7 @@ TITLE, LABEL, TICK = 10.0, 9.0, 8.0  # points, as journals set figures
 GREY = "#6b6b6b"
 
 
+@guarded
 def figure(columns: int, width: float = 3.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
     """A figure with a row of axes, ``width``·``columns`` by ``height`` inches. Raises
     ``OptionError`` without matplotlib."""
@@ -52,6 +54,8 @@ def blank(width: float, height: float) -> Figure:
 
 def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
     """``ax``, or the axes of a new figure of that size in inches."""
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise OptionError(f"ax={ax!r}: axes of matplotlib, or None for new ones, are needed")
     return figure(1, width, height)[1][0] if ax is None else ax
 
 
@@ -84,6 +88,7 @@ def scale_of(*values: Any, strongest: float | None = None) -> dict[str, Any]:
     }
 
 
+@guarded
 def show_image(axes: Axes, image: Any, title: str) -> None:
     """An image (C, H, W), (H, W) or (H, W, C), values in [0, 1] or bytes."""
     shown = pixels(image)
@@ -92,6 +97,7 @@ def show_image(axes: Axes, image: Any, title: str) -> None:
     axes.set_axis_off()
 
 
+@guarded
 def show_heatmap(
     axes: Axes, heat: Tensor, title: str, image: Any = None, *, scale: dict[str, Any] | None = None
 ) -> AxesImage:

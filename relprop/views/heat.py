@@ -15,6 +15,8 @@ from relprop.errors import OptionError, message
 if TYPE_CHECKING:
     from relprop.explanation import TokenScores
 
+LARGEST = 2**30  # numbers in a map: 4 GiB in float32
+
 
 def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
     """(batch, *size): the patches' scores between whose middles it is linear; ``size`` defaults to
@@ -23,15 +25,31 @@ def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
         raise OptionError(
             "heatmap() is for images: this explanation has no patch grid; use scores and tokens"
         )
-    if size is None:
-        size = tokens.image
-    size = (*tokens.image[:-2], size, size) if isinstance(size, int) else tuple(size)
-    if len(size) != len(tokens.image):
-        raise OptionError(
-            f"heatmap(size={size}): the image has {len(tokens.image)} axes, {tokens.image}"
-        )
+    size = _checked(tokens.image if size is None else size, tokens.image, len(tokens.scores))
     places = [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)]
     return _at(tokens, places)
+
+
+def _checked(size: object, image: tuple[int, ...], batch: int) -> tuple[int, ...]:
+    """A map's size along each axis of the image. Raises ``OptionError`` for what is none, and for
+    maps of more than 2^30 numbers."""
+    sizes = (*image[:-2], size, size) if isinstance(size, int) else size
+    if not isinstance(sizes, (tuple, list)) or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
+    ):
+        raise OptionError(
+            f"heatmap(size={size!r}): a positive number of pixels, or one along each axis",
+            then=[f"size={image}, the image's, is what is taken if none is given"],
+        )
+    if len(sizes) != len(image):
+        raise OptionError(f"heatmap(size={size!r}): the image has {len(image)} axes, {image}")
+    if (numbers := batch * math.prod(sizes)) > LARGEST:
+        raise OptionError(
+            f"a heat map of {' × '.join(map(str, sizes))} for {batch} samples has {numbers:.3g} "
+            f"numbers; {LARGEST:.3g} is the most",
+            then=["give a smaller size=, or fewer samples at a time"],
+        )
+    return tuple(sizes)
 
 
 def original_heatmap(
@@ -47,6 +65,7 @@ def original_heatmap(
             )
         )
     original = tokens.originals[sample]
+    _checked(size or original.size, original.size, 1)
     starts, ends = original.frame[:2], original.frame[2:]
     places = [
         (_middles(n, whole / n) - start) * (length / (end - start))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.interpreter.ledger import Ledger
 from relprop.views.escape import visible
@@ -63,6 +64,7 @@ class Frame:
         return 0.62 * self.most
 
 
+@guarded
 def ledger(
     explanation: Explanation, *, sample: int = 0, ax: Axes | None = None, title: str | None = None
 ) -> Axes:

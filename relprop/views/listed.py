@@ -32,6 +32,8 @@ def words(tokens: TokenScores, sample: int, *, share: bool = False) -> list[tupl
                 then=["relprop.explain(model, inputs, processor=tokenizer)"],
             )
         )
+    if not isinstance(sample, int) or not -len(tokens.scores) <= sample < len(tokens.scores):
+        raise OptionError(f"sample={sample!r}: the explanation has {len(tokens.scores)} samples")
     scores = tokens.scores[sample].tolist()
     found = [(word, sum(scores[i] for i in made)) for word, made in tokens.words[sample]]
     return shares(found) if share else found
@@ -107,14 +109,19 @@ def _names(stream: TokenScores, sample: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{} for _ in range(stream.scores.shape[1])]
     if stream.tokens is not None:
         for names, label in zip(found, stream.tokens[sample], strict=True):
-            names["token"] = label
+            names["token"] = _utf8(label)
     if stream.words is not None:
         for names in found:
             names |= {"word": None, "word_index": None}
         for k, (word, made) in enumerate(stream.words[sample]):
             for t in made:
-                found[t] |= {"word": word, "word_index": k}
+                found[t] |= {"word": _utf8(word), "word_index": k}
     return found
+
+
+def _utf8(text: str) -> str:
+    """Text with the halves of characters written out that UTF-8 does not have."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _place(source: int, grid: tuple[int, ...] | None) -> dict[str, int | None]:
@@ -146,6 +153,8 @@ def to_dataframe(explanation: Explanation) -> Any:
 
 def to_json(explanation: Explanation, *, indent: int | None) -> str:
     """Everything a person or a page needs of every sample; no NaN, which JSON does not have."""
+    if indent is not None and (not isinstance(indent, int) or not 0 <= indent <= 16):
+        raise OptionError(f"to_json(indent={indent!r}): None, or a number of spaces, 0 to 16")
     inputs = {
         name: {"grid": s.grid, "image": s.image, "source": s.source.tolist()}
         for name, s in explanation.streams.items()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
     add_scale,
@@ -30,6 +31,7 @@ SCALES = (None, "shared", "own")
 ABREAST, IN_A_LINE = 4, 28  # maps beside each other, words in a line of rows
 
 
+@guarded
 def heatmap(
     explanation: Explanation,
     image: Any = None,
@@ -70,6 +72,7 @@ def heatmap(
     return axes
 
 
+@guarded
 def compare(
     explanations: Any,
     image: Any = None,
@@ -118,7 +121,11 @@ def _labelled(
     """Explanations by their headings; equal headings are told apart by number."""
     explanations = getattr(explanations, "explanations", explanations)  # a Comparison
     mapping = isinstance(explanations, Mapping)
-    parts = list(explanations.values() if mapping else explanations)
+    parts = explanations.values() if mapping else explanations
+    if not isinstance(parts, Iterable):
+        what = f"compare(): {type(explanations).__name__} is given"
+        raise OptionError(f"{what}; a Comparison, a list or a dict of explanations is needed")
+    parts = list(parts)
     if not parts:
         raise OptionError("compare(): no explanations")
     for part in parts:

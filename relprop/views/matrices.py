@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.door import guarded
+from relprop.errors import OptionError, message, nearest
 from relprop.views.figure import (
     GREY,
     TICK,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation
 
 
+@guarded
 def matrix(
     explanation: Explanation,
     *,
@@ -56,6 +58,9 @@ def matrix(
     Raises ``OptionError`` where it was not kept, saying which ``keep=`` keeps it.
     """
     sample = checked(explanation, sample)
+    if kind not in SYMBOLS:
+        known = ", ".join(map(repr, SYMBOLS))
+        raise OptionError(f"kind={kind!r}: one of {known}", then=nearest(kind, SYMBOLS))
     if block is None:
         values, caption = _c_matrix(explanation, head, sample), "C"
     else:
@@ -110,6 +115,7 @@ def _matrix_axes(
     return axes_or_new(ax, side + 0.6, max(side * shape[0] / max(shape), room + 1.2))
 
 
+@guarded
 def layers(
     explanation: Explanation,
     *,
@@ -144,6 +150,7 @@ def layers(
     return axes
 
 
+@guarded
 def heads(
     explanation: Explanation,
     *,

@@ -38,6 +38,9 @@ def _numbers(image: Any) -> Tensor:
         found, is_bytes = image.detach().float().cpu(), image.dtype == torch.uint8
     else:
         array = np.array(image)
+        if array.dtype.kind not in "buif":
+            then = ["give a PIL picture, an array or a tensor"]
+            raise InputError(f"image is {type(image).__name__}, no picture", then=then)
         found, is_bytes = torch.from_numpy(array).float(), array.dtype == np.uint8
     return found / 255 if is_bytes else found
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relprop.door import guarded
 from relprop.errors import OptionError
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import visible
@@ -21,6 +22,7 @@ LINE, MARGIN, BAR = 1.75, 8.0, 90.0  # line height in letter sizes; margin and l
 POINTS = 72.0
 
 
+@guarded
 def text(
     explanation: Explanation,
     *,

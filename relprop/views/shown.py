@@ -44,6 +44,8 @@ class Units:
 
 def only(explanation: Explanation, what: str) -> TokenScores:
     """The one explained input. Raises ``OptionError`` that says how to choose one of several."""
+    if not hasattr(explanation, "streams"):
+        raise OptionError(f"{what}: {type(explanation).__name__} is no explanation")
     if len(explanation.streams) == 1:
         return next(iter(explanation.streams.values()))
     raise OptionError(
@@ -61,6 +63,9 @@ def only(explanation: Explanation, what: str) -> TokenScores:
 
 def checked(explanation: Explanation, sample: int) -> int:
     """``sample``, counted from 0. Raises ``OptionError`` for one that is not there."""
+    if not hasattr(explanation, "streams"):
+        what = f"{type(explanation).__name__} is given: an explanation is needed"
+        raise OptionError(what, then=["relprop.explain(model, inputs)"])
     if (
         not isinstance(sample, int)
         or isinstance(sample, bool)

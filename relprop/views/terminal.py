@@ -32,17 +32,19 @@ def terminal(
     """The text to print: a line that says what was explained, the words or the map of each input, a
     legend, a line for each concern."""
     sample = checked(explanation, sample)
-    if width is not None and width < 20:
-        raise OptionError(f"terminal(width={width}): at least 20 columns")
+    if width is not None and (not isinstance(width, int) or width < 20):
+        raise OptionError(f"terminal(width={width!r}): at least 20 columns")
     colour = has_colour() if colour is None else colour
     width = width or min(shutil.get_terminal_size((100, 24)).columns, 160)
-    lines = [f"{heading(explanation, sample)}, {explanation.method}"]
+    lines = [visible(f"{heading(explanation, sample)}, {explanation.method}", 400)]
     for name in explanation.streams:
         one = explanation[name]
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
         draw = _map if one.grid is not None and len(one.grid) == 2 else _words
         lines += draw(one, sample, colour, width)
-    return "\n".join([*lines, *(f"warning: {line}" for line in concerns(explanation, sample))])
+    return "\n".join(
+        [*lines, *(visible(f"warning: {line}", 400) for line in concerns(explanation, sample))]
+    )
 
 
 def show(explanation: Explanation, sample: int) -> None:

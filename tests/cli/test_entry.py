@@ -3,6 +3,7 @@ progress where nobody looks."""
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,7 @@ import pytest
 import relprop
 from relprop import cli
 from relprop.commands.steps import Steps
-from relprop.errors import RelpropWarning
+from relprop.errors import RelpropError, RelpropWarning
 
 COMMANDS = ("demo", "explain", "compare", "check", "methods", "doctor", "evaluate")
 
@@ -106,13 +107,50 @@ def test_warnings_are_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "warning: relevance is all zero\n"
 
 
-def test_a_bug_is_not_hidden(monkeypatch):
+def test_a_bug_is_not_hidden(monkeypatch, capsys):
     def fail(*arguments, **kwargs):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         cli.main([])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and "Traceback" not in said
+    assert "raised ZeroDivisionError: a bug" in said and "RELPROP_TRACEBACK=1" in said
+    monkeypatch.setenv("RELPROP_TRACEBACK", "1")
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_nothing_of_a_name_acts_on_the_terminal(monkeypatch, capsys):
+    def fail(*arguments, **kwargs):
+        raise RelpropError("cannot read \x1b]0;title\x07\x9b31m\u202ename.png")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit):
+        cli.main([])
+    said = capsys.readouterr().err
+    assert said.rstrip("\n").isprintable()
+    assert r"\x1b]0;title\x07\x9b31m\u202ename.png" in said
+
+
+def test_a_second_interrupt_ends_the_process_without_a_word():
+    code = """
+import signal, sys, time
+from relprop import cli
+def slow(*arguments, **kwargs):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("cleaning", flush=True)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+cli.app = slow
+cli.main([])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT and done.stdout == "cleaning\n" and not done.stderr
 
 
 class Terminal(io.StringIO):

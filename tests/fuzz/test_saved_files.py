@@ -1,5 +1,9 @@
 """Files that were changed after they were saved end in one error, or load."""
 
+import contextlib
+import copy
+import functools
+import json
 import os
 import random
 
@@ -9,7 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import relprop
-from relprop.errors import InputError
+from relprop.demo.model import digit_scene_model
+from relprop.demo.scenes import make_scenes
+from relprop.errors import InputError, RelpropError
 from relprop.storage import FORMAT, _digest
 from tests.common.models import build, sample
 
@@ -73,3 +79,90 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
         with pytest.raises(InputError, match="it is no file"):
             relprop.load(path)
+
+
+def texts_and_pictures(folder):
+    """Two saved explanations, of pictures with the ledger and of texts with words."""
+    from tests.views.conftest import explain_texts
+
+    scenes = make_scenes(2, seed=5)
+    seen = relprop.explain(digit_scene_model(), scenes.images, 1)
+    words = explain_texts(keep=("blocks", "matrix"))
+    return [e.save(folder / f"{i}.safetensors") for i, e in enumerate((seen, words))]
+
+
+def places(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inner, (*path, key))
+
+
+OTHERS = (None, 0, -1, 10**6, 1e300, True, "", "a", "\ud800", [], [1], {}, {"a": 1}, [[1, 2]])
+
+
+def changed(header, drawn):
+    """The header with something else at one place, or without it."""
+    found = copy.deepcopy(header)
+    *path, last = drawn.choice([p for p in places(header) if p])
+    at = functools.reduce(lambda v, k: v[k], path, found)
+    if drawn.random() < 0.2:
+        del at[last]
+    elif isinstance(at[last], int) and drawn.random() < 0.5:
+        at[last] *= 10 ** drawn.randrange(1, 12)
+    else:
+        at[last] = drawn.choice(OTHERS)
+    return found
+
+
+def read_all(e):
+    """Everything a person does with an explanation: each refused by name, or done."""
+    for call in (
+        *(
+            lambda name=name: getattr(e, name)()
+            for name in ("heatmap", "original_heatmap", "words")
+        ),
+        *(
+            lambda name=name: getattr(e, name)()
+            for name in ("top", "summary", "terminal", "to_json")
+        ),
+        *(e.concerns, e.seconds, lambda: relprop.plot.matrix(e), lambda: repr(e), e._repr_html_),
+        lambda: str(e.ledger),
+    ):
+        with contextlib.suppress(RelpropError):
+            call()
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(2500, marks=pytest.mark.slow)])
+def test_a_header_that_was_written_to_do_harm(tmp_path, count):
+    """The checksum is right: whoever can write a file can write that, too."""
+    drawn = random.Random(1)
+    for path in texts_and_pictures(tmp_path):
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            whole = json.loads(file.metadata()["header"])
+        for _ in range(count):
+            header = json.dumps(changed(whole, drawn))
+            metadata = {"format": FORMAT, "header": header, "sha256": _digest(header, tensors)}
+            save_file(tensors, tmp_path / "x", metadata=metadata)
+            try:
+                read = relprop.load(tmp_path / "x")
+            except InputError as error:
+                assert "is damaged" in str(error)
+            else:
+                read_all(read)
+
+
+@pytest.mark.parametrize("name, value", [("image", [10**6, 10**6]), ("grid", [10**6, 10**6])])
+def test_a_claimed_size_is_refused_before_memory_is_asked_for(tmp_path, name, value):
+    path, _ = texts_and_pictures(tmp_path)
+    with safe_open(str(path), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        whole = json.loads(file.metadata()["header"])
+    whole["streams"][0][name] = value
+    header = json.dumps(whole)
+    metadata = {"format": FORMAT, "header": header, "sha256": _digest(header, tensors)}
+    save_file(tensors, tmp_path / "x", metadata=metadata)
+    with pytest.raises(RelpropError, match=r"grid does not fit|has 2e\+12 numbers"):
+        relprop.load(tmp_path / "x").heatmap()

@@ -4,9 +4,11 @@ folders, progress."""
 import io
 import json
 import os
+import random
 import re
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -264,14 +266,47 @@ def test_a_line_of_failures_that_was_cut_short_does_not_count(tmp_path):
     assert list(manifest.read_failures(tmp_path)) == [3, 5]
 
 
-def test_any_other_error_is_the_works_own_and_says_where(tmp_path):
-    class Broken(Numbers):
-        def __call__(self, indices):
-            raise ZeroDivisionError("oh")
+ERRORS = (
+    ZeroDivisionError("oh"),
+    OSError(5, "Input/output error"),
+    UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+    KeyError("label"),
+    MemoryError(),
+)
 
-    with pytest.raises(ZeroDivisionError) as caught:
-        run(Broken(), tmp_path, batch_size=8, progress=False)
-    assert caught.value.__notes__ == ["while samples 0 to 7 of the data set were worked on"]
+
+class Broken(Numbers):
+    """Fails at one sample, not by an error of relprop's."""
+
+    def __init__(self, error):
+        super().__init__(16)
+        self.error = error
+
+    def __call__(self, indices):
+        if 5 in indices:
+            raise self.error
+        return super().__call__(indices)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_any_other_error_is_of_a_sample_too(tmp_path, error):
+    with pytest.raises(RelpropError, match=r"sample 'sample-5' .number 5."):
+        run(Broken(error), tmp_path / "stopped", batch_size=8, progress=False)
+    folder = tmp_path / "skipped"
+    assert run(Broken(error), folder, batch_size=8, on_error="skip", progress=False).failed == 1
+    (failed,) = read_run(folder).failed.values()
+    assert failed.index == 5 and (type(error).__name__ in failed.error or not str(error))
+
+
+def test_text_that_is_no_utf8_is_kept_with_that_part_written_out(tmp_path):
+    class Latin(Numbers):
+        def __call__(self, indices):
+            found = super().__call__(indices)
+            return [replace(r, key=f"caf\udce9{r.index}") for r in found]
+
+    run(Latin(4), tmp_path, progress=False)
+    keys = {row["key"] for row in read_run(tmp_path).rows()}
+    assert keys <= {rf"caf\udce9{i}" for i in range(4)} and keys
 
 
 class Wrong(Numbers):
@@ -373,18 +408,38 @@ def test_a_damaged_shard_is_named(tmp_path):
     tensors = second.with_suffix(".safetensors").read_bytes()
     second.with_suffix(".safetensors").unlink()
     with pytest.raises(
-        InputError, match=f"(?s){second.name} cannot be read: its .safetensors file is gone.*delete"
+        InputError, match=f"(?s){second.stem}.safetensors cannot be read: it is gone.*delete"
     ):
         read_run(tmp_path)
     second.with_suffix(".safetensors").write_bytes(tensors[:40])
-    with pytest.raises(InputError, match=r"\.safetensors cannot be read"):
-        read_run(tmp_path).tensors(9)
+    with pytest.raises(InputError, match=r"\.safetensors cannot be read: it has 40 bytes, not"):
+        read_run(tmp_path)  # nothing that was cut short counts as done
+    second.with_suffix(".safetensors").write_bytes(tensors)
     first.write_bytes(first.read_bytes()[:-4])
     with pytest.raises(InputError, match=f"{first.name} cannot be read"):
         run(Numbers(16), tmp_path, resume=True, progress=False)
     for path in (first, second):
         path.unlink()
     assert run(Numbers(16), tmp_path, resume=True, batch_size=8, progress=False).done == 16
+
+
+@pytest.mark.parametrize("ending", ["parquet", "safetensors"])
+def test_a_bit_that_changed_is_noticed_wherever_it_is(tmp_path, ending):
+    run(Numbers(8), tmp_path, progress=False)
+    (path,) = (tmp_path / "shards").glob(f"*.{ending}")
+    whole, kept = path.read_bytes(), read_run(tmp_path).table().to_pylist()
+    draw, unnoticed = random.Random(0), 0
+    for _ in range(60):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        try:
+            rows, _ = contents(read_run(tmp_path))
+            assert rows == kept
+            unnoticed += 1
+        except InputError as error:
+            assert path.stem in str(error)
+    assert unnoticed == 0 or ending == "parquet"  # of which a reader skips some bytes
 
 
 def test_a_sample_done_twice_counts_once_and_is_said(tmp_path):

@@ -1,0 +1,124 @@
+"""The door: what nobody foresaw leaves a public function as one ``RelpropError``, which says what
+happened, where, and what to do, with its cause behind it.
+
+What is wrong with a call is said where it is looked at. This is for the rest: it changes no error
+that is meant, and only the outermost public function answers, so that what relprop calls itself
+behaves as ever.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from relprop.errors import (
+    CallError,
+    RelpropError,
+    UnforeseenError,
+    first_line,
+    nearest,
+    out_of_memory,
+)
+
+Thing = TypeVar("Thing", bound=Callable[..., Any])
+HERE = str(Path(__file__).parent)
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+#: What a class's users call beside its public methods.
+CALLED = ("__init__", "__call__", "__getitem__", "__enter__", "_repr_html_", "_repr_png_")
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+
+
+def guarded(thing: Thing) -> Thing:
+    """A public function, or a class with its public methods and properties, at the door."""
+    if not inspect.isclass(thing):
+        return _guarded_function(thing, thing.__name__)
+    for name, value in list(vars(thing).items()):
+        if name.startswith("_") and name not in CALLED:
+            continue
+        if isinstance(value, property) and value.fget is not None:
+            setattr(thing, name, property(_guarded_function(value.fget, name), doc=value.__doc__))
+        elif isinstance(value, cached_property):
+            value.func = _guarded_function(value.func, name)
+        elif inspect.isfunction(value):
+            shown = thing.__name__ if name == "__init__" else f"{thing.__name__}.{name}"
+            setattr(thing, name, _guarded_function(value, shown))
+    return thing
+
+
+def _guarded_function(function: Any, name: str) -> Any:
+    @wraps(function)
+    def door(*args: Any, **options: Any) -> Any:
+        if _inside.get():
+            return function(*args, **options)
+        token = _inside.set(True)
+        try:
+            return function(*args, **options)
+        except (RelpropError, Warning):
+            raise
+        except Exception as error:
+            raise answered(error, name, function) from error
+        finally:
+            _inside.reset(token)
+
+    @wraps(function)
+    def numbered(*args: Any, **options: Any) -> Iterator[Any]:
+        try:
+            yield from function(*args, **options)
+        except (RelpropError, Warning):
+            raise
+        except Exception as error:
+            raise answered(error, name, function) from error
+
+    return numbered if inspect.isgeneratorfunction(function) else door
+
+
+def answered(error: Exception, name: str, function: Any = None) -> RelpropError:
+    """What is said of an error that nobody foresaw: ``name`` is what was called."""
+    if out_of_memory(error):
+        return RelpropError(
+            f"{name}: there is no memory left: {first_line(error)}",
+            then=["fewer samples at a time, a shorter input, or a smaller size"],
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    if function is not None and isinstance(error, TypeError) and len(frames) < 2:
+        return _of_a_call(error, name, function)
+    said = type(error).__name__ + (f": {first_line(error)}" if str(error).strip() else "")
+    mine = [i for i, frame in enumerate(frames) if frame.filename.startswith(HERE)]
+    yours = [f for f in frames[mine[-1] + 1 if mine else 0 :] if _is_yours(f.filename)]
+    if yours:
+        last = yours[-1]
+        return UnforeseenError(
+            f"{name}: code of yours raised {said}",
+            at=f"{last.name}, {last.filename}:{last.lineno}",
+            then=["mend it there; the traceback says how it was called"],
+        )
+    place = frames[mine[-1]] if mine else frames[-1]
+    return UnforeseenError(
+        f"{name} met what it did not foresee: {said}",
+        at=f"relprop{place.filename.removeprefix(HERE)}:{place.lineno}, in {place.name}",
+        then=[
+            "look at the arguments: their types, shapes and values",
+            "if they are right, it is a fault of relprop: report it with the traceback",
+        ],
+    )
+
+
+def _is_yours(filename: str) -> bool:
+    return not filename.startswith((HERE, "<", *LIBRARIES))
+
+
+def _of_a_call(error: TypeError, name: str, function: Any) -> CallError:
+    """An argument that is missing, or that there is not."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    known = [p.name for p in parameters]
+    wrong = str(error).split("'")[1::2]
+    unknown = wrong[0] if "unexpected keyword" in str(error) and wrong else ""
+    takes = f"{name.split('.')[-1]}({', '.join(map(str, parameters))})"
+    fact = str(error).split("() ", 1)[-1]
+    return CallError(f"{name}: {fact}", then=[*(nearest(unknown, known) if unknown else ()), takes])

@@ -1,0 +1,76 @@
+"""Whether what was read of an explanation fits together: whoever can write a file can write its
+checksum, too, and what reads an explanation takes its sizes as they stand there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relprop.errors import InputError
+from relprop.explanation.explanation import Explanation
+from relprop.explanation.tokens import TokenScores
+
+MOST = 2**30  # patches in a grid
+AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
+
+
+def refuse_unfit(found: Explanation) -> None:
+    """Raise ``InputError`` where what is said of an explanation is not of its tensors' shapes."""
+    batch = len(found.target)
+    _fits("text", all(isinstance(v, str) for v in (found.method, found.rules, *found.streams)))
+    _fits("facts", isinstance(found.facts, dict))
+    _fits("labels", found.labels is None or len(found.labels) == batch)
+    _has("output", found.output, (batch,))
+    _may_have("probability", found.probability, (batch,))
+    for stream in found.streams.values():
+        _refuse_unfit_stream(stream, batch)
+    for block in found.blocks or ():
+        _fits("a block", isinstance(block.path, str) and block.attention.shape[:1] == (batch,))
+        _may_have(block.path, block.gradient, block.attention.shape)
+        _may_have(block.path, block.relevance, block.attention.shape)
+    for account in found.ledger.accounts if found.ledger else ():
+        texts = (account.node, account.path, account.op, account.rule)
+        _fits("the ledger", all(isinstance(text, str) for text in texts))
+        for amount in (*(getattr(account, n) for n in AMOUNTS), *account.absorbed.values()):
+            _has("the ledger", amount, (batch,))
+    for amount in (found.ledger.started, *found.ledger.reached.values()) if found.ledger else ():
+        _has("the ledger", amount, (batch,))
+
+
+def _refuse_unfit_stream(stream: TokenScores, batch: int) -> None:
+    """The same of one input."""
+    tokens, sizes = stream.scores.shape[1], (stream.grid or (), stream.image or (), stream.extent)
+    for name in ("scores", "row", "identity", "content"):
+        _has(name, getattr(stream, name), (batch, tokens))
+    _has("source", stream.source, (tokens,))
+    _may_have("matrix", stream.matrix, (batch, tokens, tokens))
+    _fits("content", stream.content.dtype == torch.bool)
+    _fits("sizes", all(isinstance(n, int) and n > 0 for size in sizes for n in size))
+    if stream.grid is not None:
+        _fits("grid", int(stream.source.max()) < math.prod(stream.grid) <= MOST)
+    if stream.grid is not None and stream.image is not None:
+        _fits("image", len(stream.grid) == len(stream.image))
+    _may_have("spans", stream.spans, (tokens, len(stream.extent), 2))
+    for names in (stream.tokens, stream.words, stream.originals):
+        _fits("names", names is None or len(names) == batch)
+    _fits("tokens", all(len(row) == tokens for row in stream.tokens or ()))
+    of_words = [i for row in stream.words or () for _, made in row for i in made]
+    _fits("words", all(isinstance(i, int) and 0 <= i < tokens for i in of_words))
+
+
+def _may_have(name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
+    if tensor is not None:
+        _has(name, tensor, shape)
+
+
+def _has(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    of = list(tensor.shape)
+    _fits(f"{name} of shape {of}, not {list(shape)},", of == list(shape))
+
+
+def _fits(what: str, whether: bool) -> None:
+    if not whether:
+        raise InputError(f"{what} does not fit")
