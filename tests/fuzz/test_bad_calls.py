@@ -66,7 +66,16 @@ PLAIN = {
     *("Maximization", "RuleSet", "Context", "Start", "Target", "Term"),
     *("Batch", "ClassCorrelation", "ImageCurve", "Maps", "Measure", "OfLabel", "mean_of"),
     *("Randomisation", "SegmentationCounts", "Statistic", "Unfaithful", "Unstable"),
-    *("class_output", "has_batch_axis", "is_callable", "places_read", "possible_starts", "resolve"),
+    *(
+        "NoStart",
+        "reads_more",
+        "class_output",
+        "has_batch_axis",
+        "is_callable",
+        "places_read",
+        "possible_starts",
+        "resolve",
+    ),
 }
 
 
