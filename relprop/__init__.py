@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         demo,
         errors,
         evaluation,
+        interop,
         methods,
         rules,
         runs,
@@ -96,7 +97,7 @@ _HOMES = {
     "storage": ("load",),
 }
 #: Public modules that ``dir(relprop)`` completes beside ``__all__``.
-_MODULES = ("adapters", "data", "demo", "evaluation", "methods", "runs", "testing")
+_MODULES = ("adapters", "data", "demo", "evaluation", "interop", "methods", "runs", "testing")
 #: Modules that have a shorter public name than their own.
 _SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -43,6 +43,7 @@ FLOORS = {
     "reporting": 8,
     "runs": 8,
     "evaluation": 9,
+    "interop": 8,
     "testing": 10,
     "commands": 10,
     "cli": 11,

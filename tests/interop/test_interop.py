@@ -1,0 +1,78 @@
+"""What other libraries are handed has their shapes, and the numbers of the explanation."""
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import Attribution
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.demo.review_model import review_model, review_tokenizer
+from relprop.errors import OptionError
+from relprop.interop import attributions, cam, captum_attribution, quantus_explainer
+
+MODEL = digit_scene_model()
+IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_captum_takes_a_method_at_the_input_as_it_is():
+    found = captum_attribution(MODEL, method="gradient_x_input")
+    assert isinstance(found, Attribution)
+    mine = found.attribute(IMAGES, target=torch.tensor([3, 8]))
+    e = relprop.explain(MODEL, IMAGES, [3, 8], method="gradient_x_input", keep="input")
+    assert torch.equal(mine, e.input)
+    assert isinstance(found.attribute((IMAGES,), target=3), tuple)
+
+
+def test_a_method_over_attention_is_spread_over_pixels_with_the_same_sum():
+    mine = captum_attribution(MODEL).attribute(IMAGES, target=3)
+    e = relprop.explain(MODEL, IMAGES, 3)
+    patches = e.scores[:, e.source >= 0]
+    assert torch.allclose(mine.sum((1, 2, 3)), patches.sum(1), rtol=1e-4)
+    heat = e.heatmap()
+    assert torch.allclose(mine[:, 0] / mine[:, 0].amax((1, 2), keepdim=True),
+                          heat / heat.amax((1, 2), keepdim=True), atol=1e-5)  # fmt: skip
+
+
+def test_captums_metrics_run_on_it():
+    from captum.metrics import sensitivity_max
+
+    explain = captum_attribution(MODEL, method="gradient_x_input").attribute
+    assert sensitivity_max(explain, IMAGES, target=3, n_perturb_samples=2).shape == (2,)
+
+
+def test_texts_have_a_number_per_id_and_further_arguments():
+    ids = review_tokenizer()(["great acting", "a dull plot"], padding=True, return_tensors="pt")
+    given = (ids["input_ids"],)
+    found = captum_attribution(review_model()).attribute(
+        given, target=1, additional_forward_args=(ids["attention_mask"],)
+    )
+    assert (
+        found[0].shape == given[0].shape and found[0][0, ids["attention_mask"][0] == 0].eq(0).all()
+    )
+
+
+def test_quantus_is_handed_arrays():
+    found = quantus_explainer(method="gae")(MODEL, IMAGES.numpy(), np.array([3, 8]))
+    assert isinstance(found, np.ndarray) and found.shape == (2, 1, 32, 32)
+    assert np.allclose(found, captum_attribution(MODEL, method="gae").attribute(IMAGES, [3, 8]))
+
+
+def test_a_callable_like_grad_cams():
+    class ClassifierOutputTarget:
+        def __init__(self, category):
+            self.category = category
+
+    targets = [ClassifierOutputTarget(3), ClassifierOutputTarget(8)]
+    found = cam(MODEL)(input_tensor=IMAGES, targets=targets)
+    assert found.shape == (2, 32, 32) and found.min() >= 0 and (found.max((1, 2)) == 1).all()
+    assert np.array_equal(found, cam(MODEL)(IMAGES, [3, 8]))
+    assert cam(MODEL)(IMAGES).shape == (2, 32, 32)
+
+
+def test_inputs_that_are_not_explained_are_refused():
+    e = relprop.explain(MODEL, IMAGES, 3)
+    with pytest.raises(OptionError, match="2 inputs are given, and 1 are explained"):
+        attributions(e, IMAGES, IMAGES)
+    with pytest.raises(OptionError, match="its input"):
+        attributions(e, torch.rand(2, 7))
