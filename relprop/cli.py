@@ -160,6 +160,35 @@ def generate(
 
 
 @app.command(epilog=CODES)
+def compile(
+    model: options.Model,
+    input: options.Input = None,
+    text: options.Text = None,
+    text_file: options.TextFile = None,
+    method: options.OneMethod = None,
+    rules: options.Rules = None,
+    out: options.CompiledOut = None,
+    force: options.Force = False,
+    json_output: options.Json = False,
+    ahead_of_time: options.AheadOfTime = False,
+    ledger: options.Ledger = None,
+    precision: options.Precision = None,
+    max_length: options.MaxLength = None,
+    trust_remote_code: options.Trust = False,
+) -> None:
+    """One method of one model as a file that PyTorch runs without either, for inputs of INPUT's
+    shape and batches of any size."""
+    from relprop.commands.compile import compile_model
+    from relprop.commands.explain import Answer
+
+    opening = AskedModel(model, precision, max_length, trust_remote_code)
+    outs = () if out is None else (out,)
+    methods = () if method is None else (method,)
+    answer = Answer((), methods, rules, outs, force, json_output, ledger)
+    compile_model(Asked(opening, input, text, text_file), answer, ahead_of_time=ahead_of_time)
+
+
+@app.command(epilog=CODES)
 def check(
     model: options.Model,
     input: options.Input = None,

@@ -52,6 +52,10 @@ Method = Annotated[
         "May be repeated."
     ),
 ]
+OneMethod = Annotated[
+    str | None,
+    typer.Option(help="A method (relprop methods), with options if wanted: name:option=value."),
+]
 CheckedMethod = Annotated[
     str, typer.Option(help="The exit code says whether this method can explain the model.")
 ]
@@ -94,6 +98,15 @@ Out = Annotated[
 ComparisonOut = Annotated[
     list[Path] | None,
     typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
+]
+CompiledOut = Annotated[
+    Path | None, typer.Option("--out", "-o", help="x.pt2, which relprop.load_explainer reads.")
+]
+AheadOfTime = Annotated[
+    bool,
+    typer.Option(
+        "--ahead-of-time", help="Compile it to machine code, by a C++ compiler: some minutes."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

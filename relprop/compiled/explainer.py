@@ -121,6 +121,14 @@ class Explainer:
     def __init__(self, runs: Runs, manual: Manual, knows: Knows) -> None:
         self._runs, self._manual, self._knows = runs, manual, knows
 
+    @property
+    def shape(self) -> Shape:
+        """What it takes: names, shapes and types of inputs."""
+        return self._manual.shape
+
+    def __repr__(self) -> str:
+        return f"Explainer({self._manual.made.method!r}, {self.shape})"
+
     def __call__(self, inputs: Any, target: Any = None, *, processor: Any = None) -> Explanation:
         """What ``relprop.explain`` gives for these inputs and this target.
 
@@ -163,7 +171,8 @@ class Explainer:
                 ``torch._inductor.aoti_load_package(path)`` loads that.
 
         Raises:
-            OptionError: for an explainer that was itself loaded: its file can be copied.
+            OptionError: for an explainer that was itself loaded: its file can be copied; and
+                ``ahead_of_time`` without a C++ compiler.
         """
         from relprop.compiled.live import Live
         from relprop.compiled.saving import save

@@ -4,7 +4,9 @@ processor's output is read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, Signature
 from typing import Any, Never
 
 from torch import Tensor, nn
@@ -76,10 +78,17 @@ class _RecalledHuggingFace(_Recalled, HuggingFace):
 
 
 class _Absent(nn.Module):
-    """Stands for a model that is not there, and takes whatever it took."""
+    """Stands for a model that is not there, and takes what it took: inputs of these ``names``."""
 
-    def forward(self, *args: object, **kwargs: object) -> Never:
-        raise OptionError("a saved explainer has no model")
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+
+        def forward(*args: object, **kwargs: object) -> Never:
+            raise OptionError("a saved explainer has no model")
+
+        taken = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names if name.isidentifier()]
+        forward.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,11 @@ class Recalled:
     remembered: Remembered
     names: tuple[str, ...]
     processor: object = None
-    model: nn.Module = field(default_factory=_Absent)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """What stands for the model."""
+        return _Absent(self.names)
 
     @property
     def adapter(self) -> Adapter:

@@ -11,14 +11,15 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
-from torch.export import Dim
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.export import Dim, ExportedProgram
 
 from relprop.compiled.books import Books
 from relprop.compiled.explainer import Explainer, Manual, Runs, Shape
 from relprop.compiled.head import Head
 from relprop.compiled.live import Live
 from relprop.compiled.recalled import Recalled, Remembered
-from relprop.errors import InputError, first_line
+from relprop.errors import InputError, OptionError, first_line, message
 from relprop.layout import Layout
 from relprop.runner.answer import Made
 from relprop.writing import written
@@ -43,14 +44,23 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
         program = torch.export.export(live.module, given, dynamic_shapes=shapes)
     with written(path, "the explainer") as beside:
         if ahead_of_time:
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(beside),
-                inductor_configs={"aot_inductor.metadata": {MANUAL: text}},
-            )
+            _compiled(program, beside, text)
         else:
             torch.export.save(program, beside, extra_files={MANUAL: text})
     return Path(path)
+
+
+def _compiled(program: ExportedProgram, path: Path, text: str) -> None:
+    """Write machine code. Raises ``OptionError`` where there is no compiler."""
+    try:
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(path),
+            inductor_configs={"aot_inductor.metadata": {MANUAL: text}},
+        )
+    except InvalidCxxCompiler as error:
+        fact = f"ahead of time needs a C++ compiler: {first_line(error)}"
+        raise OptionError(message(fact, then=["install g++ or clang++", "leave it out"])) from None
 
 
 def read(path: str | Path, processor: object = None) -> Explainer:

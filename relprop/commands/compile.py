@@ -1,0 +1,47 @@
+"""``relprop compile``: an explainer of a model as one file that PyTorch runs."""
+
+from __future__ import annotations
+
+from relprop.commands.asked import Asked
+from relprop.commands.explain import Answer, method_of
+from relprop.commands.one_input import read_input
+from relprop.commands.steps import Steps
+from relprop.commands.telling import WrongUsage, tell, tell_json
+from relprop.commands.writing import check_outs, write
+
+
+def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
+    """Make a flat program of the model for inputs like the one given, and write it. Raises
+    ``RelpropError``."""
+    if len(answer.outs) != 1:
+        raise WrongUsage("compile writes one file: --out explainer.pt2")
+    check_outs(answer.outs, (".pt2",), force=answer.force)
+    with Steps(4) as steps:
+        steps.next("loading PyTorch, reading the input")
+        method, options = method_of(answer.methods, answer.rules)
+        given = read_input(asked)
+        if given is None:
+            example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
+            raise WrongUsage(f"compile needs an input of the shape that is to be read: {example}")
+        from relprop.api.compile import compile
+        from relprop.commands.subject import open_subject
+
+        steps.next("opening the model")
+        subject = open_subject(asked.model, given)
+        steps.next("recording the program")
+        made = compile(
+            subject.model,
+            subject.inputs,
+            method=method,
+            ledger=bool(answer.ledger),
+            precision=asked.model.precision,
+            processor=subject.processor,
+            **options,
+        )
+        writers = {".pt2": lambda path: made.save(path, ahead_of_time=ahead_of_time)}
+        write(answer.outs, writers, steps)
+    (out,) = answer.outs
+    if answer.json_output:
+        tell_json({"written": str(out), "reads": str(made.shape), "method": method})
+    else:
+        tell(f"{method} for {made.shape}\nwritten: {out}")
