@@ -305,6 +305,62 @@ def test_a_backend_of_ones_own(model):
     assert seen
 
 
+@pytest.fixture
+def compiler():
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("there is no C++ compiler")
+
+
+@pytest.mark.slow
+def test_inductor(model, compiler):
+    inputs = sample(batch=4)
+    explainer = relprop.compile(model, inputs[:2], backend="inductor")
+    for batch, target in ((4, 1), (3, None)):
+        flat, own = (
+            explainer(inputs[:batch], target),
+            relprop.explain(model, inputs[:batch], target),
+        )
+        torch.testing.assert_close(flat.scores, own.scores, rtol=0, atol=1e-10)
+        assert flat.target == own.target
+
+
+BARE_AHEAD = """
+    import sys
+
+    class NoRelprop:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] == "relprop":
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, NoRelprop())
+    import torch
+
+    package = torch._inductor.aoti_load_package(sys.argv[1])
+    torch.save(dict(package(*torch.load(sys.argv[2]))), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_ahead_of_time(model, compiler, tmp_path):
+    """Machine code for any batch, read by relprop and by torch alone."""
+    path = relprop.compile(model, sample(batch=2)).save(tmp_path / "x.pt2", ahead_of_time=True)
+    inputs = sample(batch=3, seed=4)
+    own = relprop.explain(model, inputs, [0, 1, 2])
+    flat = relprop.load_explainer(path)(inputs, [0, 1, 2])
+    torch.testing.assert_close(flat.scores, own.scores, rtol=0, atol=1e-10)
+    torch.save([inputs, torch.tensor([0, 1, 2])], tmp_path / "inputs.pt")
+    files = [str(tmp_path / name) for name in ("x.pt2", "inputs.pt", "found.pt")]
+    command = [sys.executable, "-c", textwrap.dedent(BARE_AHEAD), *files]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    found = torch.load(tmp_path / "found.pt")
+    torch.testing.assert_close(found["input_0.scores"], own.scores, rtol=0, atol=1e-10)
+
+
 # -- on disk
 
 BARE = """
