@@ -283,6 +283,7 @@ def _to_try(
             question,
             options={**question.options, "head_fusion": how, "layers": slice(k, None)},
             keep=frozenset(),
+            ledger=False,
         )
         for label, question in questions.items()
         if {"head_fusion", "layers"} <= set(question.by.options())

@@ -108,23 +108,25 @@ class _Perturbation:
         maps: Any,
         truth: Tensor,
         batch_size: int,
-        seen: Callable[[slice, int], Tensor],
+        seen: Callable[[Tensor, Tensor], Tensor],
         others: Sequence[Sequence[int]] = (),
     ) -> PerturbationCurve:
-        """Every sample's hits at every tenth. ``seen``: the logits of some samples with so many
-        tenths removed."""
+        """Every sample's hits at every tenth. ``seen``: the logits of some samples, each with so
+        many tenths removed; tenths of one sample and of several share a forward pass."""
         if batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least 1")
         if others and len(others) != len(truth):
             raise InputError(f"others of {len(others)} samples, labels of {len(truth)}")
-        found = torch.zeros(len(truth), STEPS, dtype=torch.long)
+        every = torch.arange(len(truth) * STEPS)
+        predicted = list[Tensor]()
         with answering(model):
-            for start in range(0, len(truth), batch_size):
-                at = slice(start, start + batch_size)
-                for removed in range(STEPS):
-                    logits = seen(at, removed)
-                    in_range(truth, logits.shape[1])
-                    found[at, removed] = without(logits, others[at]).argmax(1)
+            for some in every.split(batch_size):
+                samples = some // STEPS
+                logits = seen(samples, some % STEPS)
+                in_range(truth, logits.shape[1])
+                left_out = [others[i] for i in samples.tolist()] if others else ()
+                predicted.append(without(logits, left_out).argmax(1))
+        found = torch.cat(predicted).view(-1, STEPS)
         self._check_explained(maps, truth, found[:, 0])
         return PerturbationCurve(found == truth[:, None], self.first)
 
@@ -189,17 +191,22 @@ class ImagePerturbation(_Perturbation):
         [0, 1], not normalised; ``normalize`` what the model needs done to them. ``maps`` (batch, H,
         W), or an explanation of images; ``labels`` (batch,) the true classes. ``others``: for each
         image further classes that are true of it, which the model is not asked to choose.
-        ``batch_size``: images per forward pass, ten passes each. Raises ``InputError``.
+        ``batch_size``: perturbed images per forward pass, of which each image has ten. Raises
+        ``InputError``.
         """
         heat = _heat(images, maps)
         truth, order = labels_for(labels, len(images)), self._ranked(heat.flatten(1))
         device, dtype = place_of(model, images)
 
-        def seen(at: slice, removed: int) -> Tensor:
-            pixels = images[at].detach().to(device, dtype, copy=True).flatten(2)
-            gone = order[at, : order.shape[1] * removed // STEPS].to(device)
-            pixels.scatter_(2, gone[:, None].expand(-1, pixels.shape[1], -1), 0)
-            return logits_of(model, normalize(pixels.view(-1, *images.shape[1:])))
+        place = torch.empty_like(order).scatter_(
+            1, order, torch.arange(order.shape[1]).expand_as(order)
+        )
+
+        def seen(at: Tensor, removed: Tensor) -> Tensor:
+            gone = place[at] < order.shape[1] * removed[:, None] // STEPS
+            pixels = images[at.to(images.device)].detach().to(device, dtype).flatten(2)
+            left = pixels.masked_fill(gone[:, None].to(device), 0)
+            return logits_of(model, normalize(left.view(-1, *images.shape[1:])))
 
         return self._measured(model, maps, truth, batch_size, seen, others)
 
@@ -276,9 +283,10 @@ class TextPerturbation(_Perturbation):
         count = removable.sum(1, keepdim=True)
         device, _ = place_of(model, ids)
 
-        def seen(at: slice, removed: int) -> Tensor:
-            gone = (removable & (place < count * removed // STEPS))[at].to(device)
-            named = {name: value[at].to(device) for name, value in inputs.items()}
+        def seen(at: Tensor, removed: Tensor) -> Tensor:
+            here = place[at] < count[at] * removed[:, None] // STEPS
+            gone = (removable[at] & here).to(device)
+            named = {name: value[at.to(value.device)].to(device) for name, value in inputs.items()}
             if isinstance(self.removal, str):
                 named["attention_mask"] = named["attention_mask"].masked_fill(gone, 0)
             else:

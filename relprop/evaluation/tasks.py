@@ -28,6 +28,7 @@ from relprop.evaluation.measures import (
     Unfaithful,
     Unstable,
 )
+from relprop.evaluation.pairs import Pair, by_count, grids
 from relprop.evaluation.segmentation import upsampled
 from relprop.explanation import Explanation
 from relprop.runner.ask import ask
@@ -122,44 +123,74 @@ class Task:
         defined for this model."""
         asked = [classes for measure in self.measures for classes in measure.classes(batch)]
         wanted = dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes))
-        pairs = {pair: n for n, pair in enumerate(wanted)}
-        samples, classes = [i for i, _ in pairs], torch.tensor([c for _, c in pairs])
+        pairs = by_count(list(wanted))
         found: dict[str, Maps | RelpropError] = {}
         for specific in (True, False):  # class-specific: every pair; others: each sample once
             mine = [row for row in rows if row.class_specific is specific]
-            inputs, target = batch.inputs, batch.main()
-            if specific:
-                inputs, target = _rows(batch.inputs, samples), classes
-            values = self.values(batch, mine, inputs, target)
+            values = self.values(batch, mine, pairs if specific else None)
             for row, each in zip(mine, values, strict=True):
                 if isinstance(each, RelpropError):
                     found[row.name] = each
                 else:
                     again = partial(self.again, batch, row)
-                    found[row.name] = Maps(each, pairs if specific else None, again)
+                    places = {pair: n for n, pair in enumerate(pairs)} if specific else None
+                    found[row.name] = Maps(each, places, again)
         return [found[row.name] for row in rows]
 
     def values(
-        self, batch: Batch, rows: Sequence[Entry], inputs: Any, target: Tensor
+        self, batch: Batch, rows: Sequence[Entry], pairs: Sequence[Pair] | None
     ) -> list[Tensor | RelpropError]:
-        """The maps of rows that depend on the target alike, methods that relprop knows together."""
+        """The maps of rows for (sample, class) pairs, ordered ``by_count``, or of each sample
+        once; methods that relprop knows together."""
         known = [row for row in rows if row.call is not None]
-        each = self.defined(batch, known, self.model, inputs, target) if known else []
+        each = self._of_pairs(batch, known, pairs) if known else []
         by_name = {row.name: values for row, values in zip(known, each, strict=True)}
+        inputs, target = batch.inputs, batch.main()
+        if pairs is not None:
+            inputs = _rows(inputs, [i for i, _ in pairs])
+            target = torch.tensor([c for _, c in pairs])
         for row in rows:
             if row.call is None:
                 by_name[row.name] = self.again(batch, row, self.model, inputs, target)
         return [by_name[row.name] for row in rows]
+
+    def _of_pairs(
+        self, batch: Batch, rows: Sequence[Entry], pairs: Sequence[Pair] | None
+    ) -> list[Tensor | RelpropError]:
+        """The maps of methods that relprop knows: samples of which equally many classes are wanted
+        go together, each class a target of one forward pass."""
+        if pairs is None:
+            return self.defined(batch, rows, self.model, batch.inputs, batch.main())
+        parts = []
+        for samples, classes in grids(pairs):
+            inputs = _rows(batch.inputs, samples)
+            parts.append(self._of_targets(batch, rows, self.model, inputs, classes))
+        return [
+            next((e for e in each if isinstance(e, RelpropError)), None)
+            or torch.cat([t for t in each if isinstance(t, Tensor)])
+            for each in zip(*parts, strict=True)
+        ]
 
     def defined(
         self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor
     ) -> list[Tensor | RelpropError]:
         """The maps of methods that relprop knows, from one forward pass and one gradient, or why
         one is not defined here."""
+        return self._of_targets(batch, rows, model, inputs, [target])
+
+    def _of_targets(
+        self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, targets: list[Tensor]
+    ) -> list[Tensor | RelpropError]:
+        """The same for several targets, one after the other along the first axis."""
         refused: dict[int, RelpropError] = {}
-        calls = [row.call for row in rows if row.call is not None]
-        found = ask(model, inputs, [target], calls, Conditions(), refused)[0]
-        return [refused[i] if e is None else self.scores(e, batch) for i, e in enumerate(found)]
+        calls = [replace(row.call, ledger=False) for row in rows if row.call is not None]
+        found = ask(model, inputs, targets, calls, Conditions(), refused)
+        return [
+            refused[i]
+            if i in refused
+            else torch.cat([self.scores(e, batch) for e in each if e is not None])
+            for i, each in enumerate(zip(*found, strict=True))
+        ]
 
     def again(self, batch: Batch, row: Entry, model: Any, inputs: Any, target: Tensor) -> Tensor:
         """One row's maps of any inputs of a batch's samples, for one class each; a floor's are

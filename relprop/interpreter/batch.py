@@ -1,12 +1,17 @@
 """The walk for a whole batch: one ``vmap`` over it from hook to hook. A rule sees one sample, an
-operation is called once, and no sample can leak into another."""
+operation is called once, and no sample can leak into another. Walks that begin elsewhere in one
+plan go side by side, in a second ``vmap`` inside: what a rule makes of the forward pass's values
+alone is then made once for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
 
 from relprop.interpreter.ledger import sum_of
 from relprop.interpreter.walk import Pending, Walk, apply, join, walk
@@ -19,7 +24,7 @@ Hook = Callable[[Tensor], Tensor | None]
 #: and what it leaves for nodes further on.
 Passage = Callable[[Tensor, Values], tuple[Walk, Pending]]
 
-__all__ = ["Hook", "Passage", "Passing", "Walk", "pending_at", "propagate", "shares_at"]
+__all__ = ["Hook", "Passage", "Passing", "Walk", "abreast", "pending_at", "propagate", "shares_at"]
 
 
 @dataclass
@@ -64,6 +69,53 @@ class Passing:
         return done
 
 
+def abreast(passings: Sequence[Passing], nodes: Iterable[fx.Node], values: Values) -> list[Walk]:
+    """Take several passings of one plan, with the same passages and without hooks, on through some
+    nodes side by side; gives the walk of each."""
+    whole = [Walk() for _ in passings]
+    for first, *others in _sections(nodes, {}, passings[0].passages):
+        if first in passings[0].passages:
+            for i, passing in enumerate(passings):
+                whole[i] += passing._section(first, others, values)
+            continue
+        alike: dict[object, list[int]] = {}
+        for i, passing in enumerate(passings):
+            alike.setdefault(_outline(passing.pending), []).append(i)
+        for same in alike.values():
+            some = [passings[i] for i in same]
+            for i, done in zip(same, _together(some, [first, *others], values), strict=True):
+                whole[i] += done
+    return whole
+
+
+def _outline(pending: Pending) -> tuple[object, ...]:
+    """Where relevance is, and in which shapes."""
+    return tuple((edge, *(p.shape for p in parts)) for edge, parts in pending.items())
+
+
+def _together(passings: Sequence[Passing], nodes: list[fx.Node], values: Values) -> list[Walk]:
+    """One section of passings whose relevance is at the same places."""
+    one = passings[0]
+    if len(passings) == 1:
+        return [one._section(nodes[0], nodes[1:], values)]
+    stacked = {
+        edge: [
+            torch.stack(same, 1) for same in zip(*(p.pending[edge] for p in passings), strict=True)
+        ]
+        for edge in one.pending
+    }
+    made = _walk_section(one.plan, nodes, values, stacked, one.extras, one.account, several=True)
+    walks = list[Walk]()
+    for i, passing in enumerate(passings):
+        done, passing.pending = tree_map_only(Tensor, partial(_of_walk, i), made)
+        walks.append(done)
+    return walks
+
+
+def _of_walk(i: int, t: Tensor) -> Tensor:
+    return t[:, i]
+
+
 def propagate(
     plan: Plan,
     values: Values,
@@ -104,9 +156,11 @@ def _walk_section(
     pending: Pending,
     extras: Mapping[fx.Node, Tensor],
     account: bool,
+    *,
+    several: bool = False,
 ) -> tuple[Walk, Pending]:
-    """Some nodes of the walk for the whole batch; and what has arrived at nodes of later
-    sections."""
+    """Some nodes of the walk for the whole batch; and what has arrived at nodes of later sections.
+    ``several``: what is pending has an axis of walks behind that of the batch."""
     if not pending:
         return Walk(), {}
     read = plan.read_at(nodes)
@@ -117,8 +171,11 @@ def _walk_section(
     def one_sample(
         arrived: Pending, given: Values, added: Mapping[fx.Node, Tensor]
     ) -> tuple[Walk, Pending]:
-        left = {edge: list(parts) for edge, parts in arrived.items()}
-        return walk(plan, nodes, fixed | given, left, added, account), left
+        def one_walk(arrived: Pending) -> tuple[Walk, Pending]:
+            left = {edge: list(parts) for edge, parts in arrived.items()}
+            return walk(plan, nodes, fixed | given, left, added, account), left
+
+        return torch.func.vmap(one_walk)(arrived) if several else one_walk(arrived)  # type: ignore[no-any-return]
 
     return per_sample(one_sample, pending, batched, attached)  # type: ignore[no-any-return]
 

@@ -3,8 +3,7 @@ gradient per target, shared by all that can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,11 +12,8 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared
 from relprop.errors import (
-    NoAttentionError,
     OptionError,
     RelpropError,
-    RollUpError,
-    RuleError,
     TargetError,
     first_line,
     message,
@@ -27,25 +23,23 @@ from relprop.errors import (
 from relprop.explanation import Explanation, join
 from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
-from relprop.rules import RuleSet
-from relprop.runner.answer import answer
+from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.memory import fitted
-from relprop.runner.method import without_start
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
-from relprop.runner.run import Part, Run, run
+from relprop.runner.relevance import united
+from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
-from relprop.targets import NoStart, Start, possible_starts
+from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 #: An explanation per question (``None``: refused), for each target.
 Rows = list[list[Explanation | None]]
-Refused = dict[int, RelpropError]
 AT_ZERO = "a function that is not 0 at 0 is given a 0"
 
 
@@ -161,9 +155,10 @@ class Asking:
     ) -> Rows:
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
-            with _refusal(i, self.refused):
+            with refusal(i, self.refused):
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
+        needs = united(needs)
         for one in needs.values():
             one.session.tell(one.notices)
 
@@ -183,87 +178,8 @@ class Asking:
                 )
                 make = partial(needs_of, n.session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
-            found = answers(needs, part, targets, compare, self.refused)
+            found = answers(united(needs), part, targets, compare, self.refused)
         return [[row.get(i) for i in range(len(self.questions))] for row in found]
-
-
-def answers(
-    needs: Mapping[int, Needs],
-    part: Part,
-    targets: Sequence[object],
-    compare: Callable[[Run], Callable[[], None]],
-    refused: Refused | None = None,
-) -> list[dict[int, Explanation]]:
-    """For each target the explanations by number, from one forward pass for all (another one for
-    those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
-    ``compare`` refuses output values that are not the model's, and gives what refuses its
-    gradients."""
-    rows: list[dict[int, Explanation]] = [{} for _ in targets]
-    groups: dict[object, dict[int, Needs]] = {}
-    for i, n in needs.items():
-        start = n.question.by.starts_with if n.passing.by_gradient else ""
-        groups.setdefault((bool(n.passing.segments), id(n.passing.forms), start), {})[i] = n
-    for group in groups.values():
-        found = _answers_of(group, part, targets, compare, refused)
-        rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
-    return rows
-
-
-def _answers_of(
-    needs: Mapping[int, Needs],
-    part: Part,
-    targets: Sequence[object],
-    compare: Callable[[Run], Callable[[], None]],
-    refused: Refused | None,
-) -> list[dict[int, Explanation]]:
-    """The same for questions that share a forward pass."""
-    asked = list(needs.values())
-    done = run(asked, part)
-    done.may_differentiate = compare(done)
-    whole = [n for n in asked if n.differentiates and not n.passing.segments]
-    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched and not asked[0].passing.by_gradient:
-        done.may_differentiate()
-    rows = []
-    for i, target in enumerate(targets):
-        starts = _starts(needs, done, target, refused)
-        row: dict[int, Explanation] = {}
-        if starts:
-            scalars = done.explained(
-                asked[0].session, asked[0].question, next(iter(starts.values()))
-            )
-            again = i + 1 < len(targets)
-            gradients = done.forward.gradients(scalars, watched, again=again) if watched else {}
-        for number, start in starts.items():
-            with _refusal(number, refused):
-                row[number] = answer(needs[number], done, target, start, gradients)
-        rows.append(row)
-    return rows
-
-
-def _starts(
-    needs: Mapping[int, Needs], done: Run, target: object, refused: Refused | None
-) -> dict[int, Start]:
-    """What the target is to each question, by number: worked out once for each rule set."""
-    found: dict[int, Start] = {}
-    same: dict[tuple[RuleSet, bool], Start] = {}
-    for number, n in needs.items():
-        key = n.session.rules, n.starts
-        with _refusal(number, refused):
-            if key not in same:
-                same[key] = _start(n, done, target)
-            found[number] = same[key]
-    return found
-
-
-def _start(needs: Needs, done: Run, target: object) -> Start:
-    try:
-        return done.start(needs.session, target, walks=needs.starts)
-    except NoStart as error:
-        fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
-        others = ", ".join(without_start())
-        then = [f"any differentiable number is explained by {others}"]
-        raise NoStart(message(fact, then=then)) from error
 
 
 def ask_once(session: Session, inputs: Inputs, target: object, question: Question) -> Explanation:
@@ -272,17 +188,6 @@ def ask_once(session: Session, inputs: Inputs, target: object, question: Questio
     session.tell(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
     return answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
-
-
-@contextmanager
-def _refusal(number: int, refused: Refused | None) -> Iterator[None]:
-    """Write down what a method says of this model, if that is wanted."""
-    try:
-        yield
-    except (OptionError, NoAttentionError, NoStart, RollUpError, RuleError) as refusal:
-        if refused is None or out_of_memory(refusal):
-            raise
-        refused.setdefault(number, refusal)
 
 
 def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:

@@ -131,6 +131,10 @@ class AttentionStudy(Study):
     @cached_property
     def connected(self) -> dict[str, Tensor]:
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
+        key = ("connected", self.needs.sites, frozenset(self.needs.passing.in_chunks))
+        return self.start.memo.once(key, self._connected)
+
+    def _connected(self) -> dict[str, Tensor]:
         held = self.run.forward.values | self.run.forward.watched
         return self.rollup.connected(
             {

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import fx
 
 from relprop.errors import OptionError, message
 from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
-from relprop.tracer.program import Site
+from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
 from relprop.tracer.weights import fetched
@@ -27,6 +28,11 @@ SHARE = 0.5
 MAPS = 8
 #: How often the values of a segment are there at once: as they are, as gradients, in rules.
 TIMES = 2
+#: From how many targets relevance is walked side by side, at the most: what they share, which is
+#: half of one walk, is then an eighth of that for each.
+ABREAST = 8
+#: How often the largest value is there at once for each of them: relevance on its way, in rules.
+ON_THE_WAY = 4
 #: Where a container says how much memory it may have, and how much it has.
 CONTAINER = Path("/sys/fs/cgroup")
 
@@ -75,15 +81,37 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     """
     needs = make(None)
     if memory is None:
-        return needs
+        return _side_by_side(needs, ABREAST)
     budget = int(SHARE * free_memory(device)) if isinstance(memory, str) else memory
-    if _at_most(needs, batch) <= budget or taken(needs, batch) <= budget:
-        return needs
+    for bound in (_at_most, taken):
+        if (bytes_ := bound(needs, batch)) <= budget:
+            return _side_by_side(needs, _abreast(needs, batch, budget - bytes_))
     _refuse_maps(needs, batch, int(budget / SHARE) if isinstance(memory, str) else budget)
     small = make(0)
     if why := _why_in_one_piece(small):
         return replace(needs, facts={**needs.facts, "not_cut": why})
     return cut(small, batch, budget)
+
+
+def _side_by_side(needs: Needs, abreast: int) -> Needs:
+    return replace(needs, passing=replace(needs.passing, abreast=abreast))
+
+
+def _abreast(needs: Needs, batch: int, left: int) -> int:
+    """From how many places relevance can be walked side by side if so many bytes are left. What is
+    run sample by sample may be what ``vmap`` cannot run."""
+    if needs.passing.plan is None or needs.program.input_specialised:
+        return 1
+    sizes = needs.program.memo.once(("sizes",), lambda: _sizes(needs.program))
+    found = sum(sizes[n] for n in needs.passing.plan.wanted)
+    one = batch * (found + ON_THE_WAY * max(sizes.values()))
+    return max(1, min(ABREAST, 1 + left // max(1, one)))
+
+
+def _sizes(program: Program) -> dict[fx.Node, int]:
+    """How many bytes each value of one sample takes."""
+    lives = Lives(program, lambda node: node.all_input_nodes)
+    return {n: lives.bytes_of(n) for n in program.graph.nodes}
 
 
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
@@ -137,9 +165,8 @@ def _at_most(needs: Needs, batch: int) -> int:
     program = needs.program
 
     def of_one() -> int:
-        lives = Lives(program, lambda node: node.all_input_nodes)
         maps = max((map_bytes(s) for s in program.sites), default=0)
-        return TIMES * sum(map(lives.bytes_of, program.graph.nodes)) + MAPS * maps
+        return TIMES * sum(_sizes(program).values()) + MAPS * maps
 
     weights = sum(fetched(program, needs.session.model).values())
     return batch * program.memo.once(("bytes",), of_one) + TIMES * weights

@@ -24,7 +24,8 @@ class Passing:
     ``forms``: what stands in place of the graph's calls where relevance is one gradient.
     ``in_chunks``: the attention sites whose map is never whole, some queries at a time, by their
     contraction. ``heads``: how the end of the graph is passed. ``segments``: what runs one after
-    another, if the graph is cut."""
+    another, if the graph is cut. ``abreast``: from how many places relevance may be walked side by
+    side."""
 
     program: Program
     read: frozenset[fx.Node]
@@ -34,6 +35,7 @@ class Passing:
     in_chunks: Mapping[fx.Node, Attention]
     heads: Heads
     segments: tuple[Segment, ...] = ()
+    abreast: int = 1
 
     @property
     def by_gradient(self) -> bool:

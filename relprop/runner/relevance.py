@@ -1,22 +1,23 @@
 """The relevance pass of a target that has several terms: each is walked by itself, and walks and
-books are combined linearly."""
+books are combined linearly. Terms, and targets, are walked side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.interpreter.batch import Passage, Passing, Walk, pending_at
+from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import Seed, added, sums
-from relprop.interpreter.reading import Reading, begun
+from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
 from relprop.runner.needs import Needs
+from relprop.runner.passing import read_by
 from relprop.runner.run import Run
 from relprop.targets import Start, Term
 from relprop.tracer.calls import Values
@@ -77,8 +78,12 @@ class Relevance:
     def through(self, nodes: Collection[fx.Node], values: Values) -> Walk:
         """On through some nodes of the graph: Σ coefficient · walk, as one walk."""
         here = [n for n in self.plan.order if n in nodes]
-        walks = [c * passing.through(here, values) for c, passing in self.passings]
-        return sum(walks[1:], walks[0])
+        return self.summed([passing.through(here, values) for _, passing in self.passings])
+
+    def summed(self, walks: Sequence[Walk]) -> Walk:
+        """Σ coefficient · walk, of one walk for each term."""
+        scaled = [c * walk for (c, _), walk in zip(self.passings, walks, strict=True)]
+        return sum(scaled[1:], scaled[0])
 
     def ledger(self, walk: Walk) -> Ledger:
         """The books of the whole ``walk``."""
@@ -97,6 +102,69 @@ def together(terms: Sequence[Term]) -> tuple[Term, ...]:
         for node, seed in term.seeds.items():
             found.setdefault(node, []).append((term.coefficient, seed))
     return (Term(1.0, {node: added(parts) for node, parts in found.items()}),)
+
+
+def walk_key(needs: Needs) -> Hashable:
+    """What a relevance pass depends on beside where it starts: questions with the same one share
+    it. ``None``: it is shared with none, or walked in segments, or there is none."""
+    question = needs.question
+    if needs.passing.plan is None or needs.passing.segments or question.hooks:
+        return None
+    books, chunked = question.ledger is not False, frozenset(needs.passing.in_chunks)
+    return ("walk", id(needs.passing.plan), question.by.starts_with, books, chunked)
+
+
+def walked(needs: Needs, run: Run, start: Start) -> tuple[Relevance, Walk]:
+    """The whole relevance pass of a target through a graph in one piece, made once for all
+    questions that share it."""
+    key = walk_key(needs)
+    if key is None:
+        return _walks(needs, run, [start])[0]
+    return start.memo.once(key, lambda: _walks(needs, run, [start])[0])
+
+
+def walk_ahead(needs: Needs, run: Run, starts: Sequence[Start]) -> None:
+    """Walk from several targets side by side, as far as memory allows it."""
+    if (key := walk_key(needs)) is not None and len(starts) > 1:
+        for start, made in zip(starts, _walks(needs, run, starts), strict=True):
+            start.memo.once(key, lambda made=made: made)  # type: ignore[misc]
+
+
+def _walks(needs: Needs, run: Run, starts: Sequence[Start]) -> list[tuple[Relevance, Walk]]:
+    passes = [Relevance.of(needs, run, start) for start in starts]
+    plan, values = passes[0].plan, run.detached()
+    if needs.question.hooks:
+        return [(one, one.through(plan.order, values)) for one in passes]
+    passings, size = [p for one in passes for _, p in one.passings], needs.passing.abreast
+    some = (passings[i : i + size] for i in range(0, len(passings), size))
+    walks = iter([walk for few in some for walk in abreast(few, plan.order, values)])
+    return [(one, one.summed([next(walks) for _ in one.passings])) for one in passes]
+
+
+def united(needs: Mapping[int, Needs]) -> dict[int, Needs]:
+    """The same by number, where questions without books whose relevance goes from the same place by
+    the same rules have one plan, which hands it out wherever any of them wants it."""
+    found, alike = dict(needs), dict[Hashable, list[int]]()
+    for i, n in needs.items():
+        q, plan = n.question, n.passing.plan
+        if plan is not None and q.ledger is False and not (q.hooks or n.passing.segments):
+            key = (n.session.rules, plan.starts, q.by.starts_with, frozenset(n.passing.in_chunks))
+            alike.setdefault(key, []).append(i)
+    for some in alike.values():
+        plans = [p for i in some if (p := needs[i].passing.plan) is not None]
+        wanted = frozenset[fx.Node]().union(*(p.wanted for p in plans))
+        for i in some:
+            found[i] = _by(needs[i], needs[some[0]].session.plan(plans[0].starts, wanted))
+    return found
+
+
+def _by(needs: Needs, plan: Plan) -> Needs:
+    """The same with a relevance pass by a plan that wants more."""
+    known = {n: reading_of(plan, n) for n in plan.starts}
+    own = needs.passing
+    heads = replace(own.heads, readings={n: r for n, r in known.items() if r is not None})
+    read = own.read | read_by(plan, own.in_chunks, heads)
+    return replace(needs, passing=replace(own, plan=plan, heads=heads, read=read))
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:

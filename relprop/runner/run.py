@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.adapters import Prepared
 from relprop.errors import InputError
-from relprop.interpreter.forward import Forward, forward
+from relprop.interpreter.forward import Forward, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
 from relprop.interpreter.reading import made_at, read_again
 from relprop.numerics import is_finite
@@ -171,10 +171,9 @@ class Run:
         )
 
     def detached(self) -> Values:
-        """The kept values, without their history."""
-        return {
-            n: v.detach() if isinstance(v, Tensor) else v for n, v in self.forward.values.items()
-        }
+        """The kept and the watched values, without their history."""
+        held = self.forward.values | self.forward.watched
+        return {n: detached(v) for n, v in held.items()}
 
     def outputs(self, program: Program) -> dict[fx.Node, Made]:
         """What was made of the model's outputs."""

@@ -16,7 +16,7 @@ from relprop.interpreter.forward import detached, filled, forward, pulled
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.walk import Walk
 from relprop.runner.needs import Needs
-from relprop.runner.relevance import Relevance
+from relprop.runner.relevance import Relevance, walked
 from relprop.runner.run import Run
 from relprop.targets import Start
 from relprop.tracer.calls import Values
@@ -121,11 +121,10 @@ class Sweep:
     @cached_property
     def _whole(self) -> Stretch:
         """All of a graph that is not cut, as the forward pass has left it."""
-        relevance, forward = self._relevance(), self.run.forward
-        values = {n: detached(v) for n, v in (forward.values | forward.watched).items()}
-        walk, nodes = Walk(), frozenset(self.needs.program.graph.nodes)
-        if relevance is not None:
-            walk = relevance.through(nodes, values)
+        values, nodes = self.run.detached(), frozenset(self.needs.program.graph.nodes)
+        relevance, walk = None, Walk()
+        if self.needs.passing.plan is not None:
+            relevance, walk = walked(self.needs, self.run, self.start)
         self._here = Stretch(nodes, values, self.gradients, walk.found)
         self._ended = _Under({}, relevance, walk)
         return self._here

@@ -3,6 +3,7 @@ roll-up's field there."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
+from relprop.tracer.memo import Memo
 from relprop.tracer.program import Program
 
 
@@ -47,7 +49,8 @@ class Start:
     of a relevance of 1 on its way through the callable's own operations. ``is_sum``: whether y_t is
     the sum of these, which log-probabilities are not. ``single``: it is one element in every
     sample. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs,
-    of targets that are no callable.
+    of targets that are no callable. ``memo``: what questions about this
+    target share.
     """
 
     label: tuple[object, ...]
@@ -58,6 +61,7 @@ class Start:
     at_elements: bool = True
     single: bool = False
     again: Callable[[Mapping[fx.Node, Made]], Tensor] | None = None
+    memo: Memo = dataclasses.field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @property
     def begun(self) -> tuple[Term, ...]:

@@ -25,6 +25,10 @@ class Memo:
             self._known.setdefault(key, make())
         return cast(T, self._known[key])
 
+    def forget(self, key: Hashable) -> None:
+        """Let go of what was worked out under ``key``, if anything was."""
+        self._known.pop(key, None)
+
     def first_time(self, key: Hashable) -> bool:
         """Whether this is the first call with ``key``: for what is said once."""
         if key in self._said:

@@ -79,6 +79,7 @@ def test_which_pixels_go():
     for order, first, last in (("positive", 5, 8), ("negative", 8, 5)):
         left.clear()
         ImagePerturbation(order=order)(model, image, heat, [0], normalize=lambda x: x - 1)
+        left = [one[None] for one in torch.cat(left)]
         gone = [(x == -1).flatten() for x in left]
         assert (
             [int(g.sum()) for g in gone] == list(range(10)) and gone[1][first] and not gone[9][last]
@@ -215,14 +216,15 @@ SCORES = torch.tensor([[9, 0.3, 0.1, 0.5, 0.2, 0.4, 9, 9], [9, 0.1, 0.2, 9, 9, 9
 
 
 class Bag(nn.Module):
-    """Logits of 3 classes from the attended tokens' embeddings; remembers what it was given."""
+    """Logits of 3 classes from the attended tokens' embeddings; remembers every text it was given:
+    ten of the first, then ten of the second."""
 
     def __init__(self):
         super().__init__()
         self.embedding, self.seen = nn.Embedding(20, 3), []
 
     def forward(self, input_ids, attention_mask):
-        self.seen.append((input_ids, attention_mask))
+        self.seen += zip(input_ids, attention_mask, strict=True)
         return {"logits": (self.embedding(input_ids) * attention_mask[..., None]).sum(1)}
 
 
@@ -231,17 +233,17 @@ def test_which_tokens_go():
     TextPerturbation(removal=5)(
         model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT
     )
-    assert [ids[0].tolist() for ids, _ in model.seen[::2]] == [
+    assert [ids.tolist() for ids, _ in model.seen[:10:2]] == [
         [1, 10, 11, 12, 13, 14, 2, 0],
         [1, 10, 11, 5, 13, 14, 2, 0],
         [1, 10, 11, 5, 13, 5, 2, 0],
         [1, 5, 11, 5, 13, 5, 2, 0],
         [1, 5, 11, 5, 5, 5, 2, 0],
     ]
-    assert [ids[1].tolist()[:4] for ids, _ in model.seen] == [[1, 15, 16, 2]] * 5 + [
+    assert [ids.tolist()[:4] for ids, _ in model.seen[10:]] == [[1, 15, 16, 2]] * 5 + [
         [1, 15, 5, 2]
     ] * 5
-    assert all(torch.equal(mask, ATTENDED) for _, mask in model.seen)
+    assert all(torch.equal(mask, ATTENDED[i // 10]) for i, (_, mask) in enumerate(model.seen))
 
 
 def test_tokens_may_be_masked():
@@ -249,11 +251,23 @@ def test_tokens_may_be_masked():
     TextPerturbation(order="negative")(
         model, {"input_ids": IDS, "attention_mask": ATTENDED}, SCORES, [0, 1], content=CONTENT
     )
-    assert [mask[0].tolist() for _, mask in model.seen[2:6:2]] == [
+    assert [mask.tolist() for _, mask in model.seen[2:6:2]] == [
         [1, 1, 0, 1, 1, 1, 1, 0],
         [1, 1, 0, 1, 0, 1, 1, 0],
     ]
-    assert all(torch.equal(ids, IDS) for ids, _ in model.seen)
+    assert all(torch.equal(ids, IDS[i // 10]) for i, (ids, _) in enumerate(model.seen))
+
+
+@pytest.mark.parametrize(("batch_size", "passes"), [(64, 1), (20, 1), (7, 3)])
+def test_samples_and_tenths_share_forward_passes(batch_size, passes):
+    sizes = []
+
+    def model(x):
+        sizes.append(len(x))
+        return x.flatten(1)[:, :3]
+
+    ImagePerturbation()(model, IMAGES, MAPS, [0, 1], normalize=same, batch_size=batch_size)
+    assert len(sizes) == passes and sum(sizes) == 10 * len(IMAGES) and max(sizes) <= batch_size
 
 
 @pytest.mark.parametrize("removal", ["mask", 3])

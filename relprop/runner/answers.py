@@ -1,0 +1,147 @@
+"""The answers to several questions about several targets, from one forward pass for all that can
+share it: a gradient per target, and a relevance pass per target and rule set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from relprop.errors import (
+    NoAttentionError,
+    OptionError,
+    RelpropError,
+    RollUpError,
+    RuleError,
+    message,
+    out_of_memory,
+)
+from relprop.explanation import Explanation
+from relprop.rules import RuleSet
+from relprop.runner.answer import answer
+from relprop.runner.method import without_start
+from relprop.runner.needs import Needs
+from relprop.runner.relevance import walk_ahead, walk_key
+from relprop.runner.run import Part, Run, run
+from relprop.runner.sweep import Gradients
+from relprop.targets import NoStart, Start
+
+#: By its number, why a question cannot be answered.
+Refused = dict[int, RelpropError]
+
+
+def answers(
+    needs: Mapping[int, Needs],
+    part: Part,
+    targets: Sequence[object],
+    compare: Callable[[Run], Callable[[], None]],
+    refused: Refused | None = None,
+) -> list[dict[int, Explanation]]:
+    """For each target the explanations by number, from one forward pass for all (another one for
+    those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
+    ``compare`` refuses output values that are not the model's, and gives what refuses its
+    gradients."""
+    rows: list[dict[int, Explanation]] = [{} for _ in targets]
+    groups: dict[object, dict[int, Needs]] = {}
+    for i, n in needs.items():
+        start = n.question.by.starts_with if n.passing.by_gradient else ""
+        groups.setdefault((bool(n.passing.segments), id(n.passing.forms), start), {})[i] = n
+    for group in groups.values():
+        found = _answers_of(group, part, targets, compare, refused)
+        rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
+    return rows
+
+
+def _answers_of(
+    needs: Mapping[int, Needs],
+    part: Part,
+    targets: Sequence[object],
+    compare: Callable[[Run], Callable[[], None]],
+    refused: Refused | None,
+) -> list[dict[int, Explanation]]:
+    """The same for questions that share a forward pass."""
+    asked = list(needs.values())
+    done = run(asked, part)
+    done.may_differentiate = compare(done)
+    whole = [n for n in asked if n.differentiates and not n.passing.segments]
+    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
+    if watched and not asked[0].passing.by_gradient:
+        done.may_differentiate()
+    rows = []
+    for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
+        gradients: Gradients = {}
+        if watched and starts:
+            one = asked[0]
+            scalars = done.explained(one.session, one.question, next(iter(starts.values())))
+            again = i + 1 < len(targets)
+            gradients = done.forward.gradients(scalars, watched, again=again)
+        row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
+        for number, start in starts.items():
+            with refusal(number, refused):
+                row[number] = answer(needs[number], done, target, start, gradients)
+            key = walk_key(needs[number])
+            left[key] -= 1
+            if not left[key]:  # what questions share is let go with the last of them
+                start.memo.forget(key)
+        rows.append(row)
+    return rows
+
+
+#: What a target is to each question, by number.
+Starts = Mapping[int, Start]
+
+
+def _walked_ahead(
+    needs: Mapping[int, Needs],
+    done: Run,
+    targets: Sequence[object],
+    refused: Refused | None,
+) -> Iterator[tuple[object, Starts]]:
+    """Each target with where it starts. As many as memory allows are walked from side by side; what
+    fails so is walked from alone, for each question that asks for it."""
+    passes = {key: i for i, n in needs.items() if (key := walk_key(n)) is not None}
+    spare = min((needs[i].passing.abreast for i in passes.values()), default=1)
+    size = max(1, spare // max(1, len(passes)))
+    for first in range(0, len(targets), size):
+        some = [(t, _starts(needs, done, t, refused)) for t in targets[first : first + size]]
+        for i in passes.values():
+            with suppress(RelpropError):
+                walk_ahead(needs[i], done, [starts[i] for _, starts in some if i in starts])
+        while some:
+            yield some.pop(0)
+
+
+def _starts(
+    needs: Mapping[int, Needs], done: Run, target: object, refused: Refused | None
+) -> Starts:
+    """What the target is to each question, by number: worked out once for each rule set."""
+    found: dict[int, Start] = {}
+    same: dict[tuple[RuleSet, bool], Start] = {}
+    for number, n in needs.items():
+        key = n.session.rules, n.starts
+        with refusal(number, refused):
+            if key not in same:
+                same[key] = _start(n, done, target)
+            found[number] = same[key]
+    return found
+
+
+def _start(needs: Needs, done: Run, target: object) -> Start:
+    try:
+        return done.start(needs.session, target, walks=needs.starts)
+    except NoStart as error:
+        fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
+        others = ", ".join(without_start())
+        then = [f"any differentiable number is explained by {others}"]
+        raise NoStart(message(fact, then=then)) from error
+
+
+@contextmanager
+def refusal(number: int, refused: Refused | None) -> Iterator[None]:
+    """Write down what a method says of this model, if that is wanted."""
+    try:
+        yield
+    except (OptionError, NoAttentionError, NoStart, RollUpError, RuleError) as why:
+        if refused is None or out_of_memory(why):
+            raise
+        refused.setdefault(number, why)

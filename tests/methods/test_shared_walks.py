@@ -1,0 +1,99 @@
+"""No work twice: questions with the same rules share a relevance pass, several targets are walked
+from side by side, and both give what each gives alone."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import relprop
+from relprop.interpreter import batch
+from relprop.runner import memory
+from tests.common.models import closeness, sample, shared
+
+EXACT = 1e-12
+PLAIN = ("transformer_attribution", {})
+ROWS = [
+    PLAIN,
+    ("transformer_attribution", {"use_gradient": False}),
+    ("transformer_attribution", {"head_fusion": "max"}),
+    ("partial_lrp", {"rules": "paper"}),
+    ("partial_lrp", {}),
+    ("lrp", {}),
+]
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """How often relevance was walked, by the rule set: these plans have one stretch each."""
+    asked, apply = Counter(), batch.walk
+
+    def counting(plan, nodes, *args):
+        if plan.rules.name != "rollup":
+            asked[plan.rules.name] += 1
+        return apply(plan, nodes, *args)
+
+    monkeypatch.setattr(batch, "walk", counting)
+    return asked
+
+
+def test_one_walk_for_methods_of_one_rule_set(passed):
+    together = relprop.compare(shared(), sample(), ROWS, target=1)
+    assert passed == {"paper": 1, "reference_lrp": 1, "lrp": 1}
+    for (name, options), e in zip(ROWS, together.explanations.values(), strict=True):
+        alone = relprop.explain(shared(), sample(), 1, method=name, **options)
+        assert torch.equal(e.scores, alone.scores)
+        for key, amount in alone.ledger.totals().items():
+            assert torch.equal(e.ledger.totals()[key], amount), key
+
+
+def test_choices_of_layers_share_one_walk_that_wants_them_all(passed):
+    def metric(e):
+        return float(e.scores[:, 1].mean())
+
+    passed.clear()
+    found = relprop.compare(shared(), sample(), [PLAIN], target=1, metric=metric)
+    assert passed == {"paper": 2} and len(found.trials) == 8  # with books, and for all the trials
+    for trial in found.trials:
+        alone = relprop.explain(shared(), sample(), 1, method=trial.method, **trial.options)
+        assert closeness(trial.explanation.scores, alone.scores) <= EXACT
+
+
+@pytest.mark.parametrize("samples", [slice(0, 1), slice(0, 3)])
+@pytest.mark.parametrize("options", [{}, {"rules": "reference"}, {"method": "lrp"}])
+def test_targets_walked_from_side_by_side(passed, samples, options):
+    model, x = shared(), sample()[samples]
+    targets = [0, 1, 2, None, lambda logits: logits[0, 0] - logits[0, 2]]
+    many = relprop.explain_many(model, x, targets, **options)
+    assert sum(passed.values()) <= 2  # one of those at the head, one of the function's two terms
+    for target, e in zip(targets, many, strict=True):
+        alone = relprop.explain(model, x, target, **options)
+        assert closeness(e.scores, alone.scores) <= EXACT
+        for key, amount in alone.ledger.totals().items():
+            torch.testing.assert_close(e.ledger.totals()[key], amount, rtol=EXACT, atol=1e-11)
+
+
+def test_memory_says_how_many_go_side_by_side(passed, monkeypatch):
+    monkeypatch.setattr(memory, "ABREAST", 2)
+    relprop.explain_many(shared(), sample(), [0, 1, 2, 0, 1])
+    assert passed == {"paper": 3}
+    passed.clear()
+    limit = memory.TIMES * 10**6
+    monkeypatch.setattr(memory, "_at_most", lambda needs, batch: limit)
+    relprop.explain_many(shared(), sample(), [0, 1, 2], memory=limit)  # nothing is left
+    assert passed == {"paper": 3}
+
+
+def test_a_rule_that_looks_at_values_is_walked_from_one_target_after_the_other():
+    looked = []
+
+    def looking(relevance, call):
+        looked.append(call.op)
+        return call.only(relevance if float(relevance.sum()) > -1e9 else 0 * relevance)
+
+    rules = relprop.rules.PAPER.with_rule(torch.ops.aten.gelu.default, looking)
+    x = sample()[:1]
+    many = relprop.explain_many(shared(), x, [0, 1], rules=rules)
+    assert looked
+    for target, e in zip([0, 1], many, strict=True):
+        assert torch.equal(e.scores, relprop.explain(shared(), x, target, rules=rules).scores)
