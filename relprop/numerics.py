@@ -24,8 +24,7 @@ def smallest(dtype: torch.dtype) -> float:
 
 def safe_divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where b counts as zero; never infinite for ordinary a, never NaN."""
-    zero = b.abs() < smallest(b.dtype)
-    return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
+    return torch.where(b.abs() < smallest(b.dtype), 0.0, a / b)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
@@ -47,10 +48,31 @@ class Total:
     value: Tensor
 
 
+class Deferred(Mapping[str, Tensor]):
+    """Amounts by cause that are worked out when they are looked at: where no books are kept, nobody
+    does."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, Tensor]:
+        return self._make()
+
+    def __getitem__(self, cause: str) -> Tensor:
+        return self._made[cause]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True)
 class Split:
     """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause,
-    as scalar tensors."""
+    as scalar tensors (``Deferred``: worked out only if books are kept)."""
 
     shares: tuple[Tensor | Total | None, ...]
     lost: Mapping[str, Tensor] = field(default_factory=dict)

@@ -94,13 +94,10 @@ class Matmul:
         if u.dim() < 2 or v.dim() < 2:
             return Halves(self.divide, self.half)(relevance, call)
         s = self.divide(relevance, call.output)
-        amount = Total(self.half * total(s * call.output))
-        left = (
-            self.half * u * (s @ v.mT).sum_to_size(u.shape) if call.operands[0].needed else amount
-        )
-        right = (
-            self.half * v * (u.mT @ s).sum_to_size(v.shape) if call.operands[1].needed else amount
-        )
+        needed = [operand.needed for operand in call.operands]
+        amount = None if all(needed) else Total(self.half * total(s * call.output))
+        left = self.half * u * (s @ v.mT).sum_to_size(u.shape) if needed[0] else amount
+        right = self.half * v * (u.mT @ s).sum_to_size(v.shape) if needed[1] else amount
         return Split((left, right), lost_by_division(relevance, s, call.output, ZERO))
 
 

@@ -9,14 +9,14 @@ Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``close
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from relprop.numerics import Divide, negative, positive, safe_divide, total
-from relprop.rules.call import Call, Split
+from relprop.rules.call import Call, Deferred, Split
 from relprop.rules.gradient_form import carried, own
 from relprop.rules.rule import Rule, rule
 from relprop.rules.sums import STABILISER, lemma2
@@ -152,15 +152,19 @@ class Sample(Share):
         return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, cause))
 
 
-def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> dict[str, Tensor]:
+def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> Mapping[str, Tensor]:
     """What R − (R/z)·z leaves behind, measured element by element: at zero denominators under
     ``cause``, elsewhere the stabiliser's."""
-    left = relevance - s * z
-    nothing = s == 0
-    return {
-        cause: total(torch.where(nothing, left, 0.0)),
-        STABILISER: total(torch.where(nothing, 0.0, left)),
-    }
+
+    def made() -> dict[str, Tensor]:
+        left = relevance - s * z
+        nothing = s == 0
+        return {
+            cause: total(torch.where(nothing, left, 0.0)),
+            STABILISER: total(torch.where(nothing, 0.0, left)),
+        }
+
+    return Deferred(made)
 
 
 @dataclass(frozen=True)

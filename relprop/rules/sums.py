@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relprop.numerics import Divide, safe_divide, sign, smallest, total
 from relprop.operations import packet
-from relprop.rules.call import Call, Split
+from relprop.rules.call import Call, Deferred, Split
 
 CANCEL = "operands cancel"
 STABILISER = "stabiliser"
@@ -44,7 +44,7 @@ class Add:
             shares = self.shares(relevance, call)
             return self.balanced(shares, total(relevance), [total(s) for s in shares])
         parts = self.eq6(relevance, self.terms(call))
-        return Split(_fitted(parts, call), self.lost(relevance, parts))
+        return Split(_fitted(parts, call), Deferred(lambda: self.lost(relevance, parts)))
 
     def shares(self, relevance: Tensor, call: Call) -> tuple[Tensor, ...]:
         """Eq. 6 for each operand, before Lemma 2."""
@@ -85,12 +85,22 @@ class Add:
             r = self.divide(relevance, z)
             shares = [u * r for u in terms]
         else:
-            nonzero = torch.where(z == 0, 1.0, z)
-            shares = [torch.where(z == 0, 0.0, u / nonzero) * relevance for u in terms]
-        terms_left = [(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]
-        alone = torch.stack(terms_left).sum(0) == 1
-        shares = [torch.where(alone, relevance, share) for share in shares]
-        return tuple(torch.where(m, 0.0, s) for m, s in zip(masks, shares, strict=True))
+            zero = z == 0
+            divisor, shared = torch.where(zero, 1.0, z), torch.where(zero, 0.0, relevance)
+            shares = [u / divisor * shared for u in terms]
+        alone = _one_left(masks)
+        return tuple(
+            torch.where(alone & ~m, relevance, share)
+            for m, share in zip(masks, shares, strict=True)
+        )
+
+
+def _one_left(masks: Sequence[Tensor]) -> Tensor:
+    """Where a single term is no mask."""
+    if len(masks) == 2:
+        return masks[0] ^ masks[1]
+    left = [(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]
+    return torch.stack(left).sum(0) == 1
 
 
 def _fitted(parts: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:

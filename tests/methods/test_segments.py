@@ -165,18 +165,18 @@ def test_memory_is_a_number_of_bytes(wrong):
 
 
 def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
-    from relprop.runner import ask
+    from relprop.runner import answers
 
     model, ids = llama(4, 64)
     whole = relprop.explain(model, ids, (63, 3), precision="float64")
-    run = ask.run
+    run = answers.run
 
     def full(needs, part):
         if not needs[0].passing.segments:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
         return run(needs, part)
 
-    monkeypatch.setattr(ask, "run", full)
+    monkeypatch.setattr(answers, "run", full)
     with pytest.warns(relprop.RelpropWarning, match="no memory left; once more"):
         found = relprop.explain(model, ids, (63, 3), precision="float64")
     assert found.facts["segments"] > 1 and gap(whole.scores, found.scores) < EXACT
