@@ -61,7 +61,7 @@ class Explanation(OneInput):
 
     def __getitem__(self, name: str | int | slice) -> Explanation:
         """The explanation of one input, by its name; or of one sample, by its number, or some.
-        Raises ``OptionError`` naming the inputs there are, ``IndexError`` for no such sample."""
+        Raises ``OptionError`` naming the inputs there are, or how many samples."""
         if isinstance(name, (int, slice)):
             from relprop.explanation.joining import part
 

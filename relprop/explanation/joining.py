@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from relprop.errors import RelpropError
+from relprop.errors import OptionError, RelpropError
 from relprop.explanation.explanation import Explanation
 from relprop.explanation.tokens import Block, TokenScores
 from relprop.interpreter.ledger import Ledger, join_ledgers
@@ -41,9 +41,11 @@ def join(parts: list[Explanation]) -> Explanation:
 
 
 def part(whole: Explanation, samples: int | slice) -> Explanation:
-    """Some samples of an explanation. Raises ``IndexError`` for one that is not there."""
+    """Some samples of an explanation. Raises ``OptionError`` for one that is not there."""
     if isinstance(samples, int):
-        at = range(len(whole))[samples]
+        if not -len(whole) <= samples < len(whole):
+            raise OptionError(f"explanation[{samples}]: the explanation has {len(whole)} samples")
+        at = samples % len(whole)
         samples = slice(at, at + 1)
 
     def cut(value: Any) -> Any:

@@ -44,7 +44,7 @@ def test_samples_one_by_one(images):
     assert torch.equal(second.blocks[0].gradient, images.blocks[0].gradient[1:2])
     totals = images.ledger.totals()
     assert all(torch.equal(t, totals[k][1:2]) for k, t in second.ledger.totals().items())
-    with pytest.raises(IndexError):
+    with pytest.raises(OptionError, match="has 3 samples"):
         images[3]
     with pytest.raises(OptionError, match="explained inputs are"):
         images["3"]
