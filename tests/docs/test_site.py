@@ -19,6 +19,8 @@ PUBLIC = (
             "targets",
             "adapters",
             "evaluation",
+            "interop",
+            "testing",
             "data",
             "runs",
             "errors",
