@@ -86,13 +86,15 @@ def _at_elements(
 def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, Tensor]:
     """∂y_t/∂ every output. Raises ``TargetError`` where there is none."""
     found = gradients_of(scalars, inputs, context)
-    if not found:
+    if found:
+        return found
+    if scalars.requires_grad:
         raise TargetError(
-            "the target callable does not depend on the model's output"
-            if not scalars.requires_grad
-            else "no output of the model changes the target callable: its gradient is 0 everywhere"
+            "no output of the model changes the target callable: its gradient is 0 everywhere"
         )
-    return found
+    fact = "the target callable does not depend on the model's output"
+    then = ["make its result of the output by tensor operations, without .item() or .detach()"]
+    raise TargetError(message(fact, then=then))
 
 
 def _walked(

@@ -5,6 +5,9 @@ BY_NAME = "check called relprop's own operations by their address in memory: now
 MEMORY = "check says how much memory an explanation takes"
 PYTORCHS = "of an error of the model, what PyTorch said is that of its version, and left out"
 LISTED = "lrp_gamma is in the lists of methods and rule sets"
+NEAREST = "what is nearest to a misspelt name is asked for"
+CALLABLES = "methods without a start of relevance take callables with values read by Python"
+VOCABULARY = "ids beyond the vocabulary are said by name"
 CHECKED = (
     "ViT",
     "Swin",
@@ -20,8 +23,6 @@ CHECKED = (
     "masked",
 )
 FAILED = (
-    "callable uses item",
-    "callable branches on values",
     "wrong number of features",
     "missing axis",
     "wrong dtype",
@@ -29,25 +30,27 @@ FAILED = (
     "floats where ids belong",
 )
 NAMED = ("DETR", "parallel, written out")
-LISTING = (
+MISSPELT = (
     *(f"{n}/rules epsilon_lrp" for n in ("class token", "masked", "ViT", "BERT", "Swin")),
-    *(
-        f"refused/{n}"
-        for n in (
-            "unknown method",
-            "unknown rule set",
-            "rule set of a wrong type",
-            "model without attention",
-            "attention without softmax",
-            "softmax over features",
-        )
-    ),
+    *(f"refused/unknown {n}" for n in ("method", "rule set", "option", "keep")),
 )
+LISTING = (
+    "rule set of a wrong type",
+    "model without attention",
+    "attention without softmax",
+    "softmax over features",
+)
+CALLED = ("uses item", "branches on values", "out of range", "ignores the output")
+LOOKED_UP = ("ids out of range", "ids out of range in a later sample")
 MENDED: dict[str, str] = {
-    **dict.fromkeys(LISTING, LISTED),
+    **{f"refused/{n}": LISTED for n in LISTING},
+    **dict.fromkeys(MISSPELT, f"{LISTED}; {NEAREST}"),
+    "masked/value_zeroing": "scores that no relevance made are no overflow of relevance",
+    **{f"refused/{n}": VOCABULARY for n in LOOKED_UP},
     **{
         f"{n}/check": f"{BY_NAME}; {MEMORY}; {LISTED}" if n in NAMED else f"{MEMORY}; {LISTED}"
         for n in CHECKED
     },
     **{f"refused/{n}": PYTORCHS for n in FAILED},
+    **{f"refused/callable {n}": CALLABLES for n in CALLED},
 }
