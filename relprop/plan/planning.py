@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import fx, nn
@@ -295,8 +295,6 @@ def _lacks(node: fx.Node) -> str:
     definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name)
     if definition is not None and definition._backward_fn is not None:
         return "torch.func cannot enter its derivative"
-    keys = ("Autograd", "CompositeImplicitAutograd")
-    known = definition is None and any(
-        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys
-    )
+    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
+    known = definition is None and (has("Autograd") or has("CompositeImplicitAutograd"))
     return "" if known else "PyTorch has no derivative of it"

@@ -129,7 +129,7 @@ def over_attention(study: AttentionStudy) -> Numbers:
     own = {k: v for k, v in study.settings.items() if k in method.own_options()}
     found = checked_found(study, method.function(study, **own))
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)  # type: ignore[arg-type]
-    if not is_matrices(found) or study.mixes_unattended or not study.needs.passing.in_chunks:
+    if not is_matrices(found) or study.mixes_unattended or not study.needs.backward.in_chunks:
         scores = {
             name: (torch.where(study.connected[name], part, 0), identity)
             for name, (part, identity) in scores.items()

@@ -44,8 +44,8 @@ def answers(
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
     groups: dict[object, dict[int, Needs]] = {}
     for i, n in needs.items():
-        start = n.question.by.starts_with if n.passing.by_gradient else ""
-        groups.setdefault((bool(n.passing.segments), id(n.passing.forms), start), {})[i] = n
+        start = n.question.by.starts_with if n.backward.by_gradient else ""
+        groups.setdefault((bool(n.backward.segments), id(n.backward.forms), start), {})[i] = n
     for group in groups.values():
         found = _answers_of(group, part, targets, compare, refused)
         rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
@@ -63,9 +63,9 @@ def _answers_of(
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
-    whole = [n for n in asked if n.differentiates and not n.passing.segments]
+    whole = [n for n in asked if n.differentiates and not n.backward.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched and not asked[0].passing.by_gradient:
+    if watched and not asked[0].backward.by_gradient:
         done.may_differentiate()
     rows = []
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
@@ -100,7 +100,7 @@ def _walked_ahead(
     """Each target with where it starts. As many as memory allows are walked from side by side; what
     fails so is walked from alone, for each question that asks for it."""
     passes = {key: i for i, n in needs.items() if (key := walk_key(n)) is not None}
-    spare = min((needs[i].passing.abreast for i in passes.values()), default=1)
+    spare = min((needs[i].backward.abreast for i in passes.values()), default=1)
     size = max(1, spare // max(1, len(passes)))
     for first in range(0, len(targets), size):
         some = [(t, _starts(needs, done, t, refused)) for t in targets[first : first + size]]

@@ -174,7 +174,7 @@ class Asking:
         except Undefined:
             for i, n in needs.items():
                 question = (
-                    replace(n.question, walk=AT_ZERO) if n.passing.by_gradient else n.question
+                    replace(n.question, walk=AT_ZERO) if n.backward.by_gradient else n.question
                 )
                 make = partial(needs_of, n.session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)

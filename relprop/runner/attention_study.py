@@ -52,7 +52,7 @@ class AttentionStudy(Study):
         super().__init__(needs, run, target, start, gradients)
         self.mixes_unattended = False  # whether some matrix is not 0 where A is
         self.whole = tuple(
-            self._at_site(s) for s in needs.chosen if s.contraction not in needs.passing.in_chunks
+            self._at_site(s) for s in needs.chosen if s.contraction not in needs.backward.in_chunks
         )
         self.rollup = RollUp(self.sweep)
         self.streams = self.rollup.streams
@@ -64,12 +64,12 @@ class AttentionStudy(Study):
         Raises:
             OptionError: if some map is never whole, which a method that is ``row_wise`` allows.
         """
-        if not self.needs.passing.in_chunks:
+        if not self.needs.backward.in_chunks:
             return self.whole
         raise OptionError(
             message(
                 f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
-                f"is said to be row-wise, and {len(self.needs.passing.in_chunks)} of "
+                f"is said to be row-wise, and {len(self.needs.backward.in_chunks)} of "
                 f"{len(self.needs.chosen)} maps are made some rows at a time",
                 then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
             )
@@ -111,11 +111,11 @@ class AttentionStudy(Study):
         found: dict[fx.Node, Matrix] = {}
         for values in self.whole:
             matrix = function(values)
-            if self.needs.passing.in_chunks:
+            if self.needs.backward.in_chunks:
                 self.mixes_unattended |= goes_beyond(matrix, values)
             found[values.site.contraction] = matrix
         for site in self.needs.chosen:
-            if site.contraction in self.needs.passing.in_chunks:
+            if site.contraction in self.needs.backward.in_chunks:
                 found[site.contraction] = matrix_rows(self, site, function)
         return found
 
@@ -131,7 +131,7 @@ class AttentionStudy(Study):
     @cached_property
     def connected(self) -> dict[str, Tensor]:
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
-        key = ("connected", self.needs.sites, frozenset(self.needs.passing.in_chunks))
+        key = ("connected", self.needs.sites, frozenset(self.needs.backward.in_chunks))
         return self.start.memo.once(key, self._connected)
 
     def _connected(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class AttentionStudy(Study):
         return self.rollup.connected(
             {
                 s.contraction: matrix_rows(self, s, lambda found: found.attention.abs())
-                if s.contraction in self.needs.passing.in_chunks
+                if s.contraction in self.needs.backward.in_chunks
                 else wide(detached(held[s.attention]).abs())
                 for s in self.needs.sites
             }

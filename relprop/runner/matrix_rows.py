@@ -52,9 +52,9 @@ def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
 
 
 def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:
-    attention, end = study.needs.passing.in_chunks[site.contraction], site.contraction
+    attention, end = study.needs.backward.in_chunks[site.contraction], site.contraction
     by = chunked(attention, study.sweep.holding(end).values, study.program.dtype)
-    arrived, plan = study.found_at(end), study.needs.passing.plan
+    arrived, plan = study.found_at(end), study.needs.backward.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
     gradient = study.sweep.gradient(end)
     gradient = None if gradient is None else wide(gradient)

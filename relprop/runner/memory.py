@@ -94,16 +94,16 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
 
 
 def _side_by_side(needs: Needs, abreast: int) -> Needs:
-    return replace(needs, passing=replace(needs.passing, abreast=abreast))
+    return replace(needs, backward=replace(needs.backward, abreast=abreast))
 
 
 def _abreast(needs: Needs, batch: int, left: int) -> int:
     """From how many places relevance can be walked side by side if so many bytes are left. What is
     run sample by sample may be what ``vmap`` cannot run."""
-    if needs.passing.plan is None or needs.program.input_specialised:
+    if needs.backward.plan is None or needs.program.input_specialised:
         return 1
     sizes = needs.program.memo.once(("sizes",), lambda: _sizes(needs.program))
-    found = sum(sizes[n] for n in needs.passing.plan.wanted)
+    found = sum(sizes[n] for n in needs.backward.plan.wanted)
     one = batch * (found + ON_THE_WAY * max(sizes.values()))
     return max(1, min(ABREAST, 1 + left // max(1, one)))
 
@@ -117,13 +117,13 @@ def _sizes(program: Program) -> dict[fx.Node, int]:
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = _lives(needs, batch)
-    held = sum(map(lives.bytes_of, needs.held | needs.passing.outputs))
+    held = sum(map(lives.bytes_of, needs.held | needs.backward.outputs))
     cuts = lives.within(budget - _of_chunks(needs, batch) - held, TIMES)
     if len(cuts) < 3:
         return needs
-    passing = replace(needs.passing, segments=lives.segments(cuts))
-    found = replace(needs, passing=passing)
-    facts = {"segments": len(passing.segments), "memory": taken(found, batch)}
+    backward = replace(needs.backward, segments=lives.segments(cuts))
+    found = replace(needs, backward=backward)
+    facts = {"segments": len(backward.segments), "memory": taken(found, batch)}
     return replace(found, facts={**needs.facts, **facts})
 
 
@@ -132,10 +132,10 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     time; if there were ``longer`` times as many tokens."""
     lives = _lives(needs, batch, longer)
     chunk = _of_chunks(needs, batch, longer)
-    kept = sum(map(lives.bytes_of, needs.keep | needs.passing.outputs))
-    if needs.passing.segments:
+    kept = sum(map(lives.bytes_of, needs.keep | needs.backward.outputs))
+    if needs.backward.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
-        largest = max(sum(own[n] for n in s.nodes) for s in needs.passing.segments)
+        largest = max(sum(own[n] for n in s.nodes) for s in needs.backward.segments)
         return kept + TIMES * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
     every = sum(lives.sizes) if needs.differentiates else 0
@@ -156,7 +156,7 @@ def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[
 def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
     """How many bytes each value takes, and when it is there."""
     weights = fetched(needs.program, needs.session.model)
-    return Lives(needs.program, needs.passing.read_at, longer, batch, weights)
+    return Lives(needs.program, needs.backward.read_at, longer, batch, weights)
 
 
 def _at_most(needs: Needs, batch: int) -> int:
@@ -174,13 +174,13 @@ def _at_most(needs: Needs, batch: int) -> int:
 
 def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
     """What one chunk takes of the largest map that is never whole."""
-    largest = max((map_bytes(a.site) for a in needs.passing.in_chunks.values()), default=0)
+    largest = max((map_bytes(a.site) for a in needs.backward.in_chunks.values()), default=0)
     return MAPS * min(CHUNK_BYTES, batch * longer**2 * largest)
 
 
 def _whole(needs: Needs) -> list[Site]:
     """The chosen sites whose map is whole."""
-    return [s for s in needs.chosen if s.contraction not in needs.passing.in_chunks]
+    return [s for s in needs.chosen if s.contraction not in needs.backward.in_chunks]
 
 
 def _beside_map(needs: Needs) -> int:

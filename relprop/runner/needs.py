@@ -13,11 +13,11 @@ from relprop.interpreter.forms import forms_of
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
+from relprop.runner.backward import Backward, read_by
 from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
-from relprop.runner.passing import Passing, read_by
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.runner.sites import (
@@ -40,7 +40,7 @@ Nodes = tuple[fx.Node, ...]
 @dataclass(frozen=True)
 class Needs:
     """``held``: nodes whose values are kept from the forward pass to the answer. ``watch``: nodes
-    that stay attached to autograd. ``passing``: how the graph is passed backward. ``sites``: the
+    that stay attached to autograd. ``backward``: how the graph is passed backward. ``sites``: the
     attention sites between input and target, ``chosen`` those of them that ``layers=`` names.
     ``layers``: the outputs of the chosen sites' layers, ``features`` the tensors that
     ``target_layers=`` names. ``facts``: how the answer is made. ``notices``: what the user is to be
@@ -50,7 +50,7 @@ class Needs:
     question: Question
     held: frozenset[fx.Node]
     watch: Nodes
-    passing: Passing
+    backward: Backward
     sites: tuple[Site, ...] = ()
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
@@ -71,18 +71,18 @@ class Needs:
     @property
     def walks(self) -> bool:
         """Whether there is relevance."""
-        return self.passing.plan is not None or self.passing.by_gradient
+        return self.backward.plan is not None or self.backward.by_gradient
 
     @property
     def differentiates(self) -> bool:
         """Whether a gradient is taken."""
-        return self.passing.by_gradient or "gradient" in self.question.needs
+        return self.backward.by_gradient or "gradient" in self.question.needs
 
     @property
     def keep(self) -> frozenset[fx.Node]:
         """What the forward pass keeps: of a graph that is cut, what crosses a cut."""
-        segments = self.passing.segments
-        read = frozenset[fx.Node]() if segments else self.passing.read
+        segments = self.backward.segments
+        read = frozenset[fx.Node]() if segments else self.backward.read
         return self.held.union(read, *(s.entering for s in segments))
 
 
@@ -133,7 +133,7 @@ def needs_at_input(
     heads = Heads.of(
         session.program, question, walked, starts, targets, cuts, differentiated=by_gradient
     )
-    passing = Passing(
+    backward = Backward(
         session.program, read_by(walked, in_chunks, heads), walked, None, forms, in_chunks, heads
     )
     return Needs(
@@ -141,7 +141,7 @@ def needs_at_input(
         question,
         held=frozenset(leaves),
         watch=leaves if by_gradient or "gradient" in question.needs else (),
-        passing=passing,
+        backward=backward,
         facts=facts,
         notices=notices,
     )
@@ -172,7 +172,7 @@ def needs_over_attention(
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     heads = Heads.of(session.program, question, plan, starts, targets, cuts)
     reads = rollup.keep | read_by(plan, in_chunks, heads)
-    passing = Passing(session.program, reads, plan, rollup, PLAIN, in_chunks, heads)
+    backward = Backward(session.program, reads, plan, rollup, PLAIN, in_chunks, heads)
     return Needs(
         session,
         question,
@@ -181,7 +181,7 @@ def needs_over_attention(
             *(s.attention for s in chosen if s.attention in whole),
             *_differentiated(question, chosen, in_chunks, outputs, features),
         ),
-        passing=passing,
+        backward=backward,
         sites=sites,
         chosen=chosen,
         layers=outputs,

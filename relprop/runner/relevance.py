@@ -16,8 +16,8 @@ from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
 from relprop.plan import Plan
+from relprop.runner.backward import read_by
 from relprop.runner.needs import Needs
-from relprop.runner.passing import read_by
 from relprop.runner.run import Run
 from relprop.targets import Start, Term
 from relprop.tracer.calls import Values
@@ -39,13 +39,13 @@ class Relevance:
     @classmethod
     def of(cls, needs: Needs, run: Run, start: Start) -> Relevance:
         """Of a target, as a question asks for it."""
-        assert needs.passing.plan is not None
+        assert needs.backward.plan is not None
         by_value = needs.question.by.starts_with == "output"
         terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
-        hooks, readings = needs.question.hooks, needs.passing.heads.readings
+        hooks, readings = needs.question.hooks, needs.backward.heads.readings
         books = needs.question.ledger is not False
         return cls.at_terms(
-            needs.passing.plan, terms, hooks, needs.passing.in_chunks, readings, books
+            needs.backward.plan, terms, hooks, needs.backward.in_chunks, readings, books
         )
 
     @classmethod
@@ -108,10 +108,10 @@ def walk_key(needs: Needs) -> Hashable:
     """What a relevance pass depends on beside where it starts: questions with the same one share
     it. ``None``: it is shared with none, or walked in segments, or there is none."""
     question = needs.question
-    if needs.passing.plan is None or needs.passing.segments or question.hooks:
+    if needs.backward.plan is None or needs.backward.segments or question.hooks:
         return None
-    books, chunked = question.ledger is not False, frozenset(needs.passing.in_chunks)
-    return ("walk", id(needs.passing.plan), question.by.starts_with, books, chunked)
+    books, chunked = question.ledger is not False, frozenset(needs.backward.in_chunks)
+    return ("walk", id(needs.backward.plan), question.by.starts_with, books, chunked)
 
 
 def walked(needs: Needs, run: Run, start: Start) -> tuple[Relevance, Walk]:
@@ -135,7 +135,7 @@ def _walks(needs: Needs, run: Run, starts: Sequence[Start]) -> list[tuple[Releva
     plan, values = passes[0].plan, run.detached()
     if needs.question.hooks:
         return [(one, one.through(plan.order, values)) for one in passes]
-    passings, size = [p for one in passes for _, p in one.passings], needs.passing.abreast
+    passings, size = [p for one in passes for _, p in one.passings], needs.backward.abreast
     some = (passings[i : i + size] for i in range(0, len(passings), size))
     walks = iter([walk for few in some for walk in abreast(few, plan.order, values)])
     return [(one, one.summed([next(walks) for _ in one.passings])) for one in passes]
@@ -146,12 +146,12 @@ def united(needs: Mapping[int, Needs]) -> dict[int, Needs]:
     the same rules have one plan, which hands it out wherever any of them wants it."""
     found, alike = dict(needs), dict[Hashable, list[int]]()
     for i, n in needs.items():
-        q, plan = n.question, n.passing.plan
-        if plan is not None and q.ledger is False and not (q.hooks or n.passing.segments):
-            key = (n.session.rules, plan.starts, q.by.starts_with, frozenset(n.passing.in_chunks))
+        q, plan = n.question, n.backward.plan
+        if plan is not None and q.ledger is False and not (q.hooks or n.backward.segments):
+            key = (n.session.rules, plan.starts, q.by.starts_with, frozenset(n.backward.in_chunks))
             alike.setdefault(key, []).append(i)
     for some in alike.values():
-        plans = [p for i in some if (p := needs[i].passing.plan) is not None]
+        plans = [p for i in some if (p := needs[i].backward.plan) is not None]
         wanted = frozenset[fx.Node]().union(*(p.wanted for p in plans))
         for i in some:
             found[i] = _by(needs[i], needs[some[0]].session.plan(plans[0].starts, wanted))
@@ -161,10 +161,10 @@ def united(needs: Mapping[int, Needs]) -> dict[int, Needs]:
 def _by(needs: Needs, plan: Plan) -> Needs:
     """The same with a relevance pass by a plan that wants more."""
     known = {n: reading_of(plan, n) for n in plan.starts}
-    own = needs.passing
+    own = needs.backward
     heads = replace(own.heads, readings={n: r for n, r in known.items() if r is not None})
     read = own.read | read_by(plan, own.in_chunks, heads)
-    return replace(needs, passing=replace(own, plan=plan, heads=heads, read=read))
+    return replace(needs, backward=replace(own, plan=plan, heads=heads, read=read))
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:

@@ -194,24 +194,24 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
     keep = set[fx.Node]().union(*(n.keep for n in needs))
-    cut = any(n.passing.segments for n in needs)
+    cut = any(n.backward.segments for n in needs)
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
-    found = (item for n in needs for item in n.passing.heads.readouts.items())
+    found = (item for n in needs for item in n.backward.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
-    parts = {n: c for n, c in needs[0].passing.heads.cuts.items() if n in readouts}
+    parts = {n: c for n, c in needs[0].backward.heads.cuts.items() if n in readouts}
     parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
     keep.update(set(session.program.output_nodes) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
     keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
     ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
-    if all(n.passing.heads.few for n in needs):  # what is left of the graph above these is freed
+    if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
-    forms = PLAIN if cut else needs[0].passing.forms
+    forms = PLAIN if cut else needs[0].backward.forms
     done = forward(session.program, session.model, part.inputs, keep, watch, ends, forms=forms)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    made = Run(part, done, readouts, forms=needs[0].passing.forms, cut=cut, described=described)
+    made = Run(part, done, readouts, forms=needs[0].backward.forms, cut=cut, described=described)
     for node, places in parts.items():
         made.excerpts[node] = made.excerpt(session, node, places)
     return made

@@ -53,9 +53,9 @@ class Study:
     def relevance(self, node: fx.Node) -> Tensor | None:
         """Relevance at a node, batch first; zeros where none arrived (the target does not depend on
         it), ``None`` if it was not asked for."""
-        if self.needs.passing.by_gradient:
+        if self.needs.backward.by_gradient:
             return self._by_gradient(node)
-        if self.needs.passing.plan is None:
+        if self.needs.backward.plan is None:
             return None
         found = self.found_at(node)
         if found is None:

@@ -62,11 +62,11 @@ class Sweep:
 
     def backward(self) -> Iterator[Stretch]:
         """All segments, the last one first, each loaded while it is looked at."""
-        if not self.needs.passing.segments:
+        if not self.needs.backward.segments:
             yield self._whole
             return
         under = _Under(self._at_outputs(), self._relevance())
-        for segment in reversed(self.needs.passing.segments):
+        for segment in reversed(self.needs.backward.segments):
             self._here = None
             self._here = self._loaded(segment, under)
             yield self._here
@@ -89,13 +89,13 @@ class Sweep:
 
     def found(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""
-        if node in self.needs.passing.in_chunks or not self.needs.passing.segments:
+        if node in self.needs.backward.in_chunks or not self.needs.backward.segments:
             return self.holding(node).found.get(node)
         return self._outcome.walk.found.get(node)
 
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node; ``None`` if it was not asked for."""
-        if node in self.needs.passing.in_chunks or not self.needs.passing.segments:
+        if node in self.needs.backward.in_chunks or not self.needs.backward.segments:
             return self.holding(node).gradients.get(node)
         return self._outcome.kept.get(node)
 
@@ -111,7 +111,7 @@ class Sweep:
     def moves(self) -> Tensor | None:
         """For which samples y_t changes with any attention map, (batch,); ``None`` without
         gradients."""
-        if self.needs.passing.segments:
+        if self.needs.backward.segments:
             return self._outcome.moves
         nodes = {n for s in self.needs.chosen for n in (s.attention, s.contraction)}
         return _moving(g for n, g in self.gradients.items() if n in nodes)
@@ -123,7 +123,7 @@ class Sweep:
         """All of a graph that is not cut, as the forward pass has left it."""
         values, nodes = self.run.detached(), frozenset(self.needs.program.graph.nodes)
         relevance, walk = None, Walk()
-        if self.needs.passing.plan is not None:
+        if self.needs.backward.plan is not None:
             relevance, walk = walked(self.needs, self.run, self.start)
         self._here = Stretch(nodes, values, self.gradients, walk.found)
         self._ended = _Under({}, relevance, walk)
@@ -134,7 +134,7 @@ class Sweep:
     def _relevance(self) -> Relevance | None:
         return (
             None
-            if self.needs.passing.plan is None
+            if self.needs.backward.plan is None
             else Relevance.of(self.needs, self.run, self.start)
         )
 
@@ -155,7 +155,7 @@ class Sweep:
         walk = Walk()
         if under.relevance is not None:
             walk = under.relevance.through(segment.nodes, values)
-        inside = self.needs.passing.in_chunks
+        inside = self.needs.backward.in_chunks
         under.walk += Walk(
             {n: r for n, r in walk.found.items() if n not in inside}, walk.accounts, walk.ended
         )
@@ -175,11 +175,11 @@ class Sweep:
         known |= {n: known[n].requires_grad_() for n in leaves}
         ends = [n for n in under.gradients if n in segment.nodes]
         watched = [n for n in needs.watch if n in segment.nodes and self.needs.differentiates]
-        keep = needs.passing.read_in(segment) - known.keys()
+        keep = needs.backward.read_in(segment) - known.keys()
         model = needs.session.model
         watch = {*ends, *watched}
         done = forward(
-            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.passing.forms
+            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.backward.forms
         )
         tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
         arrived = [under.gradients.pop(n) for n in ends]

@@ -172,7 +172,7 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
     run = answers.run
 
     def full(needs, part):
-        if not needs[0].passing.segments:
+        if not needs[0].backward.segments:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
         return run(needs, part)
 

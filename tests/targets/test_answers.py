@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import relprop
 from relprop.errors import OptionError, TargetError
 from relprop.runner.method import without_start
+from relprop.runner.relevance import Relevance
 from relprop.targets import answer, contrast, span, token
 from tests.common.models import closeness
 from tests.targets import models
@@ -225,17 +226,15 @@ def test_a_model_that_predicts_no_next_token_has_no_spans():
 
 
 def walks(monkeypatch):
-    """How many terms are walked in each call from now on."""
-    from relprop.interpreter.batch import Passing
+    """The terms that are walked one by one from now on."""
+    seen, at_terms = [], Relevance.at_terms
 
-    seen, through = set(), Passing.through
+    def counted(cls, *args):
+        made = at_terms(*args)
+        seen.extend(made.passings)
+        return made
 
-    def counted(self, nodes, values):
-        if self.plan.rules.name != "rollup":
-            seen.add(id(self))
-        return through(self, nodes, values)
-
-    monkeypatch.setattr(Passing, "through", counted)
+    monkeypatch.setattr(Relevance, "at_terms", classmethod(counted))
     return seen
 
 

@@ -18,7 +18,7 @@ from relprop.tracer.segments import Segment
 
 
 @dataclass(frozen=True)
-class Passing:
+class Backward:
     """``read``: the nodes whose values relevance or the roll-up reads in passing. ``plan``: the
     relevance pass (``None``: none is walked). ``rollup``: the plan of the roll-up, if there is one.
     ``forms``: what stands in place of the graph's calls where relevance is one gradient.
