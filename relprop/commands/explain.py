@@ -57,7 +57,8 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
         _refuse(DATA_SET, how, "with --data")
         _explain_one(asked, answer)
     else:
-        given = (asked.text, asked.text_file, asked.stream, answer.force, answer.ledger)
+        ledger = answer.ledger is not None  # --no-ledger, too
+        given = (asked.text, asked.text_file, asked.stream, answer.force, ledger)
         _refuse(ONE_INPUT, given, "for one input")
         _explain_all(asked, data, answer)
 

@@ -79,8 +79,9 @@ def test_books_are_printed_where_they_are_asked_for(relprop_says, tmp_path):
     both = relprop_says("compare", *command[1:], "--method", "rollout", "--ledger")
     assert f"attnlrp\n{own.ledger}" in both.out and "rollout\nwalk" not in both.out
     data = ("--data", "demo:reviews", "--out", tmp_path / "run")
-    refused = relprop_says("explain", "--model", "demo:reviews", *data, "--ledger")
-    assert refused.code == 2 and "--ledger: only for one input" in refused.err
+    for option in ("--ledger", "--no-ledger"):
+        refused = relprop_says("explain", "--model", "demo:reviews", *data, option)
+        assert refused.code == 2 and "--ledger: only for one input" in refused.err
 
 
 @pytest.mark.parametrize("given", ["much", "inf", "nan"])

@@ -281,7 +281,7 @@ REFUSED = {
     ),
     "callable out of range": (
         TargetError,
-        r"cannot be traced: IndexError",
+        r"fails on one sample's output: IndexError",
         lambda: explain(target=lambda y: y[0, 9]),
     ),
     "targets not a list": (OptionError, r"targets is a non-empty list", lambda: many(1)),

@@ -602,11 +602,8 @@ def test_many_targets_share_the_forward_pass(method, monkeypatch):
     assert len(calls) == 1
     for target, e in zip(targets, together, strict=True):
         single = relprop.explain(model, x, target, **options)
-        assert (
-            torch.equal(e.scores, single.scores)
-            and torch.equal(e.input, single.input)
-            and e.target == single.target
-        )
+        assert closeness(e.scores, single.scores) <= 1e-12  # several targets walk side by side
+        assert closeness(e.input, single.input) <= 1e-12 and e.target == single.target
 
 
 @pytest.mark.parametrize("method", INPUT_LEVEL)

@@ -576,7 +576,7 @@ WRONG = {
     ),
     "needs": (
         {"needs": ["jacobian"]},
-        r"needs=\['jacobian'\]: there are .*gradient, hidden, .*relevance, values",
+        r"needs=\['jacobian'\]: there are .*gradient, hidden, .*relevance, .*values",
     ),
     "shared": (
         {"shared": ["layer"]},

@@ -138,7 +138,8 @@ def test_any_differentiable_number_where_no_relevance_starts(method):
     y = entropy(models.llama()(IDS[:1]))
     for target in (entropy, written, SPELLINGS["cross_entropy"], lambda o: o.logits.std()):
         e = first(method, target)
-        assert torch.isfinite(e.scores).all() and bool(e.scores.any())
+        # gradcam keeps what is positive, which may be nothing
+        assert torch.isfinite(e.scores).all() and (bool(e.scores.any()) or method == "gradcam")
         if target in (entropy, written):
             assert closeness(e.output, y.detach()[None]) < 1e-6
 

@@ -117,7 +117,7 @@ def test_concrete_graphs_equal_the_model(write):
     model, inputs = Model(write), bind(torch.randn(1, 3, 4))
     flat = Flat(model, inputs)
     with torch.no_grad():
-        eager = run_eager(flat, inputs)
+        eager = run_eager(flat, inputs, model)
         found = _concrete(flat, inputs, lambda: None)
         raw = Capture(
             found.graph, found.constants, flat.outputs, "concrete", found.decisions, eager
