@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         testing,
     )
     from relprop.api.check import check
-    from relprop.api.compare import Comparison, compare
+    from relprop.api.compare import compare
+    from relprop.api.comparison import Comparison
     from relprop.api.compile import compile, load_explainer
     from relprop.api.explain import explain, explain_many, trace
     from relprop.api.generation import Generation, explain_generation
@@ -81,7 +82,8 @@ __all__ = [
 #: The module in which each public name is defined; a name that is missing here is a module itself.
 _HOMES = {
     "api.check": ("check",),
-    "api.compare": ("Comparison", "compare"),
+    "api.compare": ("compare",),
+    "api.comparison": ("Comparison",),
     "api.compile": ("compile", "load_explainer"),
     "api.explain": ("explain", "explain_many", "trace"),
     "api.generation": ("Generation", "explain_generation"),

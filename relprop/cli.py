@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
-import threading
 import traceback
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from relprop.commands import options
 from relprop.commands.asked import Asked, AskedDataSet, AskedModel
+from relprop.commands.ending import (
+    deprecations_silenced,
+    one_interrupt,
+    refusal,
+    warnings_as_messages,
+)
 from relprop.commands.telling import WrongUsage, tell
-from relprop.door import answered
-from relprop.errors import RelpropError, RelpropWarning, UnforeseenError
 
 CODES = (
     "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
@@ -282,76 +280,14 @@ def main(arguments: list[str] | None = None) -> None:
     if not sys.stderr.isatty():
         # read by huggingface_hub and transformers when they are imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with _one_interrupt(), _deprecations_silenced(), _warnings_as_messages():
+    with one_interrupt(), deprecations_silenced(), warnings_as_messages():
         try:
             app(arguments, prog_name="relprop")
         except WrongUsage as error:
             tell(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
             raise SystemExit(2) from None
         except Exception as error:
-            tell(f"relprop: {_refusal(error)}", err=True)
+            tell(f"relprop: {refusal(error)}", err=True)
             if os.environ.get("RELPROP_TRACEBACK"):
                 traceback.print_exception(error)
             raise SystemExit(1) from None
-
-
-def _refusal(error: Exception) -> str:
-    """What the user is told of an error."""
-
-    if "torchvision::nms" in str(error):
-        return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
-    if isinstance(error, OSError) and not isinstance(error, RelpropError):
-        return str(error)
-    if not isinstance(error, RelpropError) or isinstance(error, UnforeseenError):
-        said = error if isinstance(error, RelpropError) else answered(error, "the command")
-        return f"{said}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
-    return str(error)
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the command in order; a second one, while it does so, at once and without a
-    word."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def first(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is first:
-            signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _deprecations_silenced() -> Iterator[None]:
-    """PyTorch's log of deprecated calls is written for the authors of libraries."""
-    log = logging.getLogger("torch.utils._pytree")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-@contextmanager
-def _warnings_as_messages() -> Iterator[None]:
-    """Print relprop's own warnings as messages, without the line of code that warns."""
-
-    shown: Any = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
-        if issubclass(category, RelpropWarning):
-            tell(f"warning: {message}", err=True)
-        else:
-            shown(message, category, *place, **line)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield

@@ -3,17 +3,16 @@ and, given a metric, which heads and layers serve it best."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from relprop.api.stability import rank_correlation
+from relprop.api.comparison import Comparison, Trial
 from relprop.door import guarded
-from relprop.errors import OptionError, RelpropError, first_line, nearest
+from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import GROUPS, method_named
 from relprop.runner.ask import ask
@@ -21,131 +20,11 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.fusion import FUSIONS
 from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
-from relprop.views.html_tables import square
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 Metric = Callable[[Explanation], Any]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One choice of heads and layers, and what the metric says of it: the mean over samples."""
-
-    method: str
-    options: Mapping[str, Any]
-    value: float
-    explanation: Explanation = field(repr=False)
-
-
-@guarded
-@dataclass(frozen=True)
-class Comparison:
-    """What ``compare`` found: an explanation per method (by its label), why others are not defined
-    for this model, and the trials of a search, best first."""
-
-    explanations: Mapping[str, Explanation]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    trials: tuple[Trial, ...] = ()
-
-    def __getitem__(self, label: str) -> Explanation:
-        """One method's explanation. Raises ``OptionError`` with the list, or with the reason for
-        which there is none."""
-        if label not in self.explanations:
-            why = f" ({self.refused[label]})" if label in self.refused else ""
-            raise OptionError(
-                f"comparison[{label!r}]: there are {', '.join(self.explanations)}{why}",
-                then=nearest(label, self.explanations),
-            )
-        return self.explanations[label]
-
-    def rank_correlations(self, stream: str | None = None) -> tuple[tuple[str, ...], Tensor]:
-        """The methods that score the same tokens, and Spearman's ρ of every two of them on content
-        tokens, (methods, methods), meaned over the samples that have one.
-
-        ``stream``: the explained input, where there are several. Methods at the input score pixels
-        where those over attention score patches: they are compared if they score as many tokens as
-        the first method does. NaN: no sample has two distinct scores by both.
-        """
-        chosen = {
-            label: e if stream is None else e[stream]
-            for label, e in self.explanations.items()
-            if stream is None or stream in e.streams
-        }
-        if not chosen:
-            there = dict.fromkeys(name for e in self.explanations.values() for name in e.streams)
-            raise OptionError(
-                f"stream={stream!r}: the explained inputs are {', '.join(map(repr, there))}",
-                then=nearest(stream, there),
-            )
-        first = next(iter(chosen.values()))
-        same = {label: e for label, e in chosen.items() if e.scores.shape == first.scores.shape}
-        table = torch.full((len(same), len(same)), torch.nan, dtype=torch.float64)
-        for i, a in enumerate(same.values()):
-            for k, b in enumerate(same.values()):
-                pairs = zip(
-                    a.scores.double().cpu(),
-                    b.scores.double().cpu(),
-                    first.content.cpu(),
-                    strict=True,
-                )
-                table[i, k] = torch.stack(
-                    [rank_correlation(x[c], y[c]) for x, y, c in pairs]
-                ).nanmean()
-        return tuple(same), table
-
-    def __str__(self) -> str:
-        first = next(iter(self.explanations.values()))
-        lines = [
-            (
-                f"{len(self.explanations)} methods, {len(first)} samples, target "
-                f"{first.target[0]!r}{', ...' if len(first) > 1 else ''}"
-            )
-        ]
-        for stream in first.streams:
-            names, table = self.rank_correlations(stream)
-            wide = max(map(len, names))
-            lines += [
-                "",
-                f"rank correlations of the scores of {stream!r}",
-                " " * (wide + 4) + "".join(f"{i + 1:>7}" for i in range(len(names))),
-            ]
-            lines += [
-                f"{i + 1:>3} {name:<{wide}}" + "".join(f"{v:>7.2f}" for v in row)
-                for i, (name, row) in enumerate(zip(names, table.tolist(), strict=True))
-            ]
-        lines += [
-            (
-                f"{trial.value:>10.4f}  "
-                f"{trial.method}({', '.join(f'{k}={v!r}' for k, v in trial.options.items())})"
-            )
-            for trial in self.trials
-        ]
-        return "\n".join(
-            lines + [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
-        )
-
-    def _repr_html_(self) -> str:
-        parts = []
-        for stream in next(iter(self.explanations.values())).streams:
-            parts.append(f"<p>Rank correlations of the scores of {html.escape(repr(stream))}</p>")
-            parts.append(square(*self.rank_correlations(stream)))
-        refused = [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
-        return "".join([*parts, *(f"<p>{html.escape(line)}</p>" for line in refused)])
-
-    def plot(
-        self, image: Tensor | None = None, *, sample: int = 0, stream: str | None = None
-    ) -> Figure:
-        """The methods side by side for one sample: heat maps over ``image``, or tokens shaded by
-        score. Each has its own scale; signed ones diverge about 0."""
-        from relprop.views.plot import plot_comparison
-
-        return plot_comparison(
-            {label: e if stream is None else e[stream] for label, e in self.explanations.items()},
-            image,
-            sample=sample,
-        )
 
 
 @guarded

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Prepared
+from relprop.api.hooks import RelevanceHook, chain, tidy
 from relprop.api.node_names import node_labels
 from relprop.api.why import Why, why
 from relprop.door import guarded
@@ -38,10 +39,8 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.program import is_floating, place, role
+from relprop.tracer.program import is_floating, role
 from relprop.tracer.surroundings import undisturbed
-
-RelevanceHook = Callable[[Tensor], Tensor | None]
 
 
 @guarded
@@ -103,7 +102,7 @@ class Instrument:
         """The values at every matching node, by name, batch first."""
         done, _ = self._forward()
         return {
-            name: _tidy(done.forward.values[node]).detach()
+            name: tidy(done.forward.values[node]).detach()
             for name, node in self._matching(pattern).items()
         }
 
@@ -115,7 +114,7 @@ class Instrument:
         self.may_differentiate()
         with undisturbed(self.session.model):
             gradients = done.forward.gradients(start.scalars, found.values(), again=True)
-        return {name: _tidy(gradients[node]) for name, node in found.items()}
+        return {name: tidy(gradients[node]) for name, node in found.items()}
 
     def relevance(self, pattern: str) -> dict[str, Tensor]:
         """Relevance at every matching node, batch first; zeros where none arrives."""
@@ -124,7 +123,7 @@ class Instrument:
         done, _ = self._forward()
         values = done.forward.values
         return {
-            name: _tidy(relevance[n] if n in relevance else torch.zeros_like(values[n]))
+            name: tidy(relevance[n] if n in relevance else torch.zeros_like(values[n]))
             for name, n in found.items()
         }
 
@@ -235,32 +234,7 @@ class Instrument:
         for nodes, function in self._hooks.values():
             for node in nodes:
                 by_node.setdefault(node, []).append(function)
-        return {node: _chain(node, functions) for node, functions in by_node.items()}
-
-
-def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], Tensor]:
-    def call(relevance: Tensor) -> Tensor:
-        for function in functions:
-            shown = _tidy(relevance)
-            replaced = function(shown)
-            if replaced is None:
-                continue
-            if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
-                found = getattr(replaced, "shape", None)
-                got = type(replaced).__name__ if found is None else list(found)
-                raise RelpropError(
-                    f"a relevance hook at {place(node).call!r} returned {got}; the "
-                    f"relevance there is {list(shown.shape)}"
-                )
-            relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
-        return relevance
-
-    return call
-
-
-def _tidy(value: Tensor) -> Tensor:
-    """Without the leading 1 of a single sample's call."""
-    return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
+        return {node: chain(node, functions) for node, functions in by_node.items()}
 
 
 @guarded

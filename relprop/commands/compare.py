@@ -15,7 +15,7 @@ from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, json_writer, write
 
 if TYPE_CHECKING:
-    from relprop.api.compare import Comparison
+    from relprop.api.comparison import Comparison
     from relprop.commands.subject import Subject
 
 

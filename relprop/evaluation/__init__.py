@@ -10,6 +10,7 @@ from relprop.evaluation.confidence import KendallConfidence
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.evaluate import evaluate
 from relprop.evaluation.faithfulness import AOPC, FaithfulnessCurve, LOdds
+from relprop.evaluation.image_task import ImageTask
 from relprop.evaluation.measures import (
     Batch,
     ClassCorrelation,
@@ -40,7 +41,6 @@ from relprop.evaluation.segmentation import (
 )
 from relprop.evaluation.shipped import digit_scenes, reviews
 from relprop.evaluation.table import Numbers, Table
-from relprop.evaluation.tasks import ImageTask
 from relprop.evaluation.text_task import TextTask
 from relprop.evaluation.texts import word_scores
 from relprop.evaluation.words import PrecisionAtK, TokenF1

@@ -8,8 +8,8 @@ from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.reviews import Reviews
 from relprop.demo.scene_source import DigitScenes
 from relprop.door import guarded
+from relprop.evaluation.image_task import ImageTask
 from relprop.evaluation.measures import ClassCorrelation
-from relprop.evaluation.tasks import ImageTask
 from relprop.evaluation.text_task import Rationale, TextTask
 from relprop.evaluation.words import TokenF1
 

@@ -22,7 +22,7 @@ from relprop.reporting.page import rendered
 from relprop.writing import written
 
 if TYPE_CHECKING:
-    from relprop.api.compare import Comparison
+    from relprop.api.comparison import Comparison
 
 TRIES = 5
 
