@@ -129,8 +129,8 @@ def cam(
     """A callable like one of pytorch-grad-cam: ``cam(input_tensor, targets)`` gives (batch, H, W)
     in [0, 1], each map's largest value 1, what is negative 0.
 
-    ``targets``: ``None`` (the prediction), class numbers, or that library's
-    ``ClassifierOutputTarget``s.
+    ``targets``: ``None`` (the prediction), class numbers, or objects with a ``category``, as that
+    library's ``ClassifierOutputTarget``.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from relprop.runner import memory
 from relprop.tracer import chunked
 from tests.common import models
+from tests.common.browser import browser  # noqa: F401
 
 settings.register_profile(
     "fast",

@@ -33,7 +33,7 @@ def table(page):
     """The table's columns by name, as they are written."""
     if not page.eval_on_selector("#table-details", "d => d.open"):
         page.click("#table-details summary")
-        page.wait_for_selector("#table tbody tr")
+    page.wait_for_selector("#table tbody tr")
     names = page.eval_on_selector_all(
         "#table thead th", "cells => cells.map(cell => cell.textContent)"
     )

@@ -2,7 +2,6 @@
 ``relprop generate``."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -99,28 +98,23 @@ def test_a_page_escapes_what_it_shows(generation, tmp_path):
     assert "http" not in page
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
-def test_pointing_at_a_token_shades_the_prompt(generation, tmp_path):
-    api = pytest.importorskip("playwright.sync_api")
+def test_pointing_at_a_token_shades_the_prompt(generation, tmp_path, browser):
     path = generation.to_html(tmp_path / "g.html")
-    flags = ["--no-sandbox", "--disable-gpu"]
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        page = browser.new_page()
-        problems = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(path.as_uri())
-        section = page.locator("section").nth(1)
-        for step in range(NEW):
-            section.locator("button").nth(step).hover()
-            grounds = section.locator("bdi, button").evaluate_all(
-                "all => all.map(e => e.style.background)"
-            )
-            scores = generation.scores[1, step] * generation.content[1]
-            strongest = int(scores.argmax())
-            assert grounds[strongest] and len(set(grounds)) > 1
-            assert grounds[0] == "" and not any(grounds[generation.prompt + step :])
-        browser.close()
+    page = browser.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(path.as_uri())
+    section = page.locator("section").nth(1)
+    for step in range(NEW):
+        section.locator("button").nth(step).hover()
+        grounds = section.locator("bdi, button").evaluate_all(
+            "all => all.map(e => e.style.background)"
+        )
+        scores = generation.scores[1, step] * generation.content[1]
+        strongest = int(scores.argmax())
+        assert grounds[strongest] and len(set(grounds)) > 1
+        assert grounds[0] == "" and not any(grounds[generation.prompt + step :])
+    page.close()
     assert not problems
 
 
