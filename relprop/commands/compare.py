@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.commands.asked import Asked, AskedModel
 from relprop.commands.explain import Answer, known_method
-from relprop.commands.one_input import read_input
+from relprop.commands.one_input import required_input
 from relprop.commands.showing import json_of as explanation_as_json
 from relprop.commands.showing import refuse_several
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell, tell_json
+from relprop.commands.telling import tell, tell_json
 from relprop.commands.writing import check_outs, json_writer, write
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ def compare(asked: Asked, answer: Answer) -> None:
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         chosen = [_group_or_method(method) for method in answer.methods]
-        given = read_input(asked)
-        if given is None:
-            example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
-            raise WrongUsage(f"compare needs an input: {example}")
+        example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
+        given = required_input(asked, "compare needs an input", example)
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")

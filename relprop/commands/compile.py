@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relprop.commands.asked import Asked
 from relprop.commands.explain import Answer, method_of
-from relprop.commands.one_input import read_input
+from relprop.commands.one_input import required_input
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, write
@@ -19,10 +19,9 @@ def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
-        given = read_input(asked)
-        if given is None:
-            example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
-            raise WrongUsage(f"compile needs an input of the shape that is to be read: {example}")
+        example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
+        fact = "compile needs an input of the shape that is to be read"
+        given = required_input(asked, fact, example)
         from relprop.api.compile import compile
         from relprop.commands.subject import open_subject
 

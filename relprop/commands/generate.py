@@ -3,7 +3,6 @@ explained."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.asked import Asked
@@ -55,19 +54,21 @@ def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None
 
 def _writers(found: Generation) -> dict[str, Writer]:
     """What writes a file of each ending."""
+    from relprop.views.generations import contents
+
     return {
         ".safetensors": found.save,
         ".html": found.to_html,
-        ".json": json_writer(lambda: json.loads(found.to_json())),
+        ".json": json_writer(lambda: contents(found)),
         ".png": lambda path: found.plot().savefig(path, dpi=110),
     }
 
 
 def _tell(found: Generation, answer: Answer) -> None:
-    from relprop.views.generations import terminal
+    from relprop.views.generations import contents, terminal
 
     if answer.json_output:
-        tell_json(json.loads(found.to_json()))
+        tell_json(contents(found))
     elif answer.outs:
         tell("\n".join(f"written: {out}" for out in answer.outs))
     else:

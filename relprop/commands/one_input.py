@@ -52,6 +52,14 @@ def read_input(asked: Asked) -> OneInput | None:
     return _checked(OneInput(found.picture, beside.text, found.name))
 
 
+def required_input(asked: Asked, fact: str, example: str) -> OneInput:
+    """The same for a command that cannot do without. Raises ``WrongUsage`` with the ``example`` if
+    nothing is named."""
+    if (given := read_input(asked)) is None:
+        raise WrongUsage(f"{fact}: {example}")
+    return given
+
+
 def _text_option(asked: Asked) -> OneInput | None:
     """The text of ``--text`` or ``--text-file``."""
     if asked.text is not None and asked.text_file is not None:

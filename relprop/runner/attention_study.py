@@ -124,8 +124,8 @@ class AttentionStudy(Study):
     @cached_property
     def described(self) -> Mapping[str, Mapping[str, Any]]:
         """What each input's tokens are, as ``TokenScores`` has it."""
-        made = (tokens_described(self.needs, self.run, s) for s in self.streams)
-        return self.run.described or {s.name: d for s, d in zip(self.streams, made, strict=True)}
+        known = self.run.described
+        return known or {s.name: tokens_described(self.needs, self.run, s) for s in self.streams}
 
     @cached_property
     def connected(self) -> dict[str, Tensor]:

@@ -102,16 +102,20 @@ def _abreast(needs: Needs, batch: int, left: int) -> int:
     run sample by sample may be what ``vmap`` cannot run."""
     if needs.backward.plan is None or needs.program.input_specialised:
         return 1
-    sizes = needs.program.memo.once(("sizes",), lambda: _sizes(needs.program))
+    sizes = _sizes(needs.program)
     found = sum(sizes[n] for n in needs.backward.plan.wanted)
     one = batch * (found + ON_THE_WAY * max(sizes.values()))
     return max(1, min(ABREAST, 1 + left // max(1, one)))
 
 
 def _sizes(program: Program) -> dict[fx.Node, int]:
-    """How many bytes each value of one sample takes."""
-    lives = Lives(program, lambda node: node.all_input_nodes)
-    return {n: lives.bytes_of(n) for n in program.graph.nodes}
+    """How many bytes each value of one sample takes, worked out once."""
+
+    def made() -> dict[fx.Node, int]:
+        lives = Lives(program, lambda node: node.all_input_nodes)
+        return {n: lives.bytes_of(n) for n in program.graph.nodes}
+
+    return program.memo.once(("sizes",), made)
 
 
 def cut(needs: Needs, batch: int, budget: int) -> Needs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
@@ -11,6 +10,7 @@ from relprop.views.escape import visible
 from relprop.views.figure import axes_or_new, room_for, scale_of, write_ticks, write_title
 from relprop.views.listed import rows
 from relprop.views.shown import checked
+from relprop.views.terminal import print_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,16 +66,20 @@ def to_dataframe(generation: Generation) -> Any:
 
 
 def to_json(generation: Generation, *, indent: int | None) -> str:
+    """``contents`` as text."""
+    return json.dumps(contents(generation), indent=indent, allow_nan=False)
+
+
+def contents(generation: Generation) -> dict[str, Any]:
     """Every sample: its generated tokens, each with its logit and a score per token before it."""
     first = generation.steps[0]
-    whole = {
+    return {
         "method": first.method,
         "rules": first.rules,
         "stream": generation.stream,
         "prompt": generation.prompt,
         "samples": [_sample(generation, i) for i in range(len(generation))],
     }
-    return json.dumps(whole, indent=indent, allow_nan=False)
 
 
 def _sample(generation: Generation, sample: int) -> dict[str, Any]:
@@ -101,10 +105,8 @@ def _sample(generation: Generation, sample: int) -> dict[str, Any]:
 
 
 def show(generation: Generation, sample: int, *, k: int) -> None:
-    """Print it; characters that the terminal's encoding lacks become ``?``."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    text = terminal(generation, sample, k=k)
-    print(text.encode(encoding, "replace").decode(encoding))
+    """Print it."""
+    print_text(terminal(generation, sample, k=k))
 
 
 def terminal(generation: Generation, sample: int, *, k: int) -> str:

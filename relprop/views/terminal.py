@@ -48,13 +48,14 @@ def terminal(
 
 
 def show(explanation: Explanation, sample: int) -> None:
-    """Print it; characters that the terminal's encoding lacks become ``?``."""
+    """Print it."""
+    print_text(terminal(explanation, sample, colour=None, width=None))
+
+
+def print_text(text: str) -> None:
+    """Print a text; characters that the terminal's encoding lacks become ``?``."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(
-        terminal(explanation, sample, colour=None, width=None)
-        .encode(encoding, "replace")
-        .decode(encoding)
-    )
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def has_colour() -> bool:
