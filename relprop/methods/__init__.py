@@ -129,8 +129,6 @@ def register(
     for option, given in (("needs", needs), ("shared", shared)):
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise OptionError(f"{option}={given!r}: a list of names is needed")
-    if isinstance(rules, str) and rules not in PRESETS:
-        raise OptionError(f"rules={rules!r} is no rule set", then=nearest(rules, PRESETS))
     method = Method(
         name,
         function,
@@ -145,26 +143,32 @@ def register(
         reads=reads,
         plain=plain,
     )
-    if name in GROUPS:
-        raise OptionError(f"method {name!r} would have the name of a group of methods")
-    if name in METHODS:
-        raise OptionError(
-            f"method {name!r} is there already: relprop.methods.remove({name!r}) first"
-        )
-    if unknown := set(method.needs) - NEEDS:
-        raise OptionError(
-            f"needs={sorted(unknown)}: there are {', '.join(sorted(NEEDS))}",
-            then=nearest(min(unknown), NEEDS),
-        )
-    if unknown := set(method.shared) - set(SHARED):
-        raise OptionError(
-            f"shared={sorted(unknown)}: there are {', '.join(sorted(SHARED))}",
-            then=nearest(min(unknown), SHARED),
-        )
-    if level not in ("attention", "input"):
-        raise OptionError(f"level={level!r}: 'attention' or 'input'")
+    _refuse(method)
     METHODS[name] = method
     return method
+
+
+def _refuse(method: Method) -> None:
+    """Raise ``OptionError`` for a name that is taken, and for options that there are not."""
+    rules, level = method.rules, method.level
+    if isinstance(rules, str) and rules not in PRESETS:
+        raise OptionError(f"rules={rules!r} is no rule set", then=nearest(rules, PRESETS))
+    if level not in ("attention", "input"):
+        raise OptionError(f"level={level!r}: 'attention' or 'input'")
+    if method.name in GROUPS:
+        raise OptionError(f"method {method.name!r} would have the name of a group of methods")
+    if method.name in METHODS:
+        raise OptionError(
+            f"method {method.name!r} is there already: "
+            f"relprop.methods.remove({method.name!r}) first"
+        )
+    options = (("needs", method.needs, NEEDS), ("shared", method.shared, SHARED))
+    for option, given, known in options:
+        if unknown := sorted(set(given) - set(known)):
+            raise OptionError(
+                f"{option}={unknown}: there are {', '.join(sorted(known))}",
+                then=nearest(unknown[0], known),
+            )
 
 
 @guarded
