@@ -19,6 +19,7 @@ from relprop.commands.ending import (
     warnings_as_messages,
 )
 from relprop.commands.telling import WrongUsage, tell
+from relprop.errors import strictly
 
 CODES = (
     "Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 "
@@ -43,11 +44,15 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Any warning is an error.")] = False,
 ) -> None:
     """Explain what a transformer looked at."""
+    if strict:
+        context.with_resource(strictly())
 
 
 @app.command(epilog=CODES)

@@ -3,7 +3,8 @@ happened, where, and what to do, with its cause behind it.
 
 What is wrong with a call is said where it is looked at. This is for the rest: it changes no error
 that is meant, and only the outermost public function answers, so that what relprop calls itself
-behaves as ever.
+behaves as ever. Warnings are made errors here, too: by ``strict=`` where a function takes it, which
+need not look at it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any, TypeVar
 
 from relprop.errors import (
     CallError,
+    OptionError,
     RelpropError,
     UnforeseenError,
     first_line,
     nearest,
     out_of_memory,
+    strictly,
 )
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
@@ -52,8 +55,13 @@ def guarded(thing: Thing) -> Thing:
 
 
 def _guarded_function(function: Any, name: str) -> Any:
+    takes_strict = "strict" in (function.__kwdefaults__ or ())
+
     @wraps(function)
     def door(*args: Any, **options: Any) -> Any:
+        if takes_strict and _is_wanted(options.pop("strict", False)):
+            with strictly():
+                return door(*args, **options)
         if _inside.get():
             return function(*args, **options)
         token = _inside.set(True)
@@ -76,6 +84,13 @@ def _guarded_function(function: Any, name: str) -> Any:
             raise answered(error, name, function) from error
 
     return numbered if inspect.isgeneratorfunction(function) else door
+
+
+def _is_wanted(strict: object) -> bool:
+    """Raises ``OptionError`` for what is neither yes nor no."""
+    if isinstance(strict, bool):
+        return strict
+    raise OptionError(f"strict={strict!r}: True or False")
 
 
 def answered(error: Exception, name: str, function: Any = None) -> RelpropError:

@@ -11,7 +11,9 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 
@@ -78,7 +80,74 @@ class RollUpError(RelpropError):
 
 class RelpropWarning(UserWarning):
     """Something that a run could treat only by a fallback, or that the result's reader should
-    know."""
+    know. Each of its causes is a class of its own; ``strict=True`` makes all of them errors."""
+
+    def __init__(self, fact: str = "", *, at: str = "", then: Sequence[str] = ()) -> None:
+        super().__init__(message(fact, at=at, then=then))
+
+
+class GenericRuleWarning(RelpropWarning):
+    """Operations that have no rule of their own took the generic one (Eq. 2), which need not
+    conserve relevance."""
+
+
+class UnusedRuleWarning(RelpropWarning):
+    """A rule was added for a key that no operation has which relevance passes."""
+
+
+class UnexplainedPartWarning(RelpropWarning):
+    """Part of the model is left out of the scores: an input past all attention, ids that are looked
+    up a second time, a layer whose tokens are others."""
+
+
+class MixedSamplesWarning(RelpropWarning):
+    """The model's output for a sample depends on the others of its batch; each is explained
+    alone."""
+
+
+class ProbabilityWarning(RelpropWarning):
+    """The explained value is a probability, whose gradients vanish where it is near 0 or 1."""
+
+
+class ZeroScoresWarning(RelpropWarning):
+    """All scores of a sample are 0: the target does not depend on the attention, or nothing
+    positive is left there."""
+
+
+class CompletenessWarning(RelpropWarning):
+    """Scores that should sum to the change of the output do not: too few steps, or rounding."""
+
+
+class MemoryWarning(RelpropWarning):
+    """Memory ran out, or is needed all at once: the answer is the same, by a slower or a larger
+    way."""
+
+
+class ReportSizeWarning(RelpropWarning):
+    """A report is larger than ``megabytes=`` allows, with maps as coarse as they get."""
+
+
+class UndefinedValueWarning(RelpropWarning):
+    """A measure is not defined for some samples, whose value is NaN."""
+
+
+class OtherClassWarning(RelpropWarning):
+    """Explanations are not of the class that the measure is about."""
+
+
+class ResumedRunWarning(RelpropWarning):
+    """A run's folder was begun with other versions of a library, or holds samples twice."""
+
+
+class RenamedArgumentWarning(RelpropWarning):
+    """An argument has another name here."""
+
+
+class UnsavedAdapterWarning(RelpropWarning):
+    """A saved explainer cannot know what an adapter of the user's own says of tokens."""
+
+
+_strict: ContextVar[bool] = ContextVar("strict", default=False)
 
 
 def first_line(error: BaseException) -> str:
@@ -152,9 +221,28 @@ def _unwritable(path: Path, reason: str, *then: str) -> InputError:
     return InputError(message(f"cannot write {str(path)!r}: {reason}", then=then))
 
 
-def warn(text: str) -> None:
-    """A ``RelpropWarning`` that points at the user's line: the first one outside this package and
-    PyTorch's."""
+@contextmanager
+def strictly() -> Iterator[None]:
+    """Where any warning of this thread is a ``RelpropError``, with the warning as its cause."""
+    token = _strict.set(True)
+    try:
+        yield
+    except RelpropWarning as warning:
+        raise RelpropError(str(warning)) from warning
+    finally:
+        _strict.reset(token)
+
+
+def is_strict() -> bool:
+    """Whether warnings are errors here: then one that was given before is one, too."""
+    return _strict.get()
+
+
+def warn(warning: RelpropWarning) -> None:
+    """Warn at the user's line: the first one outside this package and PyTorch's. Raises the warning
+    where warnings are errors."""
+    if is_strict():
+        raise warning
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
         "relprop",
@@ -162,4 +250,4 @@ def warn(text: str) -> None:
         "captum",
     ):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, RelpropWarning, stacklevel=level)
+    warnings.warn(warning, stacklevel=level)

@@ -42,6 +42,7 @@ def check(
     precision: str | torch.dtype | None = None,
     explain_inputs: Sequence[str | int] | str | None = None,
     processor: Any = None,
+    strict: bool = False,
 ) -> Report:
     """A report on ``model`` for inputs like these; it explains nothing and changes nothing.
     Arguments as in ``explain``.

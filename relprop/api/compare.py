@@ -47,6 +47,7 @@ def compare(
     memory: Memory = "auto",
     keep_pictures: bool = True,
     ledger: bool | None = None,
+    strict: bool = False,
 ) -> Comparison:
     """Explanations by several methods, from one forward pass and one gradient for all that can
     share them.

@@ -46,6 +46,7 @@ def compile(
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,
+    strict: bool = False,
     **method_options: Any,
 ) -> Explainer:
     """An explainer of ``model`` for inputs of this shape: forward pass, gradient, relevance and
@@ -54,8 +55,8 @@ def compile(
 
     Args:
         model: as ``relprop.explain`` takes it, and so are ``inputs``, ``method``, ``rules``,
-            ``explain_inputs``, ``precision``, ``on_unknown``, ``keep``, ``processor`` and
-            ``trust_remote_code``.
+            ``explain_inputs``, ``precision``, ``on_unknown``, ``keep``, ``processor``,
+            ``trust_remote_code`` and ``strict``.
         target: names the output of which one element per sample is explained; each call says which.
         backend: ``None`` runs the program as it was recorded, which gives what ``explain`` gives
             but for rounding; ``"inductor"``, or any other backend of ``torch.compile``, compiles

@@ -43,6 +43,7 @@ def explain(
     memory: Memory = "auto",
     keep_pictures: bool = True,
     ledger: bool | None = None,
+    strict: bool = False,
     **method_options: Any,
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
@@ -100,6 +101,8 @@ def explain(
             ``lrp_gamma``, ``epsilon_lrp``) it is one gradient instead, many times faster, without
             books. ``False``: none. ``facts["relevance"]`` says how it was
             (docs/methods-relevance.md).
+        strict: ``True``: any warning (``relprop.errors`` lists them, each with its cause) is a
+            ``RelpropError`` instead.
 
     Raises:
         InputError, TargetError, OptionError, CaptureError, RuleError, NoAttentionError,
@@ -153,6 +156,7 @@ def explain_many(
     memory: Memory = "auto",
     keep_pictures: bool = True,
     ledger: bool | None = None,
+    strict: bool = False,
     **method_options: Any,
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
@@ -180,6 +184,7 @@ def trace(
     inputs: Any,
     *,
     explain_inputs: Sequence[str | int] | str | None = None,
+    strict: bool = False,
 ) -> Program:
     """The model as relprop sees it: a ``Program`` around a ``torch.fx`` graph of ATen ops, for
     inputs of these shapes. ``explain_inputs`` as in ``explain``."""

@@ -43,6 +43,7 @@ def explain_generation(
     progress: bool = False,
     trust_remote_code: bool = False,
     memory: Memory = "auto",
+    strict: bool = False,
     **method_options: Any,
 ) -> Generation:
     """One explanation per generated token, over the prompt and the output before it. The model is

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from relprop.api.hooks import RelevanceHook, chain, tidy
 from relprop.api.node_names import node_labels
 from relprop.api.why import Why, why
 from relprop.door import guarded
-from relprop.errors import OptionError, RelpropError, message, nearest
+from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
 from relprop.explanation import Explanation
 from relprop.interpreter.forward import forward
 from relprop.interpreter.ledger import Ledger
@@ -68,6 +69,7 @@ class Instrument:
         self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
         self._count = 0
         self._closed = False
+        self._warned = strictly if is_strict() else nullcontext
         self.may_differentiate: Callable[[], None] = lambda: None  # refuses gradients, if need be
         self._forget()
 
@@ -177,7 +179,7 @@ class Instrument:
         """The token scores with the hooks in place."""
         hooks = self._hooks_by_node()
         question = Question(method, options, hooks=hooks, ledger=True)
-        with undisturbed(self.session.model), torch.no_grad():
+        with self._warned(), undisturbed(self.session.model), torch.no_grad():
             return ask_once(self.session, self.inputs, self.target, question)
 
     def _matching(self, pattern: str) -> dict[str, fx.Node]:
@@ -219,7 +221,8 @@ class Instrument:
             leaves = frozenset(self.session.program.leaves.values())
             starts = tuple({n: None for term in start.terms for n in term.seeds})
             plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
-            self.session.tell(self.session.notices(plan))
+            with self._warned():
+                self.session.tell(self.session.notices(plan))
             hooks = self._hooks_by_node()
             with undisturbed(self.session.model), torch.no_grad():
                 passes = Relevance.at_terms(plan, start.begun, hooks)
@@ -249,9 +252,11 @@ def instrument(
     explain_inputs: Sequence[str | int] | str | None = None,
     verify: bool = True,
     processor: Any = None,
+    strict: bool = False,
 ) -> Instrument:
     """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
-    in ``explain``. The forward pass runs at once, and is compared with the model's own.
+    in ``explain``; ``strict`` holds for all that is asked later, too. The forward pass runs at
+    once, and is compared with the model's own.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model

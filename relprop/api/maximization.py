@@ -61,6 +61,7 @@ def activation_maximization(
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
     precision: str | torch.dtype | None = None,
+    strict: bool = False,
 ) -> Maximization:
     """argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1) by gradient ascent, I ← I + ``lr``·(∂S/∂I
     − 2λI). The model is left exactly as it was.
@@ -80,7 +81,7 @@ def activation_maximization(
             2·``lr``·λ of the way to it.
         seed: of the start image.
         bounds: (low, high), to which every step clips the image.
-        precision: as for ``explain``.
+        precision: as for ``explain``, and so is ``strict``.
 
     Raises:
         OptionError, InputError, TargetError; RelpropError if the objective is no longer finite.

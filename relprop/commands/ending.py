@@ -22,6 +22,8 @@ def refusal(error: Exception) -> str:
         return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
     if isinstance(error, OSError) and not isinstance(error, RelpropError):
         return str(error)
+    if isinstance(error, RelpropWarning):  # --strict
+        return str(error)
     if not isinstance(error, RelpropError) or isinstance(error, UnforeseenError):
         said = error if isinstance(error, RelpropError) else answered(error, "the command")
         return f"{said}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"

@@ -12,7 +12,14 @@ from typing import Any, Never
 from torch import Tensor, nn
 
 from relprop.adapters import Adapter, HuggingFace, Prepared, Timm
-from relprop.errors import InputError, OptionError, TargetError, message, warn
+from relprop.errors import (
+    InputError,
+    OptionError,
+    TargetError,
+    UnsavedAdapterWarning,
+    message,
+    warn,
+)
 from relprop.numerics import is_finite
 from relprop.targets import Target
 from relprop.tracer.binding import Inputs
@@ -41,7 +48,7 @@ class Remembered:
                 f"the saved explainer does not know what adapter {type(adapter).__name__!r} says "
                 "of tokens, words and content"
             )
-            warn(message(fact, then=["an explainer that relprop.compile made knows"]))
+            warn(UnsavedAdapterWarning(fact, then=["an explainer that relprop.compile made knows"]))
         return cls(
             adapter.labels(model),
             adapter.special_ids(model, processor),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import InputError, warn
+from relprop.errors import InputError, UndefinedValueWarning, warn
 from relprop.evaluation.base import bools, chosen, finite, in_range, labels_for, needed, ranked
 
 PROTOCOLS = ("corrected", "paper", "paper-code")
@@ -71,8 +71,10 @@ class KendallConfidence:
         found = torch.tensor(taus, dtype=torch.float64)
         if undefined := int(found.isnan().sum()):
             warn(
-                f"Kendall's τ is not defined for {undefined} of {count} samples: a class "
-                "gives all their tokens one score; their value is NaN"
+                UndefinedValueWarning(
+                    f"Kendall's τ is not defined for {undefined} of {count} samples: a class "
+                    "gives all their tokens one score; their value is NaN"
+                )
             )
         return found
 

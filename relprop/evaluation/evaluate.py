@@ -27,6 +27,7 @@ def evaluate(
     samples: int | None = None,
     batch_size: int = 50,
     title: str = "",
+    strict: bool = False,
 ) -> Table:
     """The table of ``methods`` on a task's samples, with the rows ``random`` and ``position``.
 
@@ -37,6 +38,7 @@ def evaluate(
             target)``, pairs of a row's name and one of these.
         samples: the first so many of the data set; ``None``: all. ``batch_size``: samples at a
             time; no number depends on it beyond rounding.
+        title: the table's. ``strict``: as in ``relprop.explain``.
 
     For data sets that are large, and for runs that may be interrupted, there is ``relprop evaluate
     --data`` (docs/whole-data-sets.md).

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, warn
+from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked
 from relprop.evaluation.texts import Words, text_of, word_scores, words_of
 from relprop.explanation import Explanation
@@ -135,8 +135,10 @@ class _Faithfulness:
         skipped = present.sum(1) < (SHORT if self.protocol == "paper-code" else 0)
         if skipped.any():
             warn(
-                f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have "
-                f"fewer than {SHORT} tokens and are skipped; their value is NaN"
+                UndefinedValueWarning(
+                    f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have "
+                    f"fewer than {SHORT} tokens and are skipped; their value is NaN"
+                )
             )
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
             fact = "some text has no token left after its words are deleted"

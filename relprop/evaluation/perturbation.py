@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, warn
+from relprop.errors import InputError, OptionError, OtherClassWarning, warn
 from relprop.evaluation.base import (
     answering,
     chosen,
@@ -143,8 +143,10 @@ class _Perturbation:
             raise InputError(f"{fact}, its explanation of {maps.target[at]!r}")
         if other:
             warn(
-                f"explained='predicted': {len(other)} explanations are not of the class "
-                f"the model predicts, the first of them of sample {other[0]}"
+                OtherClassWarning(
+                    f"explained='predicted': {len(other)} explanations are not of the class "
+                    f"the model predicts, the first of them of sample {other[0]}"
+                )
             )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from relprop.api.explain import trace
 from relprop.api.stability import rank_correlation
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, warn
+from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation
 from relprop.tracer.program import Program
@@ -138,8 +138,10 @@ class ClassSensitivity:
         found = _correlations(_compared(maps, content), _compared(others, content))
         if undefined := int(found.isnan().sum()):
             warn(
-                f"class sensitivity is not defined for {undefined} of {len(found)} "
-                "samples: one of their maps is constant; their value is NaN"
+                UndefinedValueWarning(
+                    f"class sensitivity is not defined for {undefined} of {len(found)} "
+                    "samples: one of their maps is constant; their value is NaN"
+                )
             )
         return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.data import Sample, Source
-from relprop.errors import InputError, OptionError, RelpropError, first_line
+from relprop.errors import InputError, OptionError, RelpropError, RelpropWarning, first_line
 from relprop.evaluation.base import answering, logits_of, without
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import (
@@ -196,7 +196,7 @@ class Task:
             return floor.repeat_interleave(len(target) // len(floor), 0)
         try:
             values = row.function(model, inputs, target)
-        except RelpropError:
+        except (RelpropError, RelpropWarning):
             raise
         except Exception as error:
             fact = f"{row.name}(model, inputs, target) raised {type(error).__name__}"

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, first_line, message, warn
+from relprop.errors import CompletenessWarning, OptionError, first_line, message, warn
 from relprop.methods.branches import refuse_branches
 from relprop.methods.inputs import Baseline, baselines, sums
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
@@ -73,7 +73,7 @@ def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
     if bool(bad.any()):
         worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
         warn(
-            message(
+            CompletenessWarning(
                 f"deeplift of {int(bad.sum())} of {len(gap)} samples is off by rounding: "
                 f"that of sample {worst} sums to "
                 f"{float(summed[worst]):.4g}, where y_t changes by "

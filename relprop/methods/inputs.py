@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, first_line, message, warn
+from relprop.errors import CompletenessWarning, OptionError, RelpropError, first_line, message, warn
 from relprop.rules.gamma import GAMMA
 from relprop.runner.input_study import InputStudy
 
@@ -160,7 +160,7 @@ def _warn_unless_complete(
     if bool(bad.any()):
         worst = int((gap / size).nan_to_num().argmax())
         warn(
-            message(
+            CompletenessWarning(
                 f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have "
                 f"not converged with n_steps={n_steps}: those of sample {worst} sum to "
                 f"{float(total[worst]):.4g}, where y_t changes by "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from relprop.errors import warn
+from relprop.errors import UnexplainedPartWarning, warn
 from relprop.rollup import tokens_of
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
@@ -28,9 +28,11 @@ def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValue
     if moved.shape[1] == layer.tokens:
         return moved
     warn(
-        f"the layer at {site.path!r} is passed over: the attention that a token receives is "
-        f"taken from {moved.shape[1]} tokens there, and its output holds {layer.tokens} (steps of "
-        "a cache, pooled queries)"
+        UnexplainedPartWarning(
+            f"the layer at {site.path!r} is passed over: the attention that a token receives is "
+            f"taken from {moved.shape[1]} tokens there, and its output holds {layer.tokens} (steps "
+            "of a cache, pooled queries)"
+        )
     )
     return None
 

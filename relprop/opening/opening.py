@@ -21,7 +21,7 @@ from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, message, warn
+from relprop.errors import InputError, OptionError, RenamedArgumentWarning, message, warn
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
 from relprop.opening.usable import usable_model
@@ -86,7 +86,8 @@ def one_processor(processor: object, options: dict[str, Any]) -> object:
         return processor
     if processor is not None:
         raise OptionError("tokenizer= and processor= are one argument: give processor= alone")
-    warn("tokenizer= is called processor=, as in all of relprop: processor=tokenizer")
+    fact = "tokenizer= is called processor=, as in all of relprop: processor=tokenizer"
+    warn(RenamedArgumentWarning(fact))
     return tokenizer
 
 

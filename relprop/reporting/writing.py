@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from relprop.door import guarded
-from relprop.errors import OptionError, message, warn, writable
+from relprop.errors import OptionError, ReportSizeWarning, warn, writable
 from relprop.explanation import Explanation
 from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.chunks import Chunks
@@ -37,6 +37,7 @@ def report(
     title: str | None = None,
     code: str | None = None,
     megabytes: float = 5.0,
+    strict: bool = False,
 ) -> Path:
     """Write one HTML file to look into explanations with: hover a token and see its row of C, any
     head's attention, gradient and relevance, the ledger.
@@ -59,6 +60,7 @@ def report(
         code: what makes the explanation again, instead of the call that the report writes itself.
         megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is
             warned of.
+        strict: as in ``explain``.
 
     Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError``
     for pictures of another size or range, for numbers that are not finite, and for a path in a
@@ -121,7 +123,7 @@ def _fitted(data: dict[str, Any], material: Material) -> bytes:
             f"the report has {len(page) / 1e6:.1f} MB, more than {limit / 1e6:.1f}: "
             "scores and pictures alone take that much"
         )
-        warn(message(fact, then=["megabytes=", "fewer samples, targets or methods"]))
+        warn(ReportSizeWarning(fact, then=["megabytes=", "fewer samples, targets or methods"]))
     return page
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, message, warn
+from relprop.errors import OptionError, RelpropError, ZeroScoresWarning, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
@@ -207,7 +207,7 @@ def _warn_of_nothing(numbers: Numbers, moves: Callable[[], Tensor | None]) -> No
         )
         then = "explain a logit instead of a probability: target=relprop.targets.output(NAME)[...]"
     fact = f"all scores of {int(empty.sum())} of {len(empty)} samples are 0: {cause}"
-    warn(message(fact, then=[then]))
+    warn(ZeroScoresWarning(fact, then=[then]))
 
 
 def _block(values: SiteValues) -> Block:

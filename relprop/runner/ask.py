@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared
 from relprop.errors import (
+    MemoryWarning,
     OptionError,
     RelpropError,
     TargetError,
@@ -135,7 +136,8 @@ class Asking:
             if not out_of_memory(error) or self.how.memory == 0:
                 raise
             fact = "there is no memory left; once more, with the graph cut into segments"
-            warn(message(fact, then=["memory= says how much an answer may take (docs/scale.md)"]))
+            then = ["memory= says how much an answer may take (docs/scale.md)"]
+            warn(MemoryWarning(fact, then=then))
         try:
             return self._answered(sessions, part, targets, heard, 0)
         except (RelpropError, RuntimeError, MemoryError) as error:

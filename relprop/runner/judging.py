@@ -10,7 +10,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import CaptureError, InputError, RelpropError, RoundingError, warn
+from relprop.errors import (
+    CaptureError,
+    InputError,
+    MixedSamplesWarning,
+    RelpropError,
+    RoundingError,
+    is_strict,
+    warn,
+)
 from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.differences import (
@@ -207,7 +215,7 @@ class Judge:
             f"{sample} is off by {worst.error:.1e} of the largest value from "
             "what it returns for that sample alone, which is what is explained"
         )
-        if session.program.memo.first_time("the model mixes samples"):
+        if is_strict() or session.program.memo.first_time("the model mixes samples"):
             self.to_tell.append(said)
         return said
 
@@ -264,7 +272,7 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
         try:
             done = call(inputs, judge)
             for said in judge.to_tell:
-                warn(said)
+                warn(MixedSamplesWarning(said))
             return done
         except _Shared as other:
             inputs = inputs.sharing(other.names)

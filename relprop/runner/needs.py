@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from relprop.errors import OptionError, TargetError
+from relprop.errors import OptionError, RelpropWarning, TargetError
 from relprop.interpreter.forms import forms_of
 from relprop.layout import placing
 from relprop.plan import Plan
@@ -56,7 +56,7 @@ class Needs:
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
     facts: Mapping[str, object] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
+    notices: tuple[RelpropWarning, ...] = ()
 
     @property
     def program(self) -> Program:

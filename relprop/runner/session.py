@@ -12,7 +12,16 @@ import torch
 from torch import fx, nn
 
 from relprop.adapters import Adapter, adapter_for
-from relprop.errors import OptionError, message, nearest, warn
+from relprop.errors import (
+    GenericRuleWarning,
+    OptionError,
+    RelpropWarning,
+    UnexplainedPartWarning,
+    UnusedRuleWarning,
+    is_strict,
+    nearest,
+    warn,
+)
 from relprop.interpreter.replay import Replay
 from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
@@ -58,7 +67,7 @@ class Session:
 
         return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)
 
-    def notices(self, plan: Plan | None) -> tuple[str, ...]:
+    def notices(self, plan: Plan | None) -> tuple[RelpropWarning, ...]:
         """What the user is to be warned of: operations that took the generic rule, added rules that
         none took, and ids that are looked up more than once."""
         found = () if plan is None else (*_notice_of_generic(plan), *_notices_of_untaken(plan))
@@ -139,11 +148,11 @@ class Session:
 
         return self.kept(("constant lookups",), make)
 
-    def tell(self, notices: Iterable[str]) -> None:
+    def tell(self, notices: Iterable[RelpropWarning]) -> None:
         """Warn of what is not as one would expect, each once for a program."""
-        for text in notices:
-            if self.program.memo.first_time(("told", text)):
-                warn(text)
+        for notice in notices:
+            if is_strict() or self.program.memo.first_time(("told", str(notice))):
+                warn(notice)
 
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
@@ -152,7 +161,7 @@ class Session:
         return self.program.memo.once(full, make)
 
 
-def _notices_of_untaken(plan: Plan) -> list[str]:
+def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
     """Of each rule that ``with_rule`` added, the newest for its key, and no operation takes."""
     taken, added = {id(step.rule) for step in plan.steps}, plan.rules.added
     newest = [e for i, e in enumerate(added) if e.key not in [b.key for b in added[:i]]]
@@ -162,22 +171,22 @@ def _notices_of_untaken(plan: Plan) -> list[str]:
     return [_untaken(entry, paths) for entry in ignored]
 
 
-def _untaken(entry: Entry, paths: list[str]) -> str:
+def _untaken(entry: Entry, paths: list[str]) -> RelpropWarning:
     near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
     then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
-    return message(
+    return UnusedRuleWarning(
         f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
         f"for {entry.key!r}",
         then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
     )
 
 
-def _notice_of_generic(plan: Plan) -> list[str]:
+def _notice_of_generic(plan: Plan) -> list[RelpropWarning]:
     if not plan.generic:
         return []
     ops = sorted({str(n.target) for n in plan.generic})
     return [
-        message(
+        GenericRuleWarning(
             f"{len(plan.generic)} operations have no rule of their own and take "
             f"the generic one (Eq. 2): {', '.join(ops)}",
             at=describe(plan.generic[0]),
@@ -189,12 +198,14 @@ def _notice_of_generic(plan: Plan) -> list[str]:
     ]
 
 
-def _notice_of_lookups(found: tuple[str, ...]) -> list[str]:
+def _notice_of_lookups(found: tuple[str, ...]) -> list[RelpropWarning]:
     if not found:
         return []
     return [
-        "the ids are looked up several times, and only the first lookup is explained; "
-        f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
+        UnexplainedPartWarning(
+            "the ids are looked up several times, and only the first lookup is explained; "
+            f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
+        )
     ]
 
 

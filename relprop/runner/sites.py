@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from relprop.errors import NoAttentionError, RollUpError, TargetError, message
+from relprop.errors import (
+    NoAttentionError,
+    RollUpError,
+    TargetError,
+    UnexplainedPartWarning,
+    message,
+)
 from relprop.rollup import Stream
 from relprop.runner.method import input_level
 from relprop.runner.session import Session
@@ -33,13 +39,15 @@ def refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Str
             )
 
 
-def notice_of_inputs(streams: Sequence[Stream], apart: Sequence[str]) -> tuple[str, ...]:
+def notice_of_inputs(
+    streams: Sequence[Stream], apart: Sequence[str]
+) -> tuple[UnexplainedPartWarning, ...]:
     """Inputs that feed the target past all attention have no scores, and the user is told."""
     if not (streams and apart):
         return ()
     named = ", ".join(map(repr, apart))
     return (
-        message(
+        UnexplainedPartWarning(
             f"{named} feeds the target past all attention: "
             "methods over attention have no scores for it",
             then=[EXPLAINS_EVERY_INPUT],

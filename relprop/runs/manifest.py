@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from relprop.errors import InputError, OptionError, first_line, warn
+from relprop.errors import InputError, OptionError, ResumedRunWarning, first_line, warn
 from relprop.runs.base import Work
 from relprop.runs.disk import write_json
 from relprop.runs.probing import Probe, apart
@@ -101,7 +101,8 @@ class Manifest:
             )
         for name, version in now.versions.items():
             if (before := self.versions.get(name)) != version:
-                warn(f"this run was begun with {name} {before} and goes on with {version}")
+                fact = f"this run was begun with {name} {before} and goes on with {version}"
+                warn(ResumedRunWarning(fact))
 
 
 def remember_batch_size(folder: Path, size: int) -> None:

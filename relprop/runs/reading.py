@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import OptionError, as_path, warn
+from relprop.errors import OptionError, ResumedRunWarning, as_path, warn
 from relprop.runs.manifest import Failure, Manifest, read_failures
 from relprop.runs.shards import Catalogue, Shard, arrow, schema
 
@@ -46,7 +46,7 @@ class RunResults:
         }
         if self._catalogue.twice:
             twice = f"{self._catalogue.twice} samples of {folder.name!r}"
-            warn(f"{twice} are in two shards: the first one counts")
+            warn(ResumedRunWarning(f"{twice} are in two shards: the first one counts"))
 
     @property
     def done(self) -> int:

@@ -72,6 +72,7 @@ def run(
     on_error: str = "stop",
     progress: bool = True,
     patience: float = PATIENCE,
+    strict: bool = False,
 ) -> Summary:
     """Do ``work`` for every sample, in batches, into the folder ``out``; see
     docs/whole-data-sets.md.
@@ -88,6 +89,8 @@ def run(
         progress: show how far it is, and the remaining time.
         patience: among several processes, seconds without a new shard after which the first one
             gives up waiting for the others.
+        strict: any warning is an error, as in ``relprop.explain``; that of a sample is one that
+            ``on_error`` is asked about.
 
     Returns:
         A summary. Of several processes the first returns when all are done, the others when their

@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, warn
+from relprop.errors import ProbabilityWarning, TargetError, warn
 from relprop.operations import Kind, is_call, kind, name_of
 from relprop.targets.index import Output
 from relprop.targets.outputs import CLASSES, class_output
@@ -127,8 +127,10 @@ def _warn_if_probability(program: Program) -> None:
         (source, *_) = tensor_inputs(source)
     if kind(source) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(source, aten.sigmoid):
         warn(
-            f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "
-            "value is a probability, the method's paper code explains the logit before it"
+            ProbabilityWarning(
+                f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "
+                "value is a probability, the method's paper code explains the logit before it"
+            )
         )
 
 

@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import CaptureError, first_line, message, warn
+from relprop.errors import CaptureError, MemoryWarning, first_line, message, warn
 from relprop.operations import Kind, is_inplace, kind
 from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
@@ -87,9 +87,9 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
             return _captured(recorded, outputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
+            if is_offloaded(model):
+                warn(MemoryWarning(ALL_LOADED.format(first_line(refused))))
             try:
-                if is_offloaded(model):
-                    warn(ALL_LOADED.format(first_line(refused)))
                 with seen_through(), loaded(model):
                     recorded = _concrete(Flat(model, inputs), inputs, take_back)
             except Exception as failed:
