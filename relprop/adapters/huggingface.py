@@ -42,9 +42,10 @@ class HuggingFace(Adapter):
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
-        """A ``PreTrainedModel``; transformers is looked up, never imported."""
+        """A ``PreTrainedModel``; transformers is looked up, never imported: while another thread
+        imports it, it has no models yet."""
         transformers = sys.modules.get("transformers.modeling_utils")
-        return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+        return isinstance(model, getattr(transformers, "PreTrainedModel", ()))
 
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
         """Text, pictures or sound through the tokenizer or processor of the model; ready inputs as

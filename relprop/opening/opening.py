@@ -63,7 +63,8 @@ def opened(
             "trust_remote_code is for a model given by id or folder; this one is loaded already"
         )
     pipelines = sys.modules.get("transformers.pipelines.base")
-    if pipelines is not None and isinstance(model, pipelines.Pipeline):
+    pipeline: Any = getattr(pipelines, "Pipeline", ())  # while it is imported, there are none
+    if isinstance(model, pipeline):
         if processor is not None:
             raise OptionError(
                 "processor is for a model without one; a pipeline reads its inputs itself"

@@ -25,15 +25,17 @@ from relprop.rules.sums import STABILISER
 
 
 def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
-    """Fan-out: x · Σ_k R_k/(x + 1e-9), which is the sum up to the stabiliser, and 0 where x = 0."""
+    """Fan-out: x · Σ_k R_k/(x + 1e-9), which is the sum up to the stabiliser, 0 where x = 0, and
+    the sum where x is infinite (masked scores)."""
     divide = AuthorsStabiliser()
-    return value * sum((divide(r, value) for r in relevances[1:]), divide(relevances[0], value))
+    kept = value * sum((divide(r, value) for r in relevances[1:]), divide(relevances[0], value))
+    return torch.where(value.isinf(), sum(relevances[1:], relevances[0]), kept)
 
 
 def stabilised_move(inverse: Rule, relevance: Tensor, call: Call) -> Split:
     """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to
     it."""
-    kept = call.output * AuthorsStabiliser()(relevance, call.output)
+    kept = stabilised_sum(call.output, (relevance,))
     return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
 
 

@@ -1,6 +1,9 @@
 """Words and their scores, from every kind of tokenizer, and the same words whatever is known of the
 text."""
 
+import sys
+import types
+
 import pytest
 import torch
 import transformers
@@ -8,6 +11,7 @@ import transformers
 import relprop
 from relprop.adapters.words import words_from_ids, words_from_record
 from tests.adapters.tokenizers_in_code import KINDS, byte_level, unigram, wordpiece
+from tests.common.models import sample, shared
 
 TEXT = "the unhappy cats don't like café noise, naïve people"
 SPLIT = {  # as the tokenizer's record has them; by the text's spaces alone
@@ -229,3 +233,10 @@ def test_without_a_tokenizer_there_are_no_words():
 def test_what_cannot_be_prepared_is_refused(inputs, processor, says):
     with pytest.raises(relprop.errors.InputError, match=says):
         relprop.explain(bert(wordpiece()), inputs, processor=processor)
+
+
+def test_a_library_that_another_thread_is_importing_has_no_models_yet(monkeypatch):
+    half = types.ModuleType("transformers.modeling_utils")
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", half)
+    monkeypatch.setitem(sys.modules, "transformers.pipelines.base", half)
+    assert relprop.explain(shared(), sample(), 1).scores.isfinite().all()

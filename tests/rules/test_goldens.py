@@ -140,6 +140,16 @@ def test_cat(theirs):
 
 
 @both_sets
+def test_masked_scores_pass_whole_what_arrives_at_them(theirs):
+    """x · R/(x + 1e-9) at x = −inf: scores beside a sink, which their models do not have."""
+    scores, sink = torch.tensor([[1.0, float("-inf")]]).double(), torch.ones(1, 1).double()
+    relevance = torch.tensor([[2.0, 3.0, 4.0]]).double()
+    shares = split(theirs, relevance, aten.cat.default, [scores, sink], 1)
+    close(shares[0], relevance[:, :2])
+    close(SETS[theirs].fan_out(scores, (relevance[:, :2],) * 2), 2 * relevance[:, :2])
+
+
+@both_sets
 def test_selection_of_a_token(theirs):
     x, want = golden("index.x"), golden(f"index.{theirs}.out")
     token = int(want.abs().sum((0, 2)).argmax())

@@ -1,10 +1,13 @@
 """Runs that are really killed, with SIGKILL, at random moments, until they are done: nothing is
 lost, nothing is done twice."""
 
+import itertools
 import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,6 +15,12 @@ import pytest
 from relprop.runs import read_run, run
 from tests.runs.sources import Pictures, patches
 from tests.runs.works import Numbers, committed, explained_in_a_process, numbers_in_a_process, same
+
+#: Either command, on 400 samples in 200 shards.
+COMMANDS = {
+    "explain": ("--method", "rollout", "--target", "label", "--limit", "400"),
+    "evaluate": ("--method", "rollout", "--measure", "segmentation", "--samples", "400"),
+}
 
 
 def start(target, *arguments):
@@ -92,3 +101,46 @@ def test_explanations_of_a_run_that_is_killed(tmp_path):
     process.join()
     assert process.exitcode == 0 and left and left[0] < 12
     assert same(read_run(folder), read_run(tmp_path / "whole"))
+
+
+class Command:
+    """The command line as a person types it, in a process that can be killed."""
+
+    def __init__(self, name, folder):
+        options = ("--data", "demo:digits", "--model", "demo:digits", "--batch-size", "2")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "relprop", name, *options, *COMMANDS[name]]
+            + ["--out", str(folder), "--resume"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.pid = self.process.pid
+
+    @property
+    def exitcode(self):
+        return self.process.poll()
+
+    def join(self):
+        self.process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_is_killed_fifty_times(tmp_path, name):
+    whole, folder, draw = tmp_path / "whole", tmp_path / "killed", random.Random(name)
+    alone = Command(name, whole)
+    alone.join()
+    assert alone.exitcode == 0 and committed(whole) == 200
+    # one in three while it starts, which takes some seconds; two in three just after a shard
+    delays = (draw.uniform(0, 0.1 if i % 3 else 3) for i in itertools.count())
+    left = killed_until_done(lambda: Command(name, folder), folder, delays, kills=52)
+    assert len(left) >= 50 and left == sorted(left) and any(0 < shards < 200 for shards in left)
+    last = Command(name, folder)
+    last.join()
+    assert last.exitcode == 0
+    results = read_run(folder)
+    assert results.complete and same(results, read_run(whole)) and committed(folder) == 200
+    if name == "evaluate":
+        for table in ("table.md", "table.json"):
+            assert (folder / table).read_bytes() == (whole / table).read_bytes()
