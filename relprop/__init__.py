@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         testing,
     )
     from relprop.api.check import check
+    from relprop.api.cite import cite
     from relprop.api.compare import compare
     from relprop.api.comparison import Comparison
     from relprop.api.compile import compile, load_explainer
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from relprop.api.stability import stability
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
-    from relprop.explanation import Explanation
+    from relprop.explanation import Citations, Explanation
     from relprop.opening import open_model
     from relprop.reporting import report
     from relprop.rules import Rule, RuleSet, register_rule
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Citations",
     "Comparison",
     "Explainer",
     "Explanation",
@@ -60,6 +62,7 @@ __all__ = [
     "RuleSet",
     "activation_maximization",
     "check",
+    "cite",
     "compare",
     "compile",
     "errors",
@@ -82,6 +85,7 @@ __all__ = [
 #: The module in which each public name is defined; a name that is missing here is a module itself.
 _HOMES = {
     "api.check": ("check",),
+    "api.cite": ("cite",),
     "api.compare": ("compare",),
     "api.comparison": ("Comparison",),
     "api.compile": ("compile", "load_explainer"),
@@ -93,7 +97,7 @@ _HOMES = {
     "api.stability": ("stability",),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
-    "explanation": ("Explanation",),
+    "explanation": ("Citations", "Explanation"),
     "reporting": ("report",),
     "rules": ("Rule", "RuleSet", "register_rule"),
     "storage": ("load",),

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from relprop.adapters import Original
+from relprop.adapters.texts import Text
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, as_path, first_line
 from relprop.explanation.fitting import refuse_unfit
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "relprop-explanation-3"
 GENERATION = "relprop-generation-1"
 TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
-STREAM = ("tokens", "grid", "image", "extent", "words", "clock")
+STREAM = ("tokens", "grid", "image", "extent", "words", "texts", "clock")
 PLAIN = ("method", "rules", "facts")
 MAPS = ("attention", "gradient", "relevance")
 PICTURE = "explanation.plot().savefig({path!r})"
@@ -224,6 +225,10 @@ def _below(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
 
+def _text(text: str, spans: list[list[int]], turns: list[list[int]]) -> Text:
+    return Text(text, [(a, b) for a, b in spans], [(a, b) for a, b in turns])
+
+
 def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor]) -> TokenScores:
     from relprop.explanation import TokenScores
 
@@ -233,6 +238,7 @@ def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor]) -> TokenSco
         name=header["name"],
         tokens=header["tokens"],
         extent=tuple(header.get("extent", ())),
+        texts=header.get("texts") and [_text(*row) for row in header["texts"]],
         words=words and [[(text, tokens) for text, tokens in row] for row in words],
         originals=originals
         and tuple(

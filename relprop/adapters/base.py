@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.pictures import Original, originals
+from relprop.adapters.texts import Text
 from relprop.errors import InputError, TargetError, first_line, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.offloaded import home_of
@@ -27,12 +28,14 @@ class Prepared:
 
     ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
     as such. ``originals``: for each input of pictures, the picture every sample was made from.
+    ``texts``: what each sample was made from, if it was text.
     """
 
     inputs: Any
     processor: Any = None
     encodings: tuple[Any, ...] = ()
     originals: Mapping[str, tuple[Original, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     def without_pictures(self) -> Prepared:
         """The same, with no picture kept; where the model's image lies in each is still known."""
@@ -50,6 +53,7 @@ class Prepared:
             inputs=None,
             encodings=cut(self.encodings),
             originals={name: cut(o) for name, o in self.originals.items()},
+            texts=cut(self.texts),
         )
 
 
@@ -131,6 +135,11 @@ class Adapter:
 
     def words(self, model: nn.Module, given: Given) -> list[list[Word]] | None:
         """The words of every sample, each with the positions it is made of, or ``None``."""
+        return None
+
+    def texts(self, model: nn.Module, given: Given) -> list[Text] | None:
+        """The text of every sample, with the characters that each position was made from, or
+        ``None``."""
         return None
 
     def content(self, model: nn.Module, given: Given) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.base import Adapter, Given, Word
+from relprop.adapters.texts import Text
 
 
 class Places(Protocol):
@@ -28,12 +29,13 @@ class Places(Protocol):
 
 
 def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -> dict[str, Any]:
-    """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, the
-    clock, the original pictures."""
+    """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, texts,
+    the clock, the original pictures."""
     return {
         "content": _content(adapter.content(model, given), given, places),
         "tokens": _labels(adapter.tokens(model, given), places),
         "words": _words(adapter.words(model, given), places),
+        "texts": _texts(adapter.texts(model, given), places),
         "clock": _clock(adapter.clock(model, given), places),
         "originals": given.prepared.originals.get(given.stream),
     }
@@ -92,6 +94,23 @@ def _words(known: list[list[Word]] | None, places: Places) -> list[list[Word]] |
         [(text, sorted({t for p in positions for t in tokens[p]})) for text, positions in row]
         for row in known
     ]
+
+
+def _texts(known: list[Text] | None, places: Places) -> list[Text] | None:
+    """Each token's characters: all of those that the positions it was made from have."""
+    if known is None:
+        return None
+    spans: list[list[int]] = [[] for _ in places.source.tolist()]
+    for position, tokens in _tokens_at(places).items():
+        for token in tokens:
+            spans[token].append(position)
+    return [text._replace(spans=[_whole(text, positions) for positions in spans]) for text in known]
+
+
+def _whole(text: Text, positions: list[int]) -> tuple[int, int]:
+    found = [text.spans[p] for p in positions if p < len(text.spans)]
+    found = [(a, b) for a, b in found if a < b]
+    return (min(a for a, _ in found), max(b for _, b in found)) if found else (0, 0)
 
 
 def _tokens_at(places: Places) -> dict[int, list[int]]:

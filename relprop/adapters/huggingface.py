@@ -19,10 +19,12 @@ from relprop.adapters.processing import (
     is_function_of_pictures,
     kind_of,
     processed,
+    texts_in,
     tokenizer_of,
 )
 from relprop.adapters.sound import measured_clock
-from relprop.adapters.words import words_from_ids, words_from_record
+from relprop.adapters.texts import Text, decoded, recorded, with_turns
+from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
 from relprop.errors import InputError, TargetError, message
 from relprop.tracer.binding import Inputs
 
@@ -51,6 +53,7 @@ class HuggingFace(Adapter):
         """Text, pictures or sound through the tokenizer or processor of the model; ready inputs as
         they are."""
         pictures: dict[str, Any] = {}
+        texts = texts_in(inputs)
         if not ready(inputs):
             if is_function_of_pictures(processor) and kind_of(inputs) == "a picture":
                 return super().prepare(model, inputs, processor)
@@ -60,7 +63,7 @@ class HuggingFace(Adapter):
                 fact = f"inputs is {kind}, which the model does not read itself"
                 raise InputError(message(fact, then=[GIVE_PROCESSOR]))
         encodings = tuple(getattr(inputs, "encodings", None) or ())
-        return Prepared(inputs, processor, encodings, pictures)
+        return Prepared(inputs, processor, encodings, pictures, texts)
 
     def token_inputs(self, model: nn.Module, inputs: Inputs) -> tuple[str, ...] | None:
         """The main inputs of the model and of its parts (text and vision towers), a decoder's ids,
@@ -125,7 +128,7 @@ class HuggingFace(Adapter):
         if encodings := records(given):
             return [list(encoding.tokens) for encoding in encodings]
         rows = ids.tolist()
-        pieces = rows if tokenizer is None else map(tokenizer.convert_ids_to_tokens, rows)
+        pieces = rows if tokenizer is None else [pieces_of(row, tokenizer) for row in rows]
         return [[str(piece) for piece in row] for row in pieces]
 
     def words(self, model: nn.Module, given: Given) -> list[list[Word]] | None:
@@ -141,6 +144,21 @@ class HuggingFace(Adapter):
             return [words_from_record(e, s, tokenizer) for e, s in both]
         rows = zip(ids.tolist(), special, strict=True)
         return [words_from_ids(row, s, tokenizer) for row, s in rows]
+
+    def texts(self, model: nn.Module, given: Given) -> list[Text] | None:
+        """By the tokenizer's record of the text, else by its way back from ids to text."""
+        ids, tokenizer = given.tensor, tokenizer_of(given.prepared.processor)
+        if ids.is_floating_point() or ids.dim() != 2:
+            return None
+        encodings, known = records(given), given.prepared.texts
+        found: list[Text | None] = [None] * len(ids)
+        if encodings and len(known) == len(ids):
+            found = [recorded(e, text) for e, text in zip(encodings, known, strict=True)]
+        if tokenizer is None and None in found:
+            return None
+        rows = zip(found, ids.tolist(), strict=True)
+        texts = [decoded(row, tokenizer) if text is None else text for text, row in rows]
+        return [with_turns(text, tokenizer) for text in texts]
 
     def content(self, model: nn.Module, given: Given) -> Tensor | None:
         """Neither padding nor a special token: special by the tokenizer's record, else its special

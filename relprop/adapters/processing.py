@@ -111,6 +111,15 @@ def _pictures_in(inputs: Any) -> Any:
     return inputs if kind_of(inputs) == "a picture" else None
 
 
+def texts_in(inputs: Any) -> tuple[str, ...]:
+    """The texts that ``inputs`` are, or name as such; none of what is pairs of texts or tensors."""
+    named = isinstance(inputs, Mapping)
+    texts = inputs.get("text") if named and "text_pair" not in inputs else inputs
+    some = (texts,) if isinstance(texts, str) else texts
+    are = isinstance(some, (list, tuple)) and all(isinstance(text, str) for text in some)
+    return tuple(some) if are else ()
+
+
 def _originals(pictures: Any, processor: Any, made: Any) -> dict[str, tuple[Original, ...]]:
     """Where in each picture the model's image lies, if processing made one image of each."""
     names = [name for name in made if _is_image(made[name])]

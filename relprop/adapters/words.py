@@ -95,4 +95,11 @@ def words_from_record(encoding: Any, special: Sequence[bool], tokenizer: Any = N
 
 def words_from_ids(ids: Sequence[int], special: Sequence[bool], tokenizer: Any) -> list[Word]:
     """The words of one sample of which only the ids are known."""
-    return Pieces(tokenizer.convert_ids_to_tokens(list(ids)), special, None, tokenizer).words()
+    return Pieces(pieces_of(ids, tokenizer), special, None, tokenizer).words()
+
+
+def pieces_of(ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """The pieces that ids stand for; of an id that the tokenizer has none for, as models have whose
+    vocabulary is longer, the number."""
+    found = zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True)
+    return [f"<{i}>" if piece is None else str(piece) for i, piece in found]

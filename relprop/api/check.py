@@ -22,6 +22,7 @@ from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
 from relprop.runner.differences import other_gradients
+from relprop.runner.input_study import is_text
 from relprop.runner.judging import Judge, judged, slopes_of
 from relprop.runner.memory import estimated
 from relprop.runner.needs import Needs, needs_of
@@ -78,6 +79,7 @@ def check(
                 report,
                 memory=_memory(session, bound.batch) if report.ok else (),
                 compared=judge.said,
+                texts=any(is_text(bound, name) for name in session.program.leaves),
                 functions=found.functions,
                 gradient_error=other_gradients(found) if found.error else "",
             )

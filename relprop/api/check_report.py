@@ -74,7 +74,7 @@ class Report(Captured, Arrival):
     ``torch.autograd.Function`` with a backward of their own: the derivative of what their forward
     does is used in its place. ``gradient_error`` says that this is another gradient, which
     ``explain`` refuses where it needs one. ``memory``: what the default method takes beside the
-    model, at this length and at others.
+    model, at this length and at others. ``texts``: whether an explained input is ids.
 
     A model without token attention is not ``ok``, since the default method does not apply to it,
     but it can be explained at its input: see ``methods``.
@@ -89,6 +89,7 @@ class Report(Captured, Arrival):
     hidden_sites: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
     memory: tuple[Need, ...] = ()
+    texts: bool = False
 
     @property
     def ok(self) -> bool:
@@ -98,7 +99,7 @@ class Report(Captured, Arrival):
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that apply: over attention only if the roll-up arrives, with relevance only
-        if no op is unknown."""
+        if no op is unknown, to texts only if there is one."""
         if self.capture_error or not self.rows:
             return ()
         excluded = ("attention",) if self.rollup_error else ()
@@ -106,6 +107,7 @@ class Report(Captured, Arrival):
             m.name
             for m in METHODS.values()
             if m.level not in excluded
+            and (self.texts or not m.texts)
             and not (self.unknown and "relevance" in m.needs)
             and not (self.gradient_error and "gradient" in m.needs)
         )

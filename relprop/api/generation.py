@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.processing import tokenizer_of
+from relprop.adapters.words import pieces_of
 from relprop.api.continuation import Continuation, continued
 from relprop.door import guarded
 from relprop.errors import InputError, message
@@ -177,7 +178,7 @@ def _labels(whole: Continuation, inputs: Any, tokenizer: Any) -> dict[str, list[
 def _named(token: int, tokenizer: Any) -> str:
     if token < 0:
         return ""
-    return str(token) if tokenizer is None else str(tokenizer.convert_ids_to_tokens([token])[0])
+    return str(token) if tokenizer is None else pieces_of([token], tokenizer)[0]
 
 
 def _labelled(explanation: Explanation, names: Mapping[str, list[list[str]]]) -> Explanation:

@@ -4,7 +4,7 @@ processor's output is read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Any, Never
@@ -124,7 +124,7 @@ class Recalled:
         made = self.adapter.prepare(self.model, inputs, by)
         if by is not None and isinstance(made.inputs, Mapping):
             kept = {n: made.inputs[n] for n in self.names if n in made.inputs}
-            return Prepared(kept, made.processor, made.encodings, made.originals)
+            return replace(made, inputs=kept)
         return made
 
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ paper and published code differ; and tables of methods.
 """
 
 from relprop.evaluation.base import Interval, Metric, bootstrap
+from relprop.evaluation.citing import LinearDatamodelingScore, TopKDrop
 from relprop.evaluation.confidence import KendallConfidence
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.evaluate import evaluate
@@ -61,6 +62,7 @@ __all__ = [
     "Interval",
     "KendallConfidence",
     "LOdds",
+    "LinearDatamodelingScore",
     "Maps",
     "MaxSensitivity",
     "Measure",
@@ -81,6 +83,7 @@ __all__ = [
     "TextPerturbation",
     "TextTask",
     "TokenF1",
+    "TopKDrop",
     "Unfaithful",
     "Unstable",
     "bootstrap",

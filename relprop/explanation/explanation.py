@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,26 @@ class Explanation(OneInput):
         from relprop.views.listed import words
 
         return words(self._only("words()"), sample, share=share)
+
+    def segments(self, by: str | Sequence[Any]) -> Explanation:
+        """The same explanation whose words are segments of its texts: ``top``, ``words``, ``plot``,
+        ``show``, ``to_json`` and reports then speak of these. A segment scores the sum of its
+        tokens; special tokens and padding belong to none.
+
+        ``by``: ``"sentences"``, ``"lines"``, ``"documents"`` (which empty lines part), ``"turns"``
+        of a chat as the tokenizer's template writes it, or pairs (first character, one after the
+        last) of the text, for all samples or a list for each. Raises ``OptionError`` where the text
+        is not known: it comes with ``processor=``.
+
+        >>> from relprop.demo.review_model import review_model, review_tokenizer
+        >>> text = "A man sings. It was hardly a delight."
+        >>> e = relprop.explain(review_model(), text, "negative", processor=review_tokenizer())
+        >>> e.segments("sentences").top(1)[0][0]
+        'It was hardly a delight.'
+        """
+        from relprop.explanation.segments import segmented
+
+        return segmented(self, by)
 
     def top(
         self, k: int = 5, sample: int = 0, *, by: str | None = None, share: bool = False

@@ -54,9 +54,12 @@ def _refuse_unfit_stream(stream: TokenScores, batch: int) -> None:
     if stream.grid is not None and stream.image is not None:
         _fits("image", len(stream.grid) == len(stream.image))
     _may_have("spans", stream.spans, (tokens, len(stream.extent), 2))
-    for names in (stream.tokens, stream.words, stream.originals):
+    for names in (stream.tokens, stream.words, stream.texts, stream.originals):
         _fits("names", names is None or len(names) == batch)
     _fits("tokens", all(len(row) == tokens for row in stream.tokens or ()))
+    for text in stream.texts or ():
+        size, ends = len(text.text), [end for span in (*text.spans, *text.turns) for end in span]
+        _fits("texts", len(text.spans) == tokens and all(0 <= end <= size for end in ends))
     of_words = [i for row in stream.words or () for _, made in row for i in made]
     _fits("words", all(isinstance(i, int) and 0 <= i < tokens for i in of_words))
 

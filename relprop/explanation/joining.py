@@ -16,7 +16,7 @@ from relprop.explanation.tokens import Block, TokenScores
 from relprop.interpreter.ledger import Ledger, join_ledgers
 
 TENSORS = ("scores", "row", "identity", "content", "matrix", "input", "layers")
-LISTS = ("tokens", "words", "originals")
+LISTS = ("tokens", "words", "texts", "originals")
 KINDS = ("attention", "gradient", "relevance")
 
 
@@ -106,6 +106,7 @@ def _join_stream(parts: Sequence[TokenScores]) -> TokenScores:
         **tensors,
         tokens=_chained([part.tokens for part in parts]),
         words=_chained([part.words for part in parts]),
+        texts=_chained([part.texts for part in parts]),
         originals=None if originals is None else tuple(originals),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from relprop.adapters import Original
+from relprop.adapters.texts import Text
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class TokenNames:
 
     ``content`` (batch, tokens), bool: which tokens are patches or words, and not class tokens,
     separators or padding. ``tokens``: a label for each token, for text. ``words``: for each sample
-    its words, each with the tokens it is made of.
+    its words, each with the tokens it is made of. ``texts``: each sample's text, the characters of
+    each token in it, and where the turns of a chat stand.
     """
 
     content: Tensor
     tokens: list[list[str]] | None = None
     words: list[list[tuple[str, list[int]]]] | None = None
+    texts: list[Text] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -28,5 +28,6 @@ PLAIN: dict[str, str] = {
     "gradient_shap": "what each element adds, averaged over random baselines",
     "deeplift": "what each element adds, compared with a baseline's activations",
     "occlusion": "how much the answer falls when a part of the input is hidden",
+    "leave_one_out": "how much the answer falls when a part of the text is deleted",
     "random": "noise, to compare with: it knows nothing of the model",
 }

@@ -20,6 +20,7 @@ from relprop.methods.inputs import (
     lrp,
     lrp_gamma,
 )
+from relprop.methods.left_out import leave_one_out
 from relprop.methods.masks import vit_cx
 from relprop.methods.occlusion import occlusion
 from relprop.methods.plain import PLAIN
@@ -273,6 +274,15 @@ SHIPPED: dict[str, Method] = {
             signed=True,
             cost="windows + 1",
             source="Zeiler & Fergus, ECCV 2014",
+        ),
+        Method(
+            "leave_one_out",
+            leave_one_out,
+            level="input",
+            signed=True,
+            cost="groups + 2",
+            source="Cohen-Wang et al., NeurIPS 2024",
+            texts=True,
         ),
         Method(
             "random",

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from relprop.explanation import TokenScores
 
-PER_TOKEN = ("tokens", "matrix", "input", "spans", "words", "layers")  # what cells have none of
+PER_TOKEN = (
+    "tokens",
+    "matrix",
+    "input",
+    "spans",
+    "words",
+    "texts",
+    "layers",
+)  # what cells have none of
 MOST_CELLS = 4096  # more positions than that are summed: no hand finds a single one
 
 

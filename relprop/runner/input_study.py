@@ -3,14 +3,16 @@ y_t for other values of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError
 from relprop.rollup import Stream
+from relprop.runner.deletion import Deletion, Row
 from relprop.runner.needs import Needs
 from relprop.runner.positions import positions, windows
 from relprop.runner.run import Run
@@ -19,6 +21,7 @@ from relprop.runner.study import Study
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import without_leading_one
 from relprop.targets import Start
+from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
@@ -28,6 +31,12 @@ def input_streams(program: Program, leaves: Mapping[str, fx.Node]) -> tuple[Stre
     """Explained inputs, whose tokens are their own positions."""
     found = ((name, leaf, positions(program, leaf)) for name, leaf in leaves.items())
     return tuple(Stream(name, leaf, leaf, at) for name, leaf, at in found)
+
+
+def is_text(inputs: Inputs, name: str) -> bool:
+    """Whether an input holds ids, (batch, positions)."""
+    given = inputs.tensors[inputs.names.index(name)]
+    return given.dim() == 2 and not given.is_floating_point()
 
 
 class InputStudy(Study):
@@ -79,6 +88,18 @@ class InputStudy(Study):
         """y_t of every sample, (batch,), for other values of the inputs (one tensor each, in the
         order of ``values``), attached to autograd."""
         return self.output_at(tuple(self.leaves.values()), tensors)
+
+    def without(self, name: str, rows: Sequence[Row]) -> Tensor:
+        """(rows,): y_t of the user's own model with positions of the text ``name`` deleted; each
+        row is a sample and which of its positions are gone, (positions,), bool."""
+        session, inputs = self.session, self.run.inputs
+        causal = session.adapter.is_causal(session.model)
+        deletion = Deletion(self.program, session.model, inputs, name, causal)
+        found = torch.zeros(len(rows), dtype=self.start.scalars.dtype)
+        for k, values in deletion.values(rows):
+            spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values.items()}
+            found[k] = self.scalar(spread)[rows[k][0]]
+        return found.to(self.home)
 
     def embed(self, name: str, ids: Tensor) -> Tensor:
         """The embeddings of other ids of input ``name``. Raises ``OptionError`` if the input is not

@@ -57,7 +57,7 @@ class Method:
     it. ``cost``: in forward passes, for one target. Its relevance ``starts_with`` 1 at the target,
     or with y_t, the target's own value, so that signed scores are contributions to y_t. ``whole``
     are its options whose tensors have no entry per sample along their first axis: they are handed
-    on as tuples, and never cut with the batch.
+    on as tuples, and never cut with the batch. ``texts``: it is of texts alone.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Method:
     whole: frozenset[str] = frozenset()
     reads: Reads | None = None
     plain: str = ""
+    texts: bool = False
 
     @property
     def description(self) -> str:
@@ -191,8 +192,8 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
 
 
 def input_level() -> tuple[str, ...]:
-    """What to use for a model without token attention."""
-    return tuple(name for name, method in METHODS.items() if method.level == "input")
+    """What to use for a model without token attention, whatever it reads."""
+    return tuple(n for n, method in METHODS.items() if method.level == "input" and not method.texts)
 
 
 def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:

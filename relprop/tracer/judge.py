@@ -156,7 +156,7 @@ def expected(
     for name, node, whole in zip(program.outputs.names, program.output_nodes, eager, strict=False):
         if node not in cuts:
             continue
-        rows = _rows(whole, torch.Size(shape(node)), batch)
+        rows = rows_of(whole, torch.Size(shape(node)), batch)
         part = None if rows is None else taken(node, rows[some], cuts[node])
         found[name] = Expected(part, 0.0 if rows is None else largest(rows))
     return found
@@ -184,7 +184,7 @@ def gaps(
     return found
 
 
-def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
+def rows_of(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
     """What a model returned for a batch as one row per sample, each of the shape that it returns
     for one sample; ``None``: that cannot be told. Of a similarity of all samples with all others
     (images and texts), a sample's row is its similarity with itself."""
@@ -205,7 +205,7 @@ def _rows(eager: Tensor, sample: torch.Size, batch: int) -> Tensor | None:
 def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
     """Whether what a model returned for one sample alone is the sample's part of what it returned
     for a batch."""
-    rows = _rows(eager, alone.shape, batch)
+    rows = rows_of(eager, alone.shape, batch)
     if rows is None:
         return False
     error = _apart(alone[None], rows[sample : sample + 1])

@@ -4,6 +4,7 @@ keyboard), the tokens before it are shaded by its scores. Nothing is loaded; all
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,17 +72,33 @@ def _page(generation: Generation, title: str) -> str:
         {name: _numbers(generation, name, i) for name in generation.streams}
         for i in range(len(generation))
     ]
-    data = {"most": SHADES, "shades": _shades(), "rows": found}
-    scores = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    sections = "".join(_section(generation, i) for i in range(len(generation)))
     first = generation.steps[0]
-    about = markup(f"{first.method}, rules {first.rules}", 200)
+    return page(
+        title,
+        "Point at a generated token, or reach it by the keyboard; a click holds it.",
+        f"{first.method}, rules {first.rules}",
+        [_section(generation, i) for i in range(len(generation))],
+        found,
+    )
+
+
+def page(
+    title: str,
+    how: str,
+    about: str,
+    sections: Sequence[str],
+    rows: Sequence[Mapping[str, list[list[int]]]],
+) -> str:
+    """A page on which buttons shade what stands in front of them: of each section and each input a
+    row of shades per button."""
+    data = {"most": SHADES, "shades": _shades(), "rows": rows}
+    scores = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{markup(title, 200)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
-        f"<h1>{markup(title, 200)}</h1><p>Point at a generated token, or reach it by the keyboard; "
-        f"a click holds it. Orange speaks for it, blue against it. <small>{about}</small></p>"
-        f'{sections}<script type="application/json" id="scores">{scores}</script>'
+        f"<h1>{markup(title, 200)}</h1><p>{markup(how, 200)} Orange speaks for it, blue against "
+        f"it. <small>{markup(about, 200)}</small></p>"
+        f'{"".join(sections)}<script type="application/json" id="scores">{scores}</script>'
         f"<script>{SCRIPT}</script></html>"
     )
 

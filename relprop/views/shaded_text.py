@@ -50,7 +50,7 @@ def text(
     text_only(explanation, "text()")
     if not (width > 0 and size > 0):
         raise OptionError(f"text(width={width}, size={size}): positive numbers")
-    found = units(explanation, sample, by, what="text()")
+    found = units(explanation, sample, by, what="text()").in_words()
     sample = checked(explanation, sample)
     title = f"target {target_of(explanation, sample)}" if title is None else title
     points = width * POINTS if ax is None else ax.get_window_extent().width / ax.figure.dpi * POINTS

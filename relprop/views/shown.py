@@ -4,7 +4,7 @@ its score."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError, message
 from relprop.views.escape import visible
@@ -36,6 +36,21 @@ class Units:
         """The parts that are content, each with its score."""
         parts = zip(self.names, self.scores, self.content, strict=True)
         return [(name, score) for name, score, content in parts if content]
+
+    def in_words(self) -> Units:
+        """The same with every part that is several words, as a sentence is, written word by word,
+        each with the whole part's score: for lines that break."""
+        several = [
+            (name.split() or [name]) if isinstance(name, str) else [name] for name in self.names
+        ]
+        counts = [len(words) for words in several]
+
+        def spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            both = zip(values, counts, strict=True)
+            return tuple(value for value, count in both for _ in range(count))
+
+        names: tuple[Name, ...] = tuple(word for words in several for word in words)
+        return Units(self.kind, names, spread(self.scores), spread(self.content))
 
     def relative(self) -> list[float]:
         """The scores as shares of the strongest, in [−1, 1]."""

@@ -69,7 +69,7 @@ def has_colour() -> bool:
 
 
 def _words(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
-    found = units(explanation, sample)
+    found = units(explanation, sample).in_words()
     texts = [visible(named(name), min(40, width)) or "·" for name in found.names]
     shares = [s if c else 0.0 for s, c in zip(found.relative(), found.content, strict=True)]
     lines: list[str] = []

@@ -240,3 +240,15 @@ def test_a_library_that_another_thread_is_importing_has_no_models_yet(monkeypatc
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", half)
     monkeypatch.setitem(sys.modules, "transformers.pipelines.base", half)
     assert relprop.explain(shared(), sample(), 1).scores.isfinite().all()
+
+
+def test_an_id_that_the_tokenizer_has_no_piece_for_is_a_number():
+    tokenizer = byte_level()
+    last = len(tokenizer) + 3
+    ids = [*tokenizer("the cats")["input_ids"], last]
+    words = words_from_ids(ids, [False] * len(ids), tokenizer)
+    assert " ".join(only_text(words)).startswith("the cats")
+    config = transformers.LlamaConfig(**{**SIZES, "vocab_size": last + 1})
+    model = transformers.LlamaForCausalLM(config).eval()
+    e = relprop.explain(model, {"input_ids": torch.tensor([ids])}, processor=tokenizer)
+    assert e.tokens[0][-1] == f"<{last}>" and e.segments("sentences").words()

@@ -811,6 +811,6 @@ def test_the_page_runs_and_names_every_option():
     for block in blocks:
         exec(compile(block, "methods-input.md", "exec"), scope)
     assert len(blocks) >= 2
-    for name in ("smoothgrad", "gradient_shap", "deeplift", "occlusion", "random"):
+    for name in ("smoothgrad", "gradient_shap", "deeplift", "occlusion", "leave_one_out", "random"):
         section = text.split(f"## `{name}`")[1].split("\n## ")[0]
         assert all(f"`{option}=" in section for option in relprop.methods.METHODS[name].options())

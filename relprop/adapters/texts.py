@@ -1,0 +1,140 @@
+"""A sample's text, and which of its characters each position was made from: by the tokenizer's
+record of it, else by the way back from ids to text. And where the turns of a chat stand in it, by
+the tokenizer's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+Span = tuple[int, int]
+UNFINISHED = "\ufffd"  # what a part of a character is decoded to
+WINDOW = 6  # tokens that are decoded together with the next one
+SAID = tuple(f"7{name}7" for name in ("system", "first", "answer", "second"))
+"""What the turns say whose template is looked at: nothing that a template would change."""
+
+
+class Text(NamedTuple):
+    """``text`` of one sample; ``spans``: of each position its characters, first and one after the
+    last, (0, 0) for none; ``turns``: where each turn of a chat stands."""
+
+    text: str
+    spans: list[Span]
+    turns: list[Span]
+
+
+def recorded(encoding: Any, text: str) -> Text | None:
+    """A text by a fast tokenizer's record of it; ``None`` if the record is of another text."""
+    spans = [(int(a), int(b)) for a, b in getattr(encoding, "offsets", ())]
+    parts = {p for p in getattr(encoding, "sequence_ids", ()) if p is not None}
+    fits = spans and max(b for _, b in spans) <= len(text) and parts <= {0}
+    return Text(text, spans, []) if fits else None
+
+
+def decoded(ids: Sequence[int], tokenizer: Any, before: str = "") -> Text:
+    """The text that ids stand for; ``before`` it stands another one."""
+    text, spans, waiting = before, list[Span](), 0
+
+    def read(some: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(some), clean_up_tokenization_spaces=False))
+
+    for i in range(len(ids)):
+        first = max(0, i - WINDOW)
+        old, new = read(ids[first:i]).rstrip(UNFINISHED), read(ids[first : i + 1])
+        added = new[len(old) :] if new.startswith(old) else new[_alike(old, new) :]
+        done = not new.endswith(UNFINISHED)
+        spans.append((len(text), len(text) + len(added) * done))
+        if done:
+            text += added
+            spans[i - waiting : i] = [spans[i]] * waiting
+        waiting = 0 if done else waiting + 1
+    return Text(text, spans, [])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts begin with that are the same."""
+    both = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
+
+
+def with_turns(text: Text, tokenizer: Any) -> Text:
+    """The same with its turns, where the tokenizer has a chat template and the text is made by
+    it."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(template, str):
+        return text
+    marks = _marks(template, lambda turns, go_on: _rendered(tokenizer, turns, go_on))
+    return text._replace(turns=_between(text.text, marks)) if marks else text
+
+
+def _rendered(tokenizer: Any, turns: Any, go_on: bool) -> str:
+    made = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=go_on)
+    return str(made)
+
+
+_known: dict[str, str] = {}
+
+
+def _marks(template: str, render: Callable[[Any, bool], str]) -> str:
+    """A pattern of all that the template writes between turns, before the first and behind the
+    last; "" where it writes nothing or takes no chat."""
+    if template not in _known:
+        system, first, answer, second = SAID
+        user = {"role": "user", "content": first}
+        replied = {"role": "assistant", "content": answer}
+        again = {"role": "user", "content": second}
+        told = {"role": "system", "content": system}
+        chats = ([user, replied, again], [user, replied], [user], [told, user])
+        found = {
+            m for chat in chats for go_on in (False, True) for m in _written(render, chat, go_on)
+        }
+        marks = sorted((m for m in found if not _holds_a_turn(m, found)), key=len, reverse=True)
+        _known[template] = "|".join(map(_loose, marks))
+    return _known[template]
+
+
+def _written(
+    render: Callable[[Any, bool], str], chat: list[dict[str, str]], go_on: bool
+) -> set[str]:
+    """What a template writes around the turns of a chat; nothing if it refuses the chat."""
+    said = [turn["content"] for turn in chat]
+    try:
+        made = render(chat, go_on)
+    except Exception:  # templates refuse chats by errors of any kind
+        return set()
+    if not all(text in made for text in said):
+        return set()
+    return {mark for mark in re.split("|".join(said), made) if mark.strip()}
+
+
+def _holds_a_turn(mark: str, marks: set[str]) -> bool:
+    """Whether a turn of the template's own stands in a mark, as a system's that nobody gave."""
+    return any(
+        mark.startswith(before)
+        and mark.endswith(behind)
+        and mark[len(before) : -len(behind)].strip()
+        for before in marks - {mark}
+        for behind in marks - {mark}
+    )
+
+
+def _loose(mark: str) -> str:
+    """A pattern of a mark, whatever white space stands in it."""
+    return r"\s*".join(re.escape(c) for c in mark if not c.isspace())
+
+
+@lru_cache(maxsize=64)
+def _between(text: str, marks: str) -> list[Span]:
+    """What stands between the marks; nothing in a text without any."""
+    spans, at = list[Span](), 0
+    found = list(re.finditer(marks, text))
+    for mark in [*found, None]:
+        end = mark.start() if mark else len(text)
+        piece = text[at:end]
+        if piece.strip() and found:
+            start = at + len(piece) - len(piece.lstrip())
+            spans.append((start, start + len(piece.strip())))
+        at = mark.end() if mark else end
+    return spans

@@ -1,0 +1,173 @@
+"""Leaving parts of a text out: the differences that the user's own model gives on shorter texts."""
+
+import pytest
+import torch
+import transformers
+
+import relprop
+from relprop.errors import InputError, OptionError
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+IDS = torch.tensor([[7, 11, 3, 9, 21, 30, 5], [4, 8, 15, 16, 23, 31, 2]])
+
+
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1)
+    return transformers.LlamaForCausalLM(config).eval().double().requires_grad_(False)
+
+
+def bert():
+    torch.manual_seed(0)
+    return (
+        transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
+        .eval()
+        .double()
+        .requires_grad_(False)
+    )
+
+
+class Bag(torch.nn.Module):
+    """Neither causal nor with a mask, in plain torch: positions count."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.place = torch.nn.Embedding(40, 8), torch.nn.Embedding(16, 8)
+        self.mix = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, ids):
+        x = self.embed(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
+        return self.head((x + self.mix(x, x, x, need_weights=False)[0]).mean(1))
+
+
+def cut(row, gone):
+    return row[[k for k in range(len(row)) if k not in gone]][None]
+
+
+@pytest.mark.parametrize("groups", [None, [[1, 2], [4]]])
+def test_a_next_token_without_earlier_ones(groups):
+    model = llama()
+    e = relprop.explain(model, IDS, [3, 9], method="leave_one_out", groups=groups)
+    for sample, token in enumerate((3, 9)):
+        whole = model(IDS[sample : sample + 1]).logits[0, -1, token]
+        for group in groups or [[k] for k in range(IDS.shape[1])]:
+            without = model(cut(IDS[sample], group)).logits[0, -1, token]
+            assert float(e.scores[sample, group].sum()) == pytest.approx(
+                float(whole - without), abs=1e-9
+            )
+            assert torch.allclose(e.scores[sample, group], e.scores[sample, group].mean())
+        assert groups is None or bool((e.scores[sample, [0, 3, 5, 6]] == 0).all())
+
+
+def test_each_sample_has_its_own_groups_and_padding_is_left_alone():
+    model, mask = bert(), torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
+    groups = [[[0, 1, 2], [6]], [[3], [5, 6]]]
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    e = relprop.explain(model, inputs, 1, method="leave_one_out", groups=groups)
+    for sample, lists in enumerate(groups):
+        row = {"input_ids": IDS[sample : sample + 1], "attention_mask": mask[sample : sample + 1]}
+        whole = model(**row).logits[0, 1]
+        for group in lists:
+            left = model(**{n: cut(t[0], group) for n, t in row.items()}).logits[0, 1]
+            assert float(e.scores[sample, group].sum()) == pytest.approx(
+                float(whole - left), abs=1e-9
+            )
+    parts = relprop.explain(model, inputs, 1, method="leave_one_out", groups=groups, batch_size=1)
+    assert torch.allclose(parts.scores, e.scores, atol=1e-12)
+
+
+def test_a_plain_model_without_a_mask_reads_texts_that_are_really_shorter():
+    model, groups = Bag().eval().double().requires_grad_(False), [[0], [2, 3, 4], [6]]
+    e = relprop.explain(model, IDS, 2, method="leave_one_out", groups=groups)
+    for sample in (0, 1):
+        for group in groups:
+            change = model(IDS[sample : sample + 1]) - model(cut(IDS[sample], group))
+            assert float(e.scores[sample, group].sum()) == pytest.approx(
+                float(change[0, 2]), abs=1e-9
+            )
+
+
+def test_a_span_is_read_where_it_has_moved_to_and_callables_are():
+    model, gone = llama(), [1, 2]
+    targets = (
+        relprop.targets.span(4, 5),
+        lambda out: out.logits[0, 3:5].log_softmax(-1)[[0, 1], IDS[0, 4:6]].mean(),
+    )
+    logits = model(cut(IDS[0], gone)).logits[0].log_softmax(-1)
+    whole = model(IDS[:1]).logits[0].log_softmax(-1)
+    change = (whole[3, 21] + whole[4, 30] - logits[1, 21] - logits[2, 30]) / 2
+    for target in targets:
+        e = relprop.explain(model, IDS[:1], target, method="leave_one_out", groups=[gone])
+        assert float(e.scores.sum()) == pytest.approx(float(change), abs=1e-9)
+    # a token in front of which all was deleted is read at the position before that
+    e = relprop.explain(
+        model, IDS[:1], relprop.targets.span(4, 4), method="leave_one_out", groups=[[2, 3]]
+    )
+    left = model(IDS[:1, :2]).logits[0, -1].log_softmax(-1)[21]
+    assert float(e.scores.sum()) == pytest.approx(float(whole[3, 21] - left), abs=1e-9)
+
+
+def test_positions_that_are_given_count_on_without_a_gap():
+    model = llama()
+    places = torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
+    inputs = {"input_ids": IDS[:1], "position_ids": places}
+    e = relprop.explain(model, inputs, 3, method="leave_one_out", groups=[[2, 3]])
+    left = model(cut(IDS[0], [2, 3]), position_ids=places[:, :5]).logits[0, -1, 3]
+    change = model(**inputs).logits[0, -1, 3] - left
+    assert float(e.scores.sum()) == pytest.approx(float(change), abs=1e-9)
+
+
+def test_of_an_encoder_and_a_decoder_either_text_can_be_shortened():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_ff=32, num_layers=1, num_heads=2, d_kv=8
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval().double().requires_grad_(False)
+    inputs = {"input_ids": IDS[:1], "decoder_input_ids": IDS[1:]}
+    groups = {"input_ids": [[1, 2]], "decoder_input_ids": [[3]]}
+    e = relprop.explain(model, inputs, 5, method="leave_one_out", groups=groups)
+    whole = model(**inputs).logits[0, -1, 5]
+    for name, lists in groups.items():
+        left = {**inputs, name: cut(inputs[name][0], lists[0])}
+        change = whole - model(**left).logits[0, -1, 5]
+        assert float(e[name].scores.sum()) == pytest.approx(float(change), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        ([[0], [0, 1]], "none of them in two"),
+        ([[99]], "positions from 0 to 6"),
+        ([[0], []], "lists of positions"),
+        ([list(range(7))], "nothing is left"),
+        ("words", "lists of positions"),
+        ([[[0]]], "for each of 2 samples"),
+        ({"pixels": [[0]]}, "the texts are input_0"),
+    ],
+)
+def test_what_is_no_group_is_refused(groups, match):
+    with pytest.raises(OptionError, match=match):
+        relprop.explain(Bag().eval(), IDS, 2, method="leave_one_out", groups=groups)
+
+
+def test_pictures_are_refused_and_a_model_that_fails_is_named():
+    picture = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    with pytest.raises(OptionError, match="deletes tokens of a text"):
+        relprop.explain(picture, torch.rand(1, 3, 2, 2), 0, method="leave_one_out")
+
+    class Fixed(Bag):
+        def forward(self, ids):
+            if ids.shape[1] != 7:
+                raise ValueError("seven tokens, please")
+            return super().forward(ids)
+
+    with pytest.raises(InputError, match="fails without some positions of 'input_0'"):
+        relprop.explain(Fixed().eval(), IDS, 0, method="leave_one_out")
