@@ -4,7 +4,7 @@ happened, where, and what to do, with its cause behind it.
 What is wrong with a call is said where it is looked at. This is for the rest: it changes no error
 that is meant, and only the outermost public function answers, so that what relprop calls itself
 behaves as ever. Warnings are made errors here, too: by ``strict=`` where a function takes it, which
-need not look at it.
+need not look at it; and what reads texts has one name, ``processor``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from relprop.errors import (
     CallError,
     OptionError,
     RelpropError,
+    RenamedArgumentWarning,
     UnforeseenError,
     first_line,
     nearest,
     out_of_memory,
     strictly,
+    warn,
 )
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
@@ -55,13 +57,16 @@ def guarded(thing: Thing) -> Thing:
 
 
 def _guarded_function(function: Any, name: str) -> Any:
-    takes_strict = "strict" in (function.__kwdefaults__ or ())
+    options_of = function.__kwdefaults__ or {}
+    takes_strict, reads = "strict" in options_of, "processor" in options_of
 
     @wraps(function)
     def door(*args: Any, **options: Any) -> Any:
         if takes_strict and _is_wanted(options.pop("strict", False)):
             with strictly():
                 return door(*args, **options)
+        if reads and "tokenizer" in options and "tokenizer" not in options_of:
+            options = _with_processor(options)
         if _inside.get():
             return function(*args, **options)
         token = _inside.set(True)
@@ -84,6 +89,19 @@ def _guarded_function(function: Any, name: str) -> Any:
             raise answered(error, name, function) from error
 
     return numbered if inspect.isgeneratorfunction(function) else door
+
+
+def _with_processor(options: dict[str, Any]) -> dict[str, Any]:
+    """``tokenizer=`` under the name it has in all of relprop, with a hint. Raises ``OptionError``
+    for both."""
+    tokenizer = options.pop("tokenizer")
+    if tokenizer is not None and options.get("processor") is not None:
+        raise OptionError("tokenizer= and processor= are one argument: give processor= alone")
+    if tokenizer is None:
+        return options
+    fact = "tokenizer= is called processor=, as in all of relprop: processor=tokenizer"
+    warn(RenamedArgumentWarning(fact))
+    return {**options, "processor": tokenizer}
 
 
 def _is_wanted(strict: object) -> bool:

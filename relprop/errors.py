@@ -109,6 +109,11 @@ class ProbabilityWarning(RelpropWarning):
     """The explained value is a probability, whose gradients vanish where it is near 0 or 1."""
 
 
+class JointStartWarning(RelpropWarning):
+    """A target combines so many outputs that relevance starts at all of them at once, which is
+    another explanation than that of each added up."""
+
+
 class ZeroScoresWarning(RelpropWarning):
     """All scores of a sample are 0: the target does not depend on the attention, or nothing
     positive is left there."""

@@ -15,7 +15,7 @@ from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.explanation.citations import Citations, Passage, Said
 from relprop.explanation.segments import KINDS, owners, split
-from relprop.opening.opening import one_processor, opened
+from relprop.opening.opening import opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -66,7 +66,6 @@ def cite(
     Raises:
         InputError: no tokenizer, documents that the prompt does not hold, an empty answer.
     """
-    processor = one_processor(processor, method_options)
     texts = _checked(question, documents, by)
     asked = prompt(texts, question) if callable(prompt) else _filled(prompt, texts, question)
     model, prepared = opened(model, asked, processor, trust_remote_code=trust_remote_code)

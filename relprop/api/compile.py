@@ -15,7 +15,6 @@ from relprop.compiled.saving import read
 from relprop.door import guarded
 from relprop.errors import OptionError, nearest
 from relprop.opening import check_devices, opened
-from relprop.opening.opening import one_processor
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
@@ -76,7 +75,6 @@ def compile(
     >>> explainer(torch.rand(4, 1, 32, 32), target=[3, 1, 4, 1]).scores.shape
     torch.Size([4, 65])
     """
-    processor = one_processor(processor, method_options)
     question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger, walk=FLAT)
     _refuse_backend(backend)
     how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)

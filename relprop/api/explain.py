@@ -11,7 +11,7 @@ from torch import nn
 from relprop.door import guarded
 from relprop.explanation import Explanation
 from relprop.opening import check_devices
-from relprop.opening.opening import one_processor, open_model
+from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -161,7 +161,6 @@ def explain_many(
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""
-    processor = one_processor(processor, method_options)
     question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
     how = Conditions(
         batch_size,

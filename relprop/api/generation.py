@@ -16,7 +16,7 @@ from relprop.api.continuation import Continuation, continued
 from relprop.door import guarded
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
-from relprop.opening.opening import one_processor, opened
+from relprop.opening.opening import opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -87,7 +87,6 @@ def explain_generation(
     >>> g.scores.shape, bool((g.scores[0, 0, 3:] == 0).all())
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
-    processor = one_processor(processor, method_options)
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     whole = continued(
         model,

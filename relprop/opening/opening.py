@@ -21,7 +21,7 @@ from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, RenamedArgumentWarning, message, warn
+from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
 from relprop.opening.usable import usable_model
@@ -78,18 +78,6 @@ def opened(
         )
     module = usable_model(model)
     return module, adapter_for(base_model(module)).prepare(base_model(module), inputs, processor)
-
-
-def one_processor(processor: object, options: dict[str, Any]) -> object:
-    """``processor``, or what ``options`` call ``tokenizer``, which is taken out of them and hinted
-    at. Raises ``OptionError`` for both."""
-    if (tokenizer := options.pop("tokenizer", None)) is None:
-        return processor
-    if processor is not None:
-        raise OptionError("tokenizer= and processor= are one argument: give processor= alone")
-    fact = "tokenizer= is called processor=, as in all of relprop: processor=tokenizer"
-    warn(RenamedArgumentWarning(fact))
-    return tokenizer
 
 
 PARTS = ("tokenizer", "image_processor", "feature_extractor")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from relprop.errors import JointStartWarning, message, warn
 from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
@@ -42,6 +43,12 @@ class Relevance:
         assert needs.backward.plan is not None
         by_value = needs.question.by.starts_with == "output"
         terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
+        if start.at_once and not needs.backward.plan.is_linear:
+            fact = (
+                f"target {start.label[0]!r} combines {start.at_once} outputs, which start at once"
+            )
+            then = ["fewer are explained one by one and added up (docs/targets.md)"]
+            warn(JointStartWarning(message(fact, then=then)))
         hooks, readings = needs.question.hooks, needs.backward.heads.readings
         books = needs.question.ledger is not False
         return cls.at_terms(

@@ -54,7 +54,10 @@ def linear_start(
         terms: tuple[Term, ...] = (Term(1.0, seeds),)
     else:
         terms = tuple(chain.from_iterable(_terms(weights[n], n, s) for n, s in seeds.items()))
-    return Start(label, scalars, terms, marks(weights), is_sum=is_sum, single=most == 1)
+    at_once = most if most > MOST_TERMS else 0
+    return Start(
+        label, scalars, terms, marks(weights), is_sum=is_sum, single=most == 1, at_once=at_once
+    )
 
 
 def _terms(weight: Tensor, node: fx.Node, seed: Tensor) -> list[Term]:

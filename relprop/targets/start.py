@@ -48,7 +48,8 @@ class Start:
     every target but a callable that multiplies or divides outputs; there the seeds are what became
     of a relevance of 1 on its way through the callable's own operations. ``is_sum``: whether y_t is
     the sum of these, which log-probabilities are not. ``single``: it is one element in every
-    sample. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs,
+    sample. ``at_once``: how many elements start together that are too many to be explained one by
+    one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs,
     of targets that are no callable. ``memo``: what questions about this
     target share.
     """
@@ -60,6 +61,7 @@ class Start:
     is_sum: bool = True
     at_elements: bool = True
     single: bool = False
+    at_once: int = 0
     again: Callable[[Mapping[fx.Node, Made]], Tensor] | None = None
     memo: Memo = dataclasses.field(init=False, default_factory=Memo, repr=False, compare=False)
 

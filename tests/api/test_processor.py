@@ -25,7 +25,22 @@ def test_a_text_is_generated_from_explained_and_checked():
         assert probe.ledger().balanced()
 
 
-@pytest.mark.parametrize("door", [relprop.explain, relprop.explain_generation, relprop.compile])
+def instrumented(*args, **options):
+    with relprop.instrument(*args, **options):
+        pass
+
+
+DOORS = (
+    relprop.explain,
+    relprop.explain_generation,
+    relprop.compile,
+    relprop.check,
+    relprop.compare,
+    instrumented,
+)
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_tokenizer_is_taken_with_a_hint(door):
     model, read = llama(), reads()
     read.model_input_names = ["input_ids"]

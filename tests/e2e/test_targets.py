@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import relprop
-from relprop.errors import TargetError
+from relprop.errors import JointStartWarning, TargetError
 from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sample, shared
 
 EXACT = 1e-9
@@ -166,6 +166,15 @@ def test_many_terms_that_cancel_are_refused():
         relprop.explain(
             model, sample(Recipe(ids=True)), lambda y: y[0, :40].sum() - y[0, 40:].sum()
         )
+
+
+def test_many_terms_at_once_are_said_where_rules_normalise():
+    model, ids = build(Recipe(ids=True)), sample(Recipe(ids=True))
+    model.head = randomise(torch.nn.Linear(8, 80)).double()
+    with pytest.warns(JointStartWarning, match="combines 70 outputs, which start at once"):
+        relprop.explain(model, ids, lambda y: y[0, :70].mean())
+    for method in ("epsilon_lrp", "gradient_x_input"):  # the same as one by one; without a start
+        relprop.explain(model, ids, lambda y: y[0, :70].mean(), method=method)
 
 
 NONLINEAR = {
