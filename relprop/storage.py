@@ -38,6 +38,7 @@ OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".we
     ".json": "pathlib.Path({path!r}).write_text(explanation.to_json())",
     ".csv": "explanation.to_dataframe().to_csv({path!r})",
 }
+PICTURE = ".picture."
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
@@ -56,7 +57,11 @@ def save_generation(generation: Generation, path: str | Path) -> Path:
     header["steps"] = [_header(step) for step in generation.steps]
     tensors: dict[str, Tensor | None] = {"ids": generation.ids}
     for k, step in enumerate(generation.steps):
-        tensors |= {f"steps.{k}.{name}": t for name, t in _tensors(step)}
+        tensors |= {
+            f"steps.{k}.{name}": t
+            for name, t in _tensors(step)
+            if k == 0 or PICTURE not in name  # all steps are of the same pictures
+        }
     _write(path, GENERATION, header, tensors)
     return Path(path)
 
@@ -96,6 +101,8 @@ def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
         yield from ((f"streams.{i}.{name}", getattr(stream, name)) for name in TENSORS)
         for j, original in enumerate(stream.originals or ()):
             yield f"streams.{i}.picture.{j}", original.picture
+        for j, several in enumerate(stream.pictures or ()):
+            yield from ((f"streams.{i}.picture.{j}.{k}", o.picture) for k, o in enumerate(several))
     yield "output", explanation.output
     yield "probability", explanation.probability
     for i, block in enumerate(explanation.blocks or ()):
@@ -132,7 +139,10 @@ def _header(explanation: Explanation) -> dict[str, Any]:
 def _stream_header(stream: TokenScores) -> dict[str, Any]:
     originals = stream.originals and [[o.size, o.frame] for o in stream.originals]
     fields = {name: getattr(stream, name) for name in STREAM}
-    return {"name": stream.name, **fields, "originals": originals}
+    pictures = stream.pictures and [
+        [[o.size, o.frame] for o in sample] for sample in stream.pictures
+    ]
+    return {"name": stream.name, **fields, "originals": originals, "pictures": pictures}
 
 
 @guarded
@@ -174,8 +184,10 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
 def _generation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Generation:
     from relprop.explanation import Generation
 
+    pictures = {n: t for n, t in _below(tensors, "steps.0.").items() if PICTURE in n}
     steps = tuple(
-        _explanation(step, _below(tensors, f"steps.{k}.")) for k, step in enumerate(header["steps"])
+        _explanation(step, pictures | _below(tensors, f"steps.{k}."))
+        for k, step in enumerate(header["steps"])
     )
     own = {name: header[name] for name in ("labels", "stream", "prompt")}
     return Generation(steps, tensors["ids"], **own)
@@ -233,20 +245,27 @@ def _read_stream(header: dict[str, Any], tensors: dict[str, Tensor]) -> TokenSco
     from relprop.explanation import TokenScores
 
     words, originals = header.get("words"), header.get("originals")
-    pictures = _below(tensors, "picture.")
+    pictures, several = _below(tensors, "picture."), header.get("pictures")
     return TokenScores(
         name=header["name"],
         tokens=header["tokens"],
         extent=tuple(header.get("extent", ())),
         texts=header.get("texts") and [_text(*row) for row in header["texts"]],
         words=words and [[(text, tokens) for text, tokens in row] for row in words],
-        originals=originals
+        originals=originals and _read_originals(originals, pictures),
+        pictures=several
         and tuple(
-            Original(tuple(size), tuple(frame), pictures.get(str(j)))
-            for j, (size, frame) in enumerate(originals)
+            _read_originals(sample, _below(pictures, f"{j}.")) for j, sample in enumerate(several)
         ),
         **{n: tuple(header[n]) if header.get(n) else None for n in ("grid", "image", "clock")},  # type: ignore[arg-type]
         **{n: tensors.get(n) for n in TENSORS},  # type: ignore[arg-type]
+    )
+
+
+def _read_originals(header: list[Any], pictures: dict[str, Tensor]) -> tuple[Original, ...]:
+    return tuple(
+        Original(tuple(size), tuple(frame), pictures.get(str(j)))
+        for j, (size, frame) in enumerate(header)
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relprop.adapters.patches import Patches
 from relprop.adapters.pictures import Original, originals
 from relprop.adapters.texts import Text
 from relprop.errors import InputError, TargetError, first_line, message
@@ -27,19 +28,24 @@ class Prepared:
     """A call's inputs, ready for the model, and what is known about where they came from.
 
     ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
-    as such. ``originals``: for each input of pictures, the picture every sample was made from.
+    as such. ``originals``: for each input of pictures, the pictures every sample was made from;
+    ``patches``: which patches its rows are, where it holds pictures as rows of patches.
     ``texts``: what each sample was made from, if it was text.
     """
 
     inputs: Any
     processor: Any = None
     encodings: tuple[Any, ...] = ()
-    originals: Mapping[str, tuple[Original, ...]] = field(default_factory=dict)
+    originals: Mapping[str, tuple[tuple[Original, ...], ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    patches: Mapping[str, Patches] = field(default_factory=dict)
 
     def without_pictures(self) -> Prepared:
         """The same, with no picture kept; where the model's image lies in each is still known."""
-        bare = {n: tuple(replace(o, picture=None) for o in os) for n, os in self.originals.items()}
+        bare = {
+            name: tuple(tuple(replace(o, picture=None) for o in one) for one in samples)
+            for name, samples in self.originals.items()
+        }
         return replace(self, originals=bare)
 
     def part(self, first: int, count: int) -> Prepared:

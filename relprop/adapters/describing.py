@@ -37,7 +37,47 @@ def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -
         "words": _words(adapter.words(model, given), places),
         "texts": _texts(adapter.texts(model, given), places),
         "clock": _clock(adapter.clock(model, given), places),
-        "originals": given.prepared.originals.get(given.stream),
+        **_originals(given),
+        **_patches(given, places),
+    }
+
+
+def _originals(given: Given) -> dict[str, Any]:
+    """The picture each sample was made from, or the pictures."""
+    known = given.prepared.originals.get(given.stream)
+    if known is None or any(len(sample) > 1 for sample in known):
+        return {"pictures": known}
+    return {"originals": tuple(one for (one,) in known)}
+
+
+def _patches(given: Given, places: Places) -> dict[str, Any]:
+    """Where the tokens are in their pictures, of an input that holds these as rows of patches:
+    each token made of equally many, which are a rectangle."""
+    known = given.prepared.patches.get(given.stream)
+    if known is None or places.axes != (0,) or places.spans is None:
+        return {}
+    placed = places.source >= 0
+    rows = [known.places[int(a) : int(b)] for a, b in places.spans[placed, 0].tolist()]
+    first = torch.stack([row.amin(0) for row in rows])
+    sizes = torch.stack([row.amax(0) for row in rows]) - first + 1
+    if len(torch.unique(sizes, dim=0)) > 1 or sizes[0].prod() != len(rows[0]):
+        return {}
+    at, grid = first // sizes[0], (1, *known.grid)[-3:]
+    grid = tuple(-(-n // size) for n, size in zip(grid, sizes[0].tolist(), strict=True))
+    spans = (
+        torch.stack([first, first + sizes], -1) * torch.tensor([1, known.side, known.side])[:, None]
+    )
+    axes = slice(int(grid[0] == 1), 3)
+    source, whole = places.source.clone(), places.spans.new_zeros(len(placed), 3, 2)
+    source[placed] = (at[:, 0] * grid[1] + at[:, 1]) * grid[2] + at[:, 2]
+    whole[placed] = spans.to(whole)
+    extent = (grid[0], known.grid[-2] * known.side, known.grid[-1] * known.side)[axes]
+    return {
+        "source": source,
+        "grid": grid[axes],
+        "image": extent,
+        "spans": whole[:, axes],
+        "extent": extent,
     }
 
 
@@ -67,7 +107,7 @@ def _at_middles(known: Tensor, places: Places) -> Tensor:
     middle = ((places.spans.sum(-1) - 1) / 2).floor().long()
     index: list[slice | int | Tensor] = [slice(None), *([0] * (known.dim() - 1))]
     for k, axis in enumerate(places.axes):
-        if axis < known.dim() and known.shape[axis] == places.extent[k]:
+        if 0 < axis < known.dim() and known.shape[axis] == places.extent[k]:
             index[axis] = middle[:, k].clamp(0, places.extent[k] - 1)
     found = known[tuple(index)]
     return found if found.dim() == 2 else found[:, None]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,20 @@ class HuggingFace(Adapter):
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
         """Text, pictures or sound through the tokenizer or processor of the model; ready inputs as
         they are."""
-        pictures: dict[str, Any] = {}
         texts = texts_in(inputs)
         if not ready(inputs):
             if is_function_of_pictures(processor) and kind_of(inputs) == "a picture":
                 return super().prepare(model, inputs, processor)
             if processor is not None:
-                inputs, pictures = processed(model, inputs, processor)
-            elif kind := kind_of(inputs):
+                made = processed(model, inputs, processor)
+                known = tuple(getattr(made.inputs, "encodings", None) or ())
+                first = _ids_first(made.inputs)
+                return replace(made, inputs=first, encodings=known, texts=texts)
+            if kind := kind_of(inputs):
                 fact = f"inputs is {kind}, which the model does not read itself"
                 raise InputError(message(fact, then=[GIVE_PROCESSOR]))
         encodings = tuple(getattr(inputs, "encodings", None) or ())
-        return Prepared(inputs, processor, encodings, pictures, texts)
+        return Prepared(_ids_first(inputs), processor, encodings, texts=texts)
 
     def token_inputs(self, model: nn.Module, inputs: Inputs) -> tuple[str, ...] | None:
         """The main inputs of the model and of its parts (text and vision towers), a decoder's ids,
@@ -184,6 +187,18 @@ class HuggingFace(Adapter):
         if key not in _clocks:
             _clocks[key] = _measured(extractor, given.stream)
         return _clocks[key]
+
+
+def _ids_first(inputs: Any) -> Any:
+    """Inputs by name in the order that says how many samples there are: a text may come with
+    several pictures."""
+    if not hasattr(inputs, "keys") or "input_ids" not in inputs:
+        return inputs
+    names = list(inputs.keys())
+    lengths = {len(inputs[n]) for n in (names[0], "input_ids") if isinstance(inputs[n], Tensor)}
+    if len(lengths) < 2:
+        return inputs
+    return {n: inputs[n] for n in ("input_ids", *(n for n in names if n != "input_ids"))}
 
 
 def _measured(extractor: Any, name: str) -> tuple[int, float] | None:

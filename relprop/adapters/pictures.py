@@ -36,24 +36,31 @@ class Original:
 
 def originals(
     name: str, pictures: Sequence[Any], process: Callable[[Any], Tensor], made: Tensor
-) -> dict[str, tuple[Original, ...]]:
-    """The originals of input ``name``; empty if they are no pictures, or if processing does more
-    than scale, crop, flip and pad.
+) -> dict[str, tuple[tuple[Original, ...], ...]]:
+    """The originals of input ``name``, one for each sample; empty if they are no pictures, or if
+    processing does more than scale, crop, flip and pad.
 
     ``made`` is what processing made of all of them, (batch, channels, H, W): smaller ones are
     padded there below and to the right.
     """
+    found = found_originals(pictures, process, tuple(made.shape[-2:]))
+    return {name: tuple((one,) for one in found)} if found else {}
+
+
+def found_originals(
+    pictures: Sequence[Any], process: Callable[[Any], Tensor], shape: tuple[int, ...]
+) -> list[Original]:
+    """The original of each picture, of which processing made an image of (H, W) ``shape``; none
+    where that is not known of all of them."""
     sizes = [picture_size(picture) for picture in pictures]
     known = {
-        size: _original(size, hasattr(picture, "convert"), process, tuple(made.shape[-2:]))
+        size: _original(size, hasattr(picture, "convert"), process, shape)
         for size, picture in zip(sizes, pictures, strict=True)
         if size
     }
     found = [known[size] if size else None for size in sizes]
-    if not found or not all(found):
-        return {}
-    both = zip(found, pictures, strict=True)
-    return {name: tuple(replace(o, picture=thumbnail(picture)) for o, picture in both if o)}
+    both = list(zip(found, pictures, strict=True)) if all(found) else []
+    return [replace(o, picture=thumbnail(picture)) for o, picture in both if o]
 
 
 def picture_size(picture: Any) -> tuple[int, int] | None:
@@ -116,22 +123,32 @@ def _original(
 ) -> Original | None:
     """Black, white and two ramps of brightness in: what comes out is, between black and white, the
     coordinate a pixel was made from."""
-    height, width = size
-    across = np.broadcast_to((np.arange(width) + 0.5) / width, size)
-    down = np.broadcast_to(((np.arange(height) + 0.5) / height)[:, None], size)
-    try:
-        black, white, x, y = (
-            process(_picture(share, pil)).double()
-            for share in (np.zeros(size), np.ones(size), across, down)
-        )
-    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+    found = coordinates(size, pil, process)
+    if found is None or found[0].dim() != 3:
         return None
-    if black.dim() != 3 or not black.shape == white.shape == x.shape == y.shape:
-        return None
+    (height, width), (black, white, y, x) = size, found
     seen = (white - black).abs().amin(0) > 1e-6
     top, bottom = _line(((y - black) / (white - black)).mean(0), seen, height, shape[0])
     left, right = _line(((x - black) / (white - black)).mean(0).T, seen.T, width, shape[1])
     return None if None in (top, left) else Original(size, (top, left, bottom, right))  # type: ignore[arg-type]
+
+
+def coordinates(
+    size: tuple[int, int], pil: bool, process: Callable[[Any], Tensor]
+) -> tuple[Tensor, ...] | None:
+    """What processing makes of a black and a white picture, and of ramps of brightness down and
+    across; ``None`` if it does not take them, or makes other shapes of them."""
+    height, width = size
+    across = np.broadcast_to((np.arange(width) + 0.5) / width, size)
+    down = np.broadcast_to(((np.arange(height) + 0.5) / height)[:, None], size)
+    try:
+        made = tuple(
+            process(_picture(share, pil)).double()
+            for share in (np.zeros(size), np.ones(size), down, across)
+        )
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+        return None
+    return made if len({m.shape for m in made}) == 1 else None
 
 
 def _picture(share: Any, pil: bool) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from relprop.adapters.base import cannot_prepare
-from relprop.adapters.pictures import Original, originals, picture_size
+from relprop.adapters.base import Prepared, cannot_prepare
+from relprop.adapters.patches import patches, whole_originals
+from relprop.adapters.pictures import found_originals, picture_size
 from relprop.errors import InputError
 from relprop.tracer.offloaded import home_of
 
@@ -54,18 +55,16 @@ def kind_of(thing: Any) -> str:
     return "sound" if isinstance(first, np.ndarray) and first.ndim == 1 else ""
 
 
-def processed(
-    model: nn.Module, inputs: Any, processor: Any
-) -> tuple[Any, dict[str, tuple[Original, ...]]]:
+def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     """What the model reads, from text, pictures, sound, or a dict of the processor's own arguments;
-    and the pictures' originals."""
+    and where the pictures' parts are in it."""
     try:
         made = _made(inputs, processor)
     except (TypeError, ValueError, KeyError) as error:
         raise cannot_prepare(inputs, processor, error) from error
     pictures, images = _pictures_in(inputs), image_processor_of(processor)
-    found = {} if pictures is None or images is None else _originals(pictures, images, made)
-    return _accepted(model, made), found
+    known = {} if pictures is None or images is None else _pictured(pictures, images, made)
+    return Prepared(_accepted(model, made), processor, **known)
 
 
 def _made(inputs: Any, processor: Any) -> Any:
@@ -112,30 +111,50 @@ def _pictures_in(inputs: Any) -> Any:
 
 
 def texts_in(inputs: Any) -> tuple[str, ...]:
-    """The texts that ``inputs`` are, or name as such; none of what is pairs of texts or tensors."""
-    named = isinstance(inputs, Mapping)
-    texts = inputs.get("text") if named and "text_pair" not in inputs else inputs
+    """The texts that ``inputs`` are, or name as such; none of what is pairs of texts or tensors, or
+    beside pictures, for which processors write more into them."""
+    named, others = isinstance(inputs, Mapping), ("text_pair", "images")
+    texts = inputs.get("text") if named and not any(n in inputs for n in others) else inputs
     some = (texts,) if isinstance(texts, str) else texts
     are = isinstance(some, (list, tuple)) and all(isinstance(text, str) for text in some)
     return tuple(some) if are else ()
 
 
-def _originals(pictures: Any, processor: Any, made: Any) -> dict[str, tuple[Original, ...]]:
-    """Where in each picture the model's image lies, if processing made one image of each."""
-    names = [name for name in made if _is_image(made[name])]
-    some = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
-    if not names or len(some) != len(made[names[0]]):
+def _pictured(pictures: Any, processor: Any, made: Any) -> dict[str, Any]:
+    """``Prepared``'s fields of pictures: where in each the model's image lies, if processing made
+    one image of each, or which patches the rows are that it cut them into."""
+    name = next((name for name in made if _is_image(made[name])), None)
+    if name is None:
         return {}
+    samples = _by_sample(pictures, len(made["input_ids"]) if "input_ids" in made else None)
+    some, value = [picture for sample in samples for picture in sample], made[name]
 
     def process(picture: Any) -> Tensor:
-        tensor: Tensor = processor(images=picture, return_tensors="pt")[names[0]][0]
-        return tensor
+        tensor: Tensor = processor(images=picture, return_tensors="pt")[name]
+        return tensor if tensor.dim() == 2 else tensor.flatten(0, -4).squeeze(0)
 
-    return originals(names[0], some, process, made[names[0]])
+    if value.dim() == 2:
+        side = getattr(processor, "patch_size", 1)
+        rows = patches(some, process, len(value), side if isinstance(side, int) else 1)
+        found = whole_originals(some, rows) if rows else []
+    else:
+        rows, fits = None, len(some) == len(value) or value.dim() == 5
+        found = found_originals(some, process, tuple(value.shape[-2:])) if fits else []
+    each = iter(found)
+    known = {name: tuple(tuple(next(each) for _ in sample) for sample in samples)} if found else {}
+    return {"originals": known, "patches": {name: rows} if rows else {}}
+
+
+def _by_sample(pictures: Any, batch: int | None) -> list[list[Any]]:
+    """The pictures of each sample: as they are nested, else one for each, else all for one."""
+    some = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
+    if any(isinstance(one, (list, tuple)) for one in some):
+        return [list(one) if isinstance(one, (list, tuple)) else [one] for one in some]
+    return [some] if batch == 1 else [[one] for one in some]
 
 
 def _is_image(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
+    return isinstance(value, Tensor) and value.dim() in (2, 4, 5) and value.is_floating_point()
 
 
 def _accepted(model: nn.Module, made: Any) -> Any:

@@ -106,11 +106,12 @@ def explain_generation(
         prepared.processor,
         memory=checked_memory(memory),
     )
-    rows = ask(model, whole.inputs, _targets(whole.ids), [question], how)
+    both = replace(prepared, inputs=whole.inputs, encodings=())
+    rows = ask(model, both, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
     tokenizer = tokenizer_of(prepared.processor)
-    names = _labels(whole, prepared.inputs, tokenizer)
+    names = _labels(whole, prepared.encodings, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
     labelled = tuple(_labelled(e, names) for e in steps)
     return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
@@ -158,14 +159,16 @@ def _refuse_other_logits(model: nn.Module, whole: Continuation, found: Tensor) -
         )
 
 
-def _labels(whole: Continuation, inputs: Any, tokenizer: Any) -> dict[str, list[list[str]]]:
+def _labels(
+    whole: Continuation, known: tuple[Any, ...], tokenizer: Any
+) -> dict[str, list[list[str]]]:
     """Each text input's tokens by name: by the tokenizer, or the prompt's by what came with the
     inputs and the output's by its ids."""
     named = {
         n: [[_named(t, tokenizer) for t in row] for row in ids.tolist()]
         for n, ids in whole.tokens.items()
     }
-    encodings = getattr(inputs, "encodings", None) if tokenizer is None else None
+    encodings = known if tokenizer is None else ()
     if encodings and len(encodings) == len(whole.ids) and "input_ids" in named:
         named["input_ids"] = [
             [*e.tokens, *row[len(e.tokens) :]]

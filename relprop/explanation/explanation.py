@@ -96,6 +96,16 @@ class Explanation(OneInput):
 
         return original_heatmap(self._only("original_heatmap()"), sample)
 
+    def picture(self, number: int) -> Explanation:
+        """The explanation of one of several pictures that each sample holds, counted from 0: its
+        tokens alone, with heat maps, lists and plots as of any picture; of a video, of one time.
+
+        Raises ``OptionError`` for one that is not there."""
+        from relprop.explanation.one_picture import one_picture
+
+        stream = self._only("picture()")
+        return replace(self, streams={stream.name: one_picture(stream, number)})
+
     def words(self, sample: int = 0, *, share: bool = False) -> list[tuple[str, float]]:
         """The words of one sample, in order, each with the sum of its tokens' scores; special
         tokens and padding are no words. ``share``: of all words' |score| in place of the score.

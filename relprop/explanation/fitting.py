@@ -54,7 +54,8 @@ def _refuse_unfit_stream(stream: TokenScores, batch: int) -> None:
     if stream.grid is not None and stream.image is not None:
         _fits("image", len(stream.grid) == len(stream.image))
     _may_have("spans", stream.spans, (tokens, len(stream.extent), 2))
-    for names in (stream.tokens, stream.words, stream.texts, stream.originals):
+    known = (stream.tokens, stream.words, stream.texts, stream.originals, stream.pictures)
+    for names in known:
         _fits("names", names is None or len(names) == batch)
     _fits("tokens", all(len(row) == tokens for row in stream.tokens or ()))
     for text in stream.texts or ():

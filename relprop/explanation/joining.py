@@ -16,7 +16,7 @@ from relprop.explanation.tokens import Block, TokenScores
 from relprop.interpreter.ledger import Ledger, join_ledgers
 
 TENSORS = ("scores", "row", "identity", "content", "matrix", "input", "layers")
-LISTS = ("tokens", "words", "texts", "originals")
+LISTS = ("tokens", "words", "texts", "originals", "pictures")
 KINDS = ("attention", "gradient", "relevance")
 
 
@@ -101,6 +101,7 @@ def _refuse_different(parts: Sequence[Explanation]) -> None:
 def _join_stream(parts: Sequence[TokenScores]) -> TokenScores:
     tensors = {name: _cat([getattr(part, name) for part in parts]) for name in TENSORS}
     originals = _chained([part.originals for part in parts])
+    pictures = _chained([part.pictures for part in parts])
     return replace(
         parts[0],
         **tensors,
@@ -108,6 +109,7 @@ def _join_stream(parts: Sequence[TokenScores]) -> TokenScores:
         words=_chained([part.words for part in parts]),
         texts=_chained([part.texts for part in parts]),
         originals=None if originals is None else tuple(originals),
+        pictures=None if pictures is None else tuple(pictures),
     )
 
 

@@ -50,7 +50,9 @@ class TokenPlaces:
     one after the last that a token was made from before any attention (0 and 0 for the model's
     own); beyond the input where the model pads it. ``extent``: how long those axes are. ``clock``:
     which of them is time, and the seconds a step of it takes. ``originals``: the picture each
-    sample was made from.
+    sample was made from. Of several pictures in a sample ``grid`` is (pictures, h, w), the smaller
+    ones filled up below and to the right, ``image`` (pictures, H, W); ``pictures``: the original of
+    each, for every sample.
     """
 
     source: Tensor
@@ -60,6 +62,7 @@ class TokenPlaces:
     extent: tuple[int, ...] = ()
     clock: tuple[int, float] | None = None
     originals: tuple[Original, ...] | None = None
+    pictures: tuple[tuple[Original, ...], ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

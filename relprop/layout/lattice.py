@@ -33,7 +33,8 @@ class Layout:
     tokens. They reach beyond the input (below 0, above ``extent``) where the model pads it, and
     overlap where its convolutions do. ``None`` where nothing tells the tokens apart; they are then
     numbered as they come. ``extent``: how long the input is along these axes; ``axes``: which of
-    its axes they are, the batch being axis 0.
+    its axes they are; axis 0 is the batch, or, of an input that is one sample's alone, positions
+    too (pictures beside one text).
     """
 
     source: Tensor
@@ -51,13 +52,14 @@ def lay_out(
     shape = tuple(val(stream.leaf).shape)
     embedded = stream.leaf.op != "placeholder"
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    for axis in range(1, len(shape) - embedded):
+    first = int(shape[0] == 1)  # what is not cut into samples has no axis of them
+    for axis in range(first, len(shape) - embedded):
         reaches = reaches_between(stream.leaf, stream.node, axis, flow, values or {})
         found[axis] = _read(reaches[stream.node], stream)[2:], _spans(reaches, stream, flow)
     axes = [axis for axis, (near, _) in found.items() if _differ(near)]
     axes = axes or [1] * (1 in found and embedded)
-    if len(shape) == 4 and not embedded and len(axes) < 2:
-        axes = _image_axes(axes, shape)
+    if len(shape) == 4 and not embedded and len(set(axes) - {0}) < 2:
+        axes = [*axes[: axes[:1] == [0]], *_image_axes([a for a in axes if a], shape)]
     extent = tuple(shape[axis] for axis in axes)
     layout = _lattice([found[axis] for axis in axes], extent, math.prod(stream.sizes))
     return replace(layout, axes=tuple(axes)) if axes else layout

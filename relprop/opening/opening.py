@@ -55,13 +55,15 @@ def opened(
     model: object, inputs: object, processor: object = None, *, trust_remote_code: bool = False
 ) -> tuple[nn.Module, Prepared]:
     """The module, and its inputs with what is known about where they came from. Arguments as for
-    ``open_model``."""
+    ``open_model``; inputs that were prepared before stay what they are."""
     if isinstance(model, (str, Path)):
         model, inputs, processor = load(str(model), inputs, processor, trust_remote_code)
     elif trust_remote_code:
         raise OptionError(
             "trust_remote_code is for a model given by id or folder; this one is loaded already"
         )
+    if isinstance(inputs, Prepared):
+        return usable_model(model), inputs
     pipelines = sys.modules.get("transformers.pipelines.base")
     pipeline: Any = getattr(pipelines, "Pipeline", ())  # while it is imported, there are none
     if isinstance(model, pipeline):

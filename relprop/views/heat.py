@@ -61,7 +61,10 @@ def original_heatmap(
         raise OptionError(
             message(
                 "original_heatmap() needs the pictures as they were before processing",
-                then=["relprop.explain(model, pictures, processor=image_processor)"],
+                then=[
+                    "relprop.explain(model, pictures, processor=image_processor)",
+                    *(["explanation.picture(0).original_heatmap()"] if tokens.pictures else []),
+                ],
             )
         )
     original = tokens.originals[sample]

@@ -86,7 +86,7 @@ def _refuse_no_picture(stream: TokenScores) -> None:
         raise OptionError(
             message(
                 f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
-                then=["explanation.plot()   # a map for each time"],
+                then=["explanation.picture(0).heatmap()", "explanation.plot()   # a map for each"],
             )
         )
 

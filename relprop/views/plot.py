@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
 from relprop.views.curves import curves
-from relprop.views.figure import figure, show_heatmap, show_image
+from relprop.views.figure import figure, scale_of, show_heatmap, show_image
 from relprop.views.ledgers import ledger
 from relprop.views.maps import compare, heatmap
 from relprop.views.matrices import heads, layers, matrix
+from relprop.views.overlay import laid
 from relprop.views.sequences import plot_sequence
 from relprop.views.shaded_text import text
 from relprop.views.shown import checked, target_of
@@ -42,8 +43,8 @@ __all__ = [
 
 
 def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Figure:
-    """One sample: its heat map (over ``image``, as ``heatmap`` takes it; a column per time of a
-    video), its words or tokens shaded, or its scores along the recording."""
+    """One sample: its heat map (over ``image``, as ``heatmap`` takes it; a column per picture of
+    several, and per time of a video), its words shaded, or its scores along the recording."""
     sample = checked(explanation, sample)
     title = f"target {target_of(explanation, sample)}"
     if explanation.grid is None:
@@ -54,19 +55,20 @@ def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Fi
             return text(explanation, sample=sample, title=title).figure  # type: ignore[return-value]
         return plot_sequence(explanation, sample, title)
     if len(explanation.grid) > 2:
-        return _plot_times(explanation, sample, title)
+        return _plot_several(explanation, sample, title)
     drawn = heatmap(explanation, image, sample=sample).figure
     return drawn  # type: ignore[return-value]
 
 
-def _plot_times(explanation: Explanation, sample: int, title: str) -> Figure:
-    """A heat map for each time of a video."""
+def _plot_several(explanation: Explanation, sample: int, title: str) -> Figure:
+    """A heat map for each picture, or for each time of a video, on one scale."""
     assert explanation.grid is not None
-    times, whole = explanation.grid[0], explanation.image
-    frames = explanation.heatmap((times, *whole[1:]))[sample] if whole else ()
-    fig, columns = figure(times)
-    for i, (axes, heat) in enumerate(zip(columns, frames, strict=True)):
-        show_heatmap(axes, heat, f"{title}, {i + 1} of {times}")
+    count = explanation.grid[0]
+    found = [laid(explanation.picture(k), sample, None) for k in range(count)]
+    fig, columns = figure(count)
+    scale = scale_of(*(heat for heat, _ in found))
+    for i, (axes, (heat, image)) in enumerate(zip(columns, found, strict=True)):
+        show_heatmap(axes, heat, f"{title}, {i + 1} of {count}", image, scale=scale)
     return fig
 
 
