@@ -2,7 +2,7 @@
 far the numbers of one method agree.
 
     python benchmarks/peers.py --install ENVS     # an environment for each library (pip)
-    python benchmarks/peers.py --run ENVS         # measure, into docs/peers.json; on one thread
+    python benchmarks/peers.py --run ENVS         # measure, into docs/peers.json and docs/peers.md
 
 Each environment has a library and what it insists on; PyTorch and everything else come from the
 one that this runs in. Models have seeded random weights, the same file for all. Every figure is
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from counting import flops
+from peers_page import write_page
 from torch import Tensor, nn
 
 #: What is installed for each library, and what it insists on.
@@ -307,7 +308,7 @@ def install(folder: Path) -> None:
     """An environment for each library."""
     shared = sysconfig.get_path("purelib")
     for peer, packages in INSTALLED.items():
-        venv.create(folder / peer, with_pip=False)
+        venv.create(folder / peer, with_pip=False, clear=True)
         python = folder / peer / "bin" / "python"
         where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
         own = subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()
@@ -343,6 +344,7 @@ def _write(result: dict[str, Any], folder: Path) -> None:
     result["environment"] = versions | {"cores": os.cpu_count(), "threads": 1}
     result["installed"] = INSTALLED
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_page(RESULT.parent, REPEATS)
 
 
 def _apart(folder: Path, peer: str, name: str, method: str) -> dict[str, Any]:
