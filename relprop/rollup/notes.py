@@ -15,6 +15,7 @@ from relprop.rollup.merges import Merges, is_merge
 from relprop.rules.notes import (
     ConvolutionNote,
     FieldNote,
+    Folded,
     LinearNote,
     ProductNote,
     ReductionNote,
@@ -22,14 +23,13 @@ from relprop.rules.notes import (
 )
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.facts import is_batched
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
 
 #: What may put one position at several places.
 REPEATING = frozenset({Kind.INDEX, Kind.GATHER, Kind.REPEAT, Kind.VIEW, Kind.WINDOWS})
 REDUCED = frozenset({Kind.TOTAL, Kind.STATISTIC})
-ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.GATHER})
+ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.GATHER, Kind.INDEX})
 
 
 def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[fx.Node, FieldNote]:
@@ -90,20 +90,25 @@ def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
     return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims)) if rank else ()
 
 
-def _routed(node: fx.Node, source_axes: Axes) -> tuple[int, ...]:
-    """The token axes along which each feature takes the position of its own: where its maximum is,
-    or where an index computed per feature points."""
+def _routed(node: fx.Node, source_axes: Axes) -> tuple[Folded, ...]:
+    """The axes along which each feature takes the position of its own: where its maximum is, or
+    where an index points, which may be another for each head."""
     rank = len(source_axes)
     over: tuple[int, ...] = ()
     if kind(node) is Kind.GATHER:
-        index = node.args[2]
-        apart = is_batched(index) and kind(index) not in (Kind.EXPAND, Kind.REPEAT)  # type: ignore[union-attr, arg-type]
-        over = (argument(node, "dim") % rank,) if apart else ()
+        over = (argument(node, "dim") % rank,)
+    elif kind(node) is Kind.INDEX:
+        over = tuple(i for i, index in enumerate(argument(node, "indices")) if index is not None)
     elif kind(node) is Kind.LARGEST:
         over = _reduced(node, rank)
     elif kind(node) is Kind.MAX_POOL:
         over = tuple(range(2, rank))
-    return over if all(is_token(source_axes[i]) for i in over if source_axes[i]) else ()
+    folded = (
+        Folded(i, tuple(a.size for a in axis), tuple(a.kind == "token" for a in axis))
+        for i, axis in enumerate(source_axes)
+        if i in over
+    )
+    return tuple(f for f in folded if any(f.tokens))
 
 
 def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None:

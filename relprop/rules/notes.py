@@ -25,6 +25,16 @@ class Constants(Note):
 
 
 @dataclass(frozen=True)
+class Folded:
+    """An axis of an operand: the ``sizes`` of what is folded into it, and which of that is
+    ``tokens``."""
+
+    axis: int
+    sizes: tuple[int, ...]
+    tokens: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class FieldNote(Note):
     """For the roll-up: which axes of the result are tokens, and how much of the field each operand
     carries (``None``: all of it).
@@ -32,14 +42,14 @@ class FieldNote(Note):
     ``shape``: the result's, whose axes a field may have shorter.
     ``adds``: one token of the operand may be several of the result, so their numbers add.
     ``weighed``: the axes over which the result, a product with a mask, is summed at once.
-    ``routed``: the token axes along which each feature takes the position of its own.
+    ``routed``: the axes along which a feature, or a head, takes a position of its own.
     """
 
     token_axes: tuple[bool, ...] = ()
     carries: tuple[float, ...] | None = None
     adds: bool = False
     weighed: tuple[int, ...] | None = None
-    routed: tuple[int, ...] = ()
+    routed: tuple[Folded, ...] = ()
     shape: tuple[int, ...] = ()
 
     def weights(self, count: int) -> tuple[float, ...]:

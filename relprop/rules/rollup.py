@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from relprop.operations import FILLS, MOVES, STOPS, Kind
 from relprop.rules import coarse
@@ -23,7 +24,7 @@ from relprop.rules.fields import (
     projected,
 )
 from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
-from relprop.rules.notes import FieldNote, SiteNote
+from relprop.rules.notes import FieldNote, Folded, SiteNote
 from relprop.rules.presets import CARRIED, PRODUCTS, stop, table
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Key, RuleSet
@@ -42,20 +43,28 @@ def _back_through(inverse: Inverse) -> Rule:
 
 
 def _routed(field: Field, call: Call) -> Fields:
-    """Maxima, and what is picked per feature: to where it was found; over tokens, the features of
-    those that lost are there, too, with nothing."""
+    """Maxima, and what is picked: to where it was found; over tokens, the features and heads of
+    those that were not are there, too, with nothing."""
     found = moved(field, call, moved_back)
-    axes = tuple(i + 1 for i in call.noted(FieldNote).routed)
-    if not axes:
+    routed = call.noted(FieldNote).routed
+    if not routed:
         return found  # type: ignore[return-value]
     return tuple(
-        f
-        if f is None
-        else torch.cat(
-            [f[:-1], (f[-1:] > 0).to(f.dtype).amax(axes, keepdim=True).expand(f[-1:].shape)]
-        )
+        f if f is None else torch.cat([f[:-1], _everywhere(f[-1:] > 0, routed).to(f.dtype)])
         for f in found
     )
+
+
+def _everywhere(present: Tensor, along: tuple[Folded, ...]) -> Tensor:
+    """At all tokens along some axes what is present at one of them."""
+    for folded in along:
+        axis = folded.axis + 1
+        if present.shape[axis] > 1:
+            apart = present.unflatten(axis, folded.sizes)
+            over = [axis + i for i, tokens in enumerate(folded.tokens) if tokens]
+            whole = apart.amax(over, keepdim=True).expand(apart.shape)
+            present = whole.flatten(axis, axis + len(folded.sizes) - 1)
+    return present
 
 
 def _shuffled(field: Field, call: Call) -> Fields:
@@ -102,7 +111,7 @@ ROLLUP = RuleSet(
             (STOPS, stop),
             ((*CARRIED, *PRODUCTS, Kind.SUM), merge),
             ((Kind.EXPAND,), expanded),
-            ((Kind.GATHER,), Rule(_routed, FIELD_MOVE, "rollup", frozenset())),
+            ((Kind.GATHER, Kind.INDEX), Rule(_routed, FIELD_MOVE, "rollup", frozenset())),
             ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),
             *(((key,), _back_through(inverse)) for key, inverse in INVERSES),
             ((*MOVES, *FILLS), _back_through(moved_back)),

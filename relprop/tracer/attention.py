@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, integers, kind, operand
-from relprop.tracer.atoms import Atom, Axes, Axis
+from relprop.tracer.atoms import Atom, Axes, Axis, is_token
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
 from relprop.tracer.follow import follow
@@ -38,6 +38,8 @@ def find_sites(
                 sites.setdefault(site.contraction, site)
             if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
                 without.append((node, reason))
+    for site in sites.values():
+        _number_alike(axes.get(site.attention, ()), axes.get(site.values, ()))
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
 
 
@@ -142,6 +144,8 @@ def rows_after(
         return axis
     if isinstance(at, int) and kind(node) in KEEPS_ROWS:
         return axis_after(node, source, at)
+    if isinstance(at, int) and _stays_in_its_row(node, source, at, labels):
+        return at
     shape = tuple(getattr(val(node), "shape", ()))
     if not isinstance(at, int) and kind(node) in KEEPS_ROWS and shape == tuple(at.shape):
         return at
@@ -149,6 +153,20 @@ def rows_after(
         s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources
     }
     return labels.push(node, marked)
+
+
+def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels) -> bool:
+    """Whether elements are picked along the rows, or put at places of their rows among zeros, by an
+    index that may depend on the input."""
+    if kind(node) not in (Kind.GATHER, Kind.WRITE, Kind.INDEXED_SUM):
+        return False
+    dim, base = argument(node, "dim"), operand(node)
+    if not isinstance(dim, int) or dim % rank(node) != axis:
+        return False
+    if kind(node) is Kind.GATHER:
+        return source is base
+    zeros = None if source is base else labels.constant(base)
+    return zeros is not None and not bool(zeros.any())
 
 
 def _contraction(
@@ -206,6 +224,15 @@ def _mark_tokens(axes: Sequence[Axis]) -> None:
             atom.group.root().kind = "token"
         for atom in axis if plain else ():
             atom.position = True
+
+
+def _number_alike(of_map: Axes, of_values: Axes) -> None:
+    """Where a map and its values lie side by side, an axis that numbers tokens of the one numbers
+    them of the other: keys gathered for each query are copies until they are gathered."""
+    for one, other in zip(of_map[-3::-1], of_values[-3::-1], strict=False):
+        if is_token(one):
+            for atom in other:
+                atom.position |= atom.kind == "unknown"
 
 
 def _is_no_token(atom: Atom) -> bool:

@@ -22,6 +22,7 @@ from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
+from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
 from relprop.tracer.passes.functions.affine import raise_affine
@@ -157,6 +158,7 @@ PASSES = (
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(weigh_masks, "what a mask picks is weighed before it is picked"),
+    Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),

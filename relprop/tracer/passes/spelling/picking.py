@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
-from relprop.tracer.editing import aten, emit, expanded, rank, reshaped, shape_of, val
+from relprop.tracer.editing import aten, emit, expanded, is_live, rank, reshaped, shape_of, val
 
 
 def as_index(node: fx.Node) -> fx.Node | None:
@@ -29,6 +29,12 @@ def as_index(node: fx.Node) -> fx.Node | None:
     picked = reshaped(node, mask, [math.prod(shape_of(mask))])
     node.args = (reshaped(node, x, folded), [*ahead, picked])
     return None
+
+
+def rows_of_computed(node: fx.Node) -> fx.Node | None:
+    """``embedding`` in a table that the model computes → ``index``: no parameter is looked up."""
+    table, ids = operand(node), argument(node, "indices")
+    return emit(node, aten.index.Tensor, table, [ids]) if is_live(table) else None
 
 
 def as_gather(node: fx.Node) -> fx.Node | None:

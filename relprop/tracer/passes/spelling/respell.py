@@ -43,6 +43,7 @@ from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
 from relprop.tracer.passes.spelling.missing import mean_of_numbers, sum_of_numbers
 from relprop.tracer.passes.spelling.padding import as_padding
+from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import unroll
 from relprop.tracer.passes.spelling.statistics import (
     deviation,
@@ -135,6 +136,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     **dict.fromkeys(
         (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm), native_norm
     ),
+    aten.embedding: rows_of_computed,
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
     aten.index_put: put_by_index,
