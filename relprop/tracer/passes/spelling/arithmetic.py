@@ -3,6 +3,8 @@ that they are."""
 
 from __future__ import annotations
 
+import math
+
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
@@ -10,6 +12,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
+    is_float,
     is_number,
     is_tensor,
     rank,
@@ -53,6 +56,14 @@ def product_and_sum(node: fx.Node) -> fx.Node:
     if beta == 0:
         return product
     return emit(node, aten.add.Tensor, _scaled(node, extra, beta), product)
+
+
+def exponential(node: fx.Node) -> fx.Node | None:
+    """2ˣ and bˣ of a number b > 0 → exp(x·ln b)."""
+    base, x = (2.0, operand(node)) if is_call(node, aten.exp2) else arguments(node)[:2]
+    if not isinstance(base, (int, float)) or base <= 0 or not is_float(x):
+        return None
+    return emit(node, aten.exp.default, emit(node, aten.mul.Tensor, x, math.log(base)))
 
 
 def outer_product_and_sum(node: fx.Node) -> fx.Node:

@@ -16,6 +16,7 @@ from relprop.tracer.passes.spelling.arithmetic import (
     between,
     cosine,
     difference,
+    exponential,
     gated,
     outer_product_and_sum,
     product_added,
@@ -113,6 +114,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.sub: sum_with_factor,
     aten.rsub: difference,
     **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), product_and_sum),
+    **dict.fromkeys((aten.exp2, aten.pow), exponential),
     aten.addr: outer_product_and_sum,
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
