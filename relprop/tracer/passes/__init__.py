@@ -59,12 +59,14 @@ from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.missing import leave_out_missing
 from relprop.tracer.passes.spelling.respell import respell
 from relprop.tracer.passes.sums.biases import join_biases
+from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.writes.inplace import functionalise
+from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.sums import join_sums_by_index
 
 Needs = Literal["nothing", "constants", "places"]
@@ -102,6 +104,7 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
+    Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
@@ -142,6 +145,7 @@ PASSES = (
     Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
+    Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(join_sums_by_index, "experts' tokens come back at once"),
     Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
@@ -158,6 +162,7 @@ PASSES = (
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(weigh_masks, "what a mask picks is weighed before it is picked"),
+    Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
     Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),

@@ -7,8 +7,18 @@ import math
 import torch
 from torch import fx
 
-from relprop.operations import argument, is_call, operand
-from relprop.tracer.editing import aten, emit, expanded, is_live, rank, reshaped, shape_of, val
+from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    expanded,
+    is_live,
+    rank,
+    reshaped,
+    shape_of,
+    val,
+)
 
 
 def as_index(node: fx.Node) -> fx.Node | None:
@@ -21,6 +31,8 @@ def as_index(node: fx.Node) -> fx.Node | None:
         return emit(node, aten.index.Tensor, x, [*[None] * dim, where])
     if is_call(node, aten.take):
         return emit(node, aten.index.Tensor, reshaped(node, x, [-1]), [argument(node, "index")])
+    if (rows := _of_one_axis(node)) is not None:
+        return rows
     *ahead, mask = argument(node, "indices")
     if any(ahead) or val(mask).dtype != torch.bool or rank(mask) < 2:
         return None
@@ -38,9 +50,10 @@ def rows_of_computed(node: fx.Node) -> fx.Node | None:
 
 
 def as_gather(node: fx.Node) -> fx.Node | None:
-    """``take_along_dim`` → ``gather``, its operands broadcast against each other."""
+    """``take_along_dim`` → ``gather``, its operands broadcast against each other; whole rows that
+    one index picks → ``index``."""
     if not is_call(node, aten.take_along_dim):
-        return None
+        return _whole_rows(node)
     x, index, dim = operand(node), argument(node, "indices"), argument(node, "dim")
     if dim is None:
         return emit(
@@ -53,3 +66,39 @@ def as_gather(node: fx.Node) -> fx.Node | None:
     shapes = ([shape_of(t)[dim] if i == dim else s for i, s in enumerate(wide)] for t in (x, index))
     x, index = (expanded(node, t, s) for t, s in zip((x, index), shapes, strict=True))
     return emit(node, aten.gather.default, x, dim, index)
+
+
+def _whole_rows(gather: fx.Node) -> fx.Node | None:
+    """A ``gather`` of whole rows, by one index that is repeated along all other axes."""
+    x, dim, index = arguments(gather)[:3]
+    axis, picked, shape = dim % max(rank(x), 1), shape_of(index), shape_of(x)
+    one = row_index(dim, index)
+    if one is None or [*picked[:axis], *picked[axis + 1 :]] != [*shape[:axis], *shape[axis + 1 :]]:
+        return None
+    return emit(gather, aten.index.Tensor, x, [*[None] * axis, reshaped(gather, one, [-1])])
+
+
+def row_index(dim: int, index: fx.Node) -> fx.Node | None:
+    """What is repeated along all axes but one in an index along that."""
+    if kind(index) is not Kind.EXPAND:
+        return None
+    one = operand(index)
+    lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
+    return one if math.prod(lengths) == lengths[dim % rank(index)] else None
+
+
+def _of_one_axis(node: fx.Node) -> fx.Node | None:
+    """An ``index`` that names the only position of an axis, too, without that."""
+    x, indices = operand(node), argument(node, "indices")
+    given = [(i, index) for i, index in enumerate(indices) if index is not None]
+    left = [(i, index) for i, index in given if shape_of(x)[i] > 1]
+    if len(left) != 1 or len(given) < 2 or val(left[0][1]).dtype == torch.bool:
+        return None
+    ((axis, index),) = left
+    wide = torch.broadcast_shapes(*(tuple(shape_of(i)) for _, i in given))
+    if math.prod(wide) != val(index).numel() or any(val(i).dtype == torch.bool for _, i in given):
+        return None
+    where = reshaped(node, index, [-1])
+    made = emit(node, aten.index.Tensor, x, [*[None] * axis, where])
+    ahead = math.prod(shape_of(x)[:axis])
+    return reshaped(node, made, shape_of(node)) if ahead == 1 else None

@@ -3,6 +3,8 @@ axis."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import fx
 
 from relprop.operations import Kind, kind
@@ -20,6 +22,7 @@ def join_sums(graph: fx.Graph) -> None:
             parts = total_of_parts(node)
             if parts is not None:
                 swap(node, parts)
+    _reuse_sums(graph)
     for node in reversed(list(graph.nodes)):
         if node._erased or not is_top(node):
             continue
@@ -33,6 +36,29 @@ def join_sums(graph: fx.Graph) -> None:
             terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
+
+
+def _reuse_sums(graph: fx.Graph) -> None:
+    """x + (a + b) where x + a is there already, since b depends on it, or is beside it → (x + a) +
+    b: the stream that both belong to. Of x − x nothing is left."""
+    known: list[tuple[fx.Node, Counter[tuple[int, fx.Node]]]] = []
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms = Counter(terms_of(node))
+        gone = Counter({(s, n): min(terms[s, n], terms[-s, n]) for s, n in terms})
+        if gone.total() and (left := terms - gone):  # x − x is nothing
+            new = added(node, list(left.elements()))
+            swap(node, new)
+            node, terms = new, left
+        within = [(n, own) for n, own in known if own < terms and shape_of(n) == shape_of(node)]
+        if within:
+            larger, own = max(within, key=lambda found: found[1].total())
+            new = added(node, [(1, larger), *(terms - own).elements()])
+            swap(node, new)
+            known.append((new, terms))
+        else:
+            known.append((node, terms))
 
 
 def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
