@@ -172,7 +172,7 @@ def _same_rank(node: fx.Node, axes: Axes) -> Axes:
     everywhere = range(len(axes)) if what in (Kind.SHIFT, Kind.INDEX, Kind.GATHER) else ()
     chosen = (integers(node, "dims") if what is Kind.SHIFT else []) or everywhere
     if what is Kind.GATHER and (dim := argument(node, "dim")) is not None:
-        chosen = (dim,)  # along all others, a position is what it was
+        chosen = [dim]  # along all others, a position is what it was
     touched = {d % len(axes) for d in chosen}
     before = shape_of(operand(node))
     return tuple(

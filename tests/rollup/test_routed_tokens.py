@@ -1,0 +1,225 @@
+"""Tokens of which a router drops some, or sends some through a block: however they are picked, put
+back, added or masked, it is one function and has one map."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+
+WIDTH, HEADS, TOKENS, KEPT = 24, 4, 8, 4
+METHODS = ["transformer_attribution", "gae", "rollout", "attnlrp", "lrp"]
+
+
+class Block(nn.Module):
+    """A pre-norm block; ``branch`` is what it adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def attended(self, x, hidden):
+        parts = self.qkv(self.before(x)).view(*x.shape[:2], 3, HEADS, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            scores = scores.masked_fill(hidden[:, None, None], -math.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
+
+    def mlp(self, x):
+        return self.narrow(F.gelu(self.wide(self.between(x))))
+
+    def branch(self, x, hidden=None):
+        attended = self.attended(x, hidden)
+        return attended + self.mlp(x + attended)
+
+    def forward(self, x, hidden=None):
+        x = x + self.attended(x, hidden)
+        return x + self.mlp(x)
+
+
+class Routed(nn.Module):
+    """Three blocks, of which ``route`` says who goes through the second and what comes of it."""
+
+    def __init__(self, route):
+        super().__init__()
+        self.route = route
+        self.enter, self.head = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 5)
+        self.place = nn.Parameter(torch.randn(1, TOKENS, WIDTH) * 0.3)
+        self.first, self.block, self.last = Block(), Block(), Block()
+        self.router, self.norm = nn.Linear(WIDTH, 1), nn.LayerNorm(WIDTH)
+
+    def kept(self, x):
+        best = self.router(x[:, 1:]).squeeze(-1).topk(KEPT - 1, -1).indices + 1
+        return torch.cat([torch.zeros(len(x), 1, dtype=torch.long), best], 1)
+
+    def hidden(self, x):
+        return torch.ones(x.shape[:2], dtype=torch.bool).scatter(1, self.kept(x), False)
+
+    def forward(self, x):
+        x = self.first(self.enter(x) + self.place)
+        return self.head(self.norm(self.route(self, x))[:, 0])
+
+
+def picked(x, where):
+    return x.gather(1, where.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def beside(x):
+    return torch.arange(len(x))[:, None]
+
+
+# -- those that are not kept are dropped
+
+
+def dropped_hidden(m, x):
+    hidden = m.hidden(x)
+    return m.last(m.block(x, hidden), hidden)
+
+
+def dropped_gathered(m, x):
+    return m.last(m.block(picked(x, m.kept(x))))
+
+
+def dropped_indexed(m, x):
+    return m.last(m.block(x[beside(x), m.kept(x)]))
+
+
+def dropped_in_order(m, x):
+    return m.last(m.block(picked(x, m.kept(x).sort(1).values)))
+
+
+def dropped_by_product(m, x):
+    return m.last(m.block(F.one_hot(m.kept(x), TOKENS).to(x.dtype) @ x))
+
+
+# -- those that are not kept pass the block by
+
+
+def passed_chosen(m, x):
+    hidden = m.hidden(x)
+    return m.last(torch.where(hidden[..., None], x, m.block(x, hidden)))
+
+
+def passed_weighed(m, x):
+    hidden = m.hidden(x)
+    through = (~hidden).to(x.dtype)[..., None]
+    return m.last(x * (1 - through) + m.block(x, hidden) * through)
+
+
+def passed_multiplied(m, x):
+    hidden = m.hidden(x)[..., None]
+    return m.last(x * hidden + m.block(x, hidden[..., 0]) * ~hidden)
+
+
+def passed_filled(m, x):
+    hidden = m.hidden(x)[..., None]
+    made = m.block(x, hidden[..., 0])
+    return m.last(x.masked_fill(~hidden, 0) + made.masked_fill(hidden, 0))
+
+
+def passed_lerp(m, x):
+    hidden = m.hidden(x)
+    through = (~hidden).to(x.dtype)[..., None].expand_as(x)
+    return m.last(torch.lerp(x, m.block(x, hidden), through))
+
+
+def passed_difference(m, x):
+    hidden = m.hidden(x)
+    return m.last(x + (~hidden).to(x.dtype)[..., None] * (m.block(x, hidden) - x))
+
+
+def passed_branch_filled(m, x):
+    hidden = m.hidden(x)
+    return m.last(x + m.block.branch(x, hidden).masked_fill(hidden[..., None], 0))
+
+
+def passed_branch_weighed(m, x):
+    hidden = m.hidden(x)
+    return m.last(x + m.block.branch(x, hidden) * (~hidden)[..., None].to(x.dtype))
+
+
+def passed_scattered(m, x):
+    where = m.kept(x)
+    made = m.block(picked(x, where))
+    return m.last(x.scatter(1, where.unsqueeze(-1).expand_as(made), made))
+
+
+def passed_put(m, x):
+    where, made = m.kept(x), x.clone()
+    made[beside(x), where] = m.block(picked(x, where))
+    return m.last(made)
+
+
+def passed_added(m, x):
+    where = m.kept(x)
+    branch = m.block.branch(picked(x, where))
+    return m.last(x.scatter_add(1, where.unsqueeze(-1).expand_as(branch), branch))
+
+
+def passed_added_by_index(m, x):
+    where = m.kept(x)
+    branch = m.block.branch(x[beside(x), where])
+    return m.last(x.index_put((beside(x), where), branch, accumulate=True))
+
+
+def passed_added_in_place(m, x):
+    where, made = m.kept(x), x.clone()
+    made[beside(x), where] += m.block.branch(x[beside(x), where])
+    return m.last(made)
+
+
+def passed_difference_added(m, x):
+    where = m.kept(x)
+    before = picked(x, where)
+    change = m.block(before) - before
+    return m.last(x.scatter_add(1, where.unsqueeze(-1).expand_as(change), change))
+
+
+# -- no router: what a block adds, added outside of it
+
+
+def plain(m, x):
+    return m.last(m.block(x))
+
+
+def plain_branch(m, x):
+    return m.last(x + m.block.branch(x))
+
+
+def plain_difference(m, x):
+    return m.last(x + (m.block(x) - x))
+
+
+BASES = {"dropped": dropped_hidden, "passed": passed_chosen, "plain": plain}
+WRITTEN = [
+    function
+    for name, function in list(globals().items())
+    if name.split("_")[0] in BASES and function not in BASES.values()
+]
+
+
+def explained(route):
+    torch.manual_seed(1)
+    model = Routed(route).double().eval()
+    x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
+    comparison = relprop.compare(model, x, METHODS, target=1)
+    return {m: comparison[m].scores for m in METHODS}
+
+
+@pytest.fixture(scope="module")
+def base():
+    """What is said of each base."""
+    return {name: explained(route) for name, route in BASES.items()}
+
+
+@pytest.mark.parametrize("route", WRITTEN, ids=lambda f: f.__name__)
+def test_one_map_however_tokens_are_routed(route, base):
+    wanted = base[route.__name__.split("_")[0]]
+    for method, found in explained(route).items():
+        torch.testing.assert_close(found, wanted[method], rtol=0, atol=1e-10, msg=method)
