@@ -3,7 +3,7 @@ axis."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from torch import fx
 
@@ -11,6 +11,8 @@ from relprop.operations import Kind, kind
 from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap
 from relprop.tracer.passes.simplify.totals import total_of_parts
 from relprop.tracer.passes.sums.terms import Terms, added, folded, is_top, position, terms_of
+
+_Counted = Counter[tuple[int, fx.Node]]
 
 
 def join_sums(graph: fx.Graph) -> None:
@@ -41,7 +43,7 @@ def join_sums(graph: fx.Graph) -> None:
 def _reuse_sums(graph: fx.Graph) -> None:
     """x + (a + b) where x + a is there already, since b depends on it, or is beside it → (x + a) +
     b: the stream that both belong to. Of x − x nothing is left."""
-    known: list[tuple[fx.Node, Counter[tuple[int, fx.Node]]]] = []
+    known = defaultdict[tuple[int, fx.Node], list[tuple[fx.Node, _Counted]]](list)
     for node in list(graph.nodes):
         if node._erased or not is_top(node):
             continue
@@ -51,14 +53,14 @@ def _reuse_sums(graph: fx.Graph) -> None:
             new = added(node, list(left.elements()))
             swap(node, new)
             node, terms = new, left
-        within = [(n, own) for n, own in known if own < terms and shape_of(n) == shape_of(node)]
+        beside = [found for term in terms for found in known[term] if found[1] < terms]
+        within = [found for found in beside if shape_of(found[0]) == shape_of(node)]
         if within:
             larger, own = max(within, key=lambda found: found[1].total())
             new = added(node, [(1, larger), *(terms - own).elements()])
             swap(node, new)
-            known.append((new, terms))
-        else:
-            known.append((node, terms))
+            node = new
+        known[next(iter(terms))].append((node, terms))
 
 
 def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
