@@ -98,7 +98,7 @@ def _of_one_axis(node: fx.Node) -> fx.Node | None:
     wide = torch.broadcast_shapes(*(tuple(shape_of(i)) for _, i in given))
     if math.prod(wide) != val(index).numel() or any(val(i).dtype == torch.bool for _, i in given):
         return None
+    if shape_of(node) != [*shape_of(x)[:axis], val(index).numel(), *shape_of(x)[axis + 1 :]]:
+        return None
     where = reshaped(node, index, [-1])
-    made = emit(node, aten.index.Tensor, x, [*[None] * axis, where])
-    ahead = math.prod(shape_of(x)[:axis])
-    return reshaped(node, made, shape_of(node)) if ahead == 1 else None
+    return emit(node, aten.index.Tensor, x, [*[None] * axis, where])
