@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, integers, kind, operand
 from relprop.tracer.atoms import Atom, Axes, Axis, is_token
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, permuted, rank, shape_of, swap, val
+from relprop.tracer.editing import aten, emit, is_live, permuted, rank, shape_of, swap, val
 from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels, rows
 from relprop.tracer.program import Site
@@ -186,6 +186,8 @@ def _contraction(
     over = wide - 2 if transposed else wide - 1
     if wide < 2 or rank(values) < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
+    if values not in axes and is_live(values):
+        return None, "what it weighs says which are picked, and holds nothing of an input"
     of_values = axes[values][-1 if transposed else -2] if values in axes else ()
     *batches, one, other = axes[attention]
     of_map, queries = (one, other) if transposed else (other, one)
