@@ -24,6 +24,13 @@ settings.register_profile(
 settings.register_profile(
     "thorough", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile(  # tools/laws.py
+    "scale",
+    max_examples=int(os.environ.get("LAW_EXAMPLES", "400")),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 EXTRAS = (

@@ -179,13 +179,16 @@ def eq4(relevance, x, terms):
 
 
 def lrp_epsilon(relevance, x, terms, bias=None, bias_axis=-1, epsilon=1e-6):
-    """R_j = Σ_i x_j·w_ji / (z_i + ε·sgn z_i) · R_i, z with its bias, which takes its own part."""
+    """R_j = Σ_i x_j·w_ji / (z_i + ε·sgn z_i) · R_i, z with its bias, which takes its own part. Not
+    known where rounding decides the sign of a z_i."""
     below, summands, absorbed = {}, {}, {}
     for i, _, value in terms:
         collect(below, i, value)
     for i in indices(relevance.shape) if bias is not None else ():
         collect(below, i, bias[i[bias_axis]])
     z = {i: math.fsum(values) for i, values in below.items()}
+    gross = {i: math.fsum(map(abs, values)) for i, values in below.items()}
+    known = all(value == 0 or abs(value) > 1e-12 * gross[i] for i, value in z.items())
     z = {i: value + (epsilon if value >= 0 else -epsilon) for i, value in z.items()}
     for i, j, value in terms:
         collect(summands, j, value / z[i] * relevance[i])
@@ -194,7 +197,7 @@ def lrp_epsilon(relevance, x, terms, bias=None, bias_axis=-1, epsilon=1e-6):
     shares = [gathered(x.shape, summands)] + (
         [gathered(bias.shape, absorbed)] if bias is not None else []
     )
-    return answer(relevance, shares, [*summands.values(), *absorbed.values()])
+    return answer(relevance, shares, [*summands.values(), *absorbed.values()], known)
 
 
 def halves(relevance, u, v, terms):

@@ -360,12 +360,16 @@ class Stem(nn.Module):
         self.register_buffer("waves", at.sin().double())
 
     def example(self, batch: int, source: torch.Generator) -> Tensor:
-        """Inputs drawn from ``source``."""
+        """Inputs drawn from ``source``. Where equal ids are equal tokens, there are none: rounding
+        would decide which of them is the largest."""
         shapes = {
             "features": (self.tokens, 5),
             "picture": (2, 4, 4 * self.tokens),
             "wave": (1, 4 * self.tokens),
         }
+        if self.kind == "ids" and self.places == "none":
+            rows = (torch.randperm(VOCABULARY, generator=source) for _ in range(batch))
+            return torch.stack([row[: self.tokens] for row in rows])
         if self.kind == "ids":
             return torch.randint(VOCABULARY, (batch, self.tokens), generator=source)
         return torch.randn(batch, *shapes[self.kind], generator=source, dtype=torch.float64)

@@ -1,9 +1,11 @@
 """Several processes, as Accelerate launches them (gloo here): each its share, one of them killed
 and all launched again, the same as one alone."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,24 +24,38 @@ from tests.runs.works import Numbers, committed, same
 ROOT = Path(__file__).parents[2]
 
 
-def launch(count, folder, what="numbers", samples=240, pause=0.001, batch_size=4):
-    """``accelerate launch`` with so many processes; on a machine without GPUs ``--multi_gpu`` is
-    what starts several, and gloo what they speak."""
+def launch(
+    count,
+    folder,
+    what="numbers",
+    samples=240,
+    pause=0.001,
+    batch_size=4,
+    *,
+    hosts=1,
+    host=0,
+    port=0,
+):
+    """``accelerate launch`` with so many processes, on this one of ``hosts``; on a machine without
+    GPUs ``--multi_gpu`` is what starts several, and gloo what they speak."""
     command = [
         sys.executable,
         "-m",
         "accelerate.commands.launch",
-        "--multi_gpu",
+        "--multi_gpu" if count > 1 else "--cpu",
         "--num_processes",
         str(count),
         "--num_machines",
-        "1",
+        str(hosts),
+        "--machine_rank",
+        str(host),
+        *(("--main_process_ip", "127.0.0.1") if hosts > 1 else ()),
         "--mixed_precision",
         "no",
         "--dynamo_backend",
         "no",
         "--main_process_port",
-        "0",
+        str(port),
         "-m",
         "tests.runs.works",
         str(folder),
@@ -107,6 +123,58 @@ def test_two_processes_one_of_them_killed(tmp_path):
 @pytest.mark.parametrize("victim", [0, 2])
 def test_three_processes_one_of_them_killed(tmp_path, victim):
     killed_and_launched_again(tmp_path, 3, victim)
+
+
+def two_hosts(folder, **options):
+    """Both of them, on a port that was free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [launch(2, folder, hosts=2, host=i, port=port, **options) for i in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_two_hosts_one_of_them_killed(tmp_path, victim):
+    """Machine ranks 0 and 1 on loopback, one folder. The other host does its share; the killed one
+    is launched again, alone, and does what it left."""
+    folder = tmp_path / "run"
+    hosts = two_hosts(folder, pause=0.02)
+    try:
+        deadline = time.monotonic() + 200
+        while committed(folder) < 6 and time.monotonic() < deadline:
+            assert all(host.poll() is None for host in hosts)
+            time.sleep(0.01)
+        killed(hosts[victim], tmp_path, victim)
+        before = committed(folder)
+        while (done := committed(folder)) != before or done < 30:  # the other one's share is 30
+            before = done
+            time.sleep(2)
+            assert time.monotonic() < deadline
+        partial = read_run(folder)
+        assert not partial.complete and partial.done == 4 * done
+        again = launch(1, folder)
+        said = finished(again)
+        assert again.returncode == 0 and f"{240 - 4 * done} of 240 samples" in said, said
+        if victim == 1:  # the first process has waited for all samples
+            said = next(line for line in hosts[0].stdout if "samples by process" in line)
+            assert "120 of 240 samples by process 1 of 2" in said, said
+    finally:
+        for i, host in enumerate(hosts):
+            killed(host, tmp_path, i)
+    run(Numbers(240), tmp_path / "alone", batch_size=4, progress=False)
+    assert read_run(folder).complete and same(read_run(folder), read_run(tmp_path / "alone"))
+    assert committed(folder) == 60
+
+
+def killed(host, folder, number):
+    """The launcher, and what it has launched."""
+    worker = int((folder / f"run-{number}-of-2.pid").read_text())
+    for pid in (host.pid, worker):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
 
 
 @pytest.mark.slow
