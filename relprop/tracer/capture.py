@@ -26,6 +26,7 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.flat import Flat, memory, run_eager
+from relprop.tracer.leftovers import no_view, without_leftovers
 from relprop.tracer.offloaded import in_outline, is_offloaded, loaded
 from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.reads import Noticed, choices, reads
@@ -75,7 +76,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
     """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
     neither front end can."""
     flat = Flat(model, inputs)
-    with torch.no_grad(), as_python(model), taken_back(model) as take_back:
+    with torch.no_grad(), as_python(model), without_leftovers(), taken_back(model) as take_back:
         with Draws() as draws:
             eager = run_eager(flat, inputs, model)
         outputs = flat.outputs
@@ -163,7 +164,7 @@ def _tracing(flat: Flat) -> Iterator[None]:
 def _export(flat: Flat, inputs: Inputs) -> _Recorded:
     """What ``torch.export`` records, functions called as a whole taken apart."""
     with _tracing(flat):
-        exported = torch.export.export(flat, inputs.tensors, strict=False)
+        exported = torch.export.export(flat, tuple(map(no_view, inputs.tensors)), strict=False)
         if any(
             isinstance(n.target, torch._ops.HigherOrderOperator)
             and not str(n.target.name()).startswith("wrap_with")
