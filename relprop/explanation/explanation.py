@@ -18,6 +18,8 @@ from relprop.interpreter.ledger import Ledger
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from relprop.explanation.sinks import Sinks
+
 
 @guarded
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,14 @@ class Explanation(OneInput):
         from relprop.views.listed import top
 
         return top(self, k, sample, by=by, share=share)
+
+    def sinks(self) -> Sinks:
+        """The shares of the scores, of each site's attention and relevance (``keep="blocks"``), and
+        of what parameters absorbed, on the first token, on special ones, on content: docs/sinks.md.
+        """
+        from relprop.explanation.sinks import sinks_of
+
+        return sinks_of(self)
 
     def summary(self, sample: int = 0, *, k: int = 5) -> str:
         """One sentence for people: what was explained, and the ``k`` parts it rests on most; then a
