@@ -1,56 +1,109 @@
-"""What a compiled explainer costs: time ÷ that of the model's own forward pass, on one thread.
+"""What a compiled explainer costs: CPU time ÷ that of the model's own forward pass, on one thread.
 
-    python benchmarks/compiled.py                     # the demo's model, batch 1 and 4
-    python benchmarks/compiled.py --backend inductor  # compiled, too: some minutes more
+    python benchmarks/compiled.py                                     # the demo's model
+    python benchmarks/compiled.py --backend inductor --ahead-of-time  # compiled, too: some minutes
+    python benchmarks/compiled.py --model vit --backend inductor      # ViT-B/16: half an hour
 
-Ratios of one run, best of ``--repeats``.
+Ratios of one run, medians of ``--repeats``. With a backend the forward pass that it compiles is
+measured, too, and what it compiles is also given as a multiple of that.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import relprop
-from relprop.demo.model import digit_scene_model
+
+Call = Callable[[Tensor], Any]
+METHODS = ("transformer_attribution", "attnlrp")
 
 
-def best(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest call, after two."""
-    call(), call()
+def demo() -> tuple[nn.Module, tuple[int, ...]]:
+    from relprop.demo.model import digit_scene_model
+
+    return digit_scene_model(), (1, 32, 32)
+
+
+def vit() -> tuple[nn.Module, tuple[int, ...]]:
+    import timm
+
+    return timm.create_model("vit_base_patch16_224").eval(), (3, 224, 224)
+
+
+MODELS = {"demo": demo, "vit": vit}
+
+
+def seconds(call: Call, pictures: Tensor, repeats: int) -> float:
+    """CPU time of a call, the median of several after two."""
     found = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begin)
-    return min(found)
+    for _ in range(repeats + 2):
+        begin = time.process_time()
+        call(pictures)
+        found.append(time.process_time() - begin)
+    return statistics.median(found[2:])
+
+
+def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Iterator[Any]:
+    """What is measured: a name, whether it is compiled, and the call."""
+    for method in METHODS:
+        how: dict[str, Any] = {"method": method}
+        yield f"{method}, explain", False, lambda x, how=how: relprop.explain(model, x, 3, **how)
+        for ledger in (False, True):
+            flat = relprop.compile(model, example, ledger=ledger, verify=False, **how)
+            name = f"{method}, flat" + ", with books" * ledger
+            yield name, False, lambda x, flat=flat: flat(x, 3)
+            if ledger:
+                continue
+            if given.backend:
+                made = relprop.compile(model, example, verify=False, backend=given.backend, **how)
+                yield f"{name}, {given.backend}", True, lambda x, made=made: made(x, 3)
+            if given.ahead_of_time:
+                path = Path(tempfile.mkdtemp()) / "explainer.pt2"
+                read = relprop.load_explainer(flat.save(path, ahead_of_time=True))
+                yield f"{name}, ahead of time", True, lambda x, read=read: read(x, 3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=MODELS, default="demo")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--backend", help="of torch.compile")
+    parser.add_argument("--ahead-of-time", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model = digit_scene_model()
-    example = torch.rand(2, 1, 32, 32)
-    calls = {"explain": lambda x: relprop.explain(model, x, 3)}
-    for name, ledger in (("flat", False), ("flat, with books", True)):
-        calls[name] = lambda x, run=relprop.compile(model, example, ledger=ledger): run(x, 3)
+    torch.manual_seed(0)
+    model, size = MODELS[given.model]()
+    batches = {n: torch.rand(n, *size) for n in given.batches}
+
+    def measured(call: Call) -> dict[int, float]:
+        return {n: seconds(call, x, given.repeats) for n, x in batches.items()}
+
+    with torch.no_grad():
+        forward = measured(model)
+        fast = measured(torch.compile(model, backend=given.backend)) if given.backend else forward
     if given.backend:
-        compiled = relprop.compile(model, example, backend=given.backend)
-        calls[f"flat, {given.backend}"] = lambda x: compiled(x, 3)
-    for batch in (1, 4):
-        pictures = torch.rand(batch, 1, 32, 32)
-        with torch.no_grad():
-            forward = best(lambda x=pictures: model(x), given.repeats)
-        for name, call in calls.items():
-            ratio = best(lambda x=pictures, call=call: call(x), given.repeats) / forward
-            print(f"batch {batch}  {name:20s} {ratio:6.1f} × forward", flush=True)
+        print_row(f"forward, {given.backend}", fast, forward)
+    for name, compiled, call in calls(model, torch.rand(2, *size), given):
+        found = measured(call)
+        print_row(name, found, forward)
+        if compiled and given.backend:
+            print_row(f"{name} ÷ compiled forward", found, fast)
+
+
+def print_row(name: str, found: dict[int, float], base: dict[int, float]) -> None:
+    """A call as multiples of another, by batch."""
+    ratios = "   ".join(f"batch {n} {t / base[n]:7.2f} ×" for n, t in found.items())
+    print(f"{name:68s} {ratios}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,6 @@ from relprop.runner.session import chosen_inputs
 from relprop.tracer.binding import bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 
-#: Why relevance is walked here, also where it could be one gradient.
-FLAT = "in a flat program"
-
 
 @guarded
 def compile(
@@ -75,7 +72,7 @@ def compile(
     >>> explainer(torch.rand(4, 1, 32, 32), target=[3, 1, 4, 1]).scores.shape
     torch.Size([4, 65])
     """
-    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger, walk=FLAT)
+    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
     _refuse_backend(backend)
     how = Conditions(None, explain_inputs, precision, on_unknown, verify=verify)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)

@@ -14,11 +14,14 @@ from relprop.adapters import Adapter, Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Asked, Head
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, message, writable
+from relprop.errors import InputError, OptionError, RelpropError, message, writable
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
+from relprop.numerics import is_finite
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
+from relprop.runner.ask import AT_ZERO
 from relprop.runner.describe import described_by, names_among
+from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
 from relprop.tracer.binding import Inputs, bind
@@ -203,6 +206,8 @@ class Explainer:
         knows, manual = self._knows, self._manual
         knows.refuse_outputs(outputs)
         numbers = numbers_of(outputs, manual)
+        if manual.made.facts.get("relevance") == ONE_GRADIENT:
+            _refuse_undefined(numbers)
         check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
         chosen = outputs["index"].tolist()
         label = tuple(manual.head.label(index) for index in chosen)
@@ -212,6 +217,16 @@ class Explainer:
             known = knows.adapter.labels(knows.model)
             names = names_among(label, known, outputs.get("probabilities"), manual.head.size[0])
         return explained(numbers, described, start, names, manual.made)
+
+
+def _refuse_undefined(numbers: Numbers) -> None:
+    """Raise ``RelpropError`` where one gradient is not what the rules make of these numbers: a flat
+    program cannot turn to the walk."""
+    if all(is_finite(scores) for scores, _ in numbers.pairs.values()):
+        return
+    fact = f"relevance as one gradient is no finite number here: {AT_ZERO}, or numbers overflow"
+    walked = "relprop.compile(..., ledger=True), whose program walks relevance, or relprop.explain"
+    raise RelpropError(message(fact, then=[walked, "precision='float64' if they overflow"]))
 
 
 def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:

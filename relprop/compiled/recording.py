@@ -95,8 +95,9 @@ class Recording:
         with torch.enable_grad():
             index = index[:, None] if index.dim() == 1 else index
             start, chosen = start_at(self.node, values[self.node], index, leading=leading)
-        watch = self.needs.watch if "gradient" in self.needs.question.needs else ()
-        gradients = done.forward.gradients(start.scalars, watch, again=False) if watch else {}
+        watch = self.needs.watch if self.needs.differentiates else ()
+        scalars = done.explained(self.needs.session, self.needs.question, start)
+        gradients = done.forward.gradients(scalars, watch, again=False) if watch else {}
         numbers = self._numbers(done, start, gradients)
         outputs = named(numbers) | {"output": start.scalars.detach(), "index": chosen}
         outputs |= self._of_model(values)

@@ -35,6 +35,8 @@ from relprop.tracer.readout import Cuts
 from relprop.tracer.weights import fetched
 
 Nodes = tuple[fx.Node, ...]
+#: What ``facts["relevance"]`` says where no relevance is walked.
+ONE_GRADIENT = "one gradient"
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def needs_at_input(
     if plan is not None:
         apart = "gradient" in question.needs and "the method reads plain gradients, too"
         found = question.why_walked or apart or forms_of(plan)
-        facts["relevance"] = f"walked: {found}" if isinstance(found, str) else "one gradient"
+        facts["relevance"] = f"walked: {found}" if isinstance(found, str) else ONE_GRADIENT
         forms = forms if isinstance(found, str) else found
     walked = plan if forms is PLAIN else None
     by_gradient = forms is not PLAIN

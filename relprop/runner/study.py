@@ -64,11 +64,12 @@ class Study:
         return found.to(self.home)
 
     def _by_gradient(self, node: fx.Node) -> Tensor:
-        """Relevance at a watched node, where it is value ⊙ gradient. Raises ``Undefined``."""
+        """Relevance at a watched node, where it is value ⊙ gradient. Raises ``Undefined``, but
+        where the run is recorded: then whoever reads the outputs must look."""
         gradient = self.gradient(node)
         assert gradient is not None
         found = wide(self.value(node)) * gradient
-        if not is_finite(found):
+        if self.run.described is None and not is_finite(found):
             raise Undefined
         return found
 

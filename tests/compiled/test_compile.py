@@ -100,9 +100,55 @@ def test_every_method(name):
             relprop.compile(model, inputs[:2], method=name)
         return
     explainer = relprop.compile(model, inputs[:2], method=name)
-    walked = METHODS[name].level == "input" and "relevance" in METHODS[name].needs
-    ledger = True if walked else None  # a flat program walks where ``explain`` takes one gradient
-    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=name, ledger=ledger))
+    flat, own = explainer(inputs, 1), relprop.explain(model, inputs, 1, method=name)
+    close(flat, own)
+    assert flat.facts.get("relevance") == own.facts.get("relevance")
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp_gamma"])
+def test_one_gradient(bert, method):
+    """Of padded texts, when the program was recorded with none; as ``explain`` has it, and walked
+    where books are kept."""
+    flat, inputs = relprop.compile(bert, texts([9, 9]), method=method), texts([9, 3, 1, 6])
+    for target in (None, 2):
+        found = flat(inputs, target)
+        assert found.facts["relevance"] == "one gradient" and found.ledger is None
+        close(found, relprop.explain(bert, inputs, target, method=method))
+
+
+def test_one_gradient_is_a_smaller_program():
+    model = build(depth=1)
+
+    def calls(ledger):
+        how = {"method": "attnlrp", "ledger": ledger, "verify": False}
+        made = relprop.compile(model, sample(batch=2), **how)
+        return len(made._knows.module.graph.nodes), made(sample(batch=3), 1)
+
+    (few, fast), (many, walked) = calls(False), calls(True)
+    assert 4 * few < many
+    assert walked.ledger.balanced() and walked.facts["relevance"].startswith("walked")
+    torch.testing.assert_close(fast.scores, walked.scores, rtol=1e-4, atol=1e-5)
+
+
+def test_where_one_gradient_is_undefined_it_is_said():
+    """cos(0) is not 0, so that R_in = R_out has no gradient form there; a program cannot walk
+    instead, as ``explain`` does."""
+
+    class Cosine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build(depth=1)
+
+        def forward(self, x):
+            return self.inner(torch.cos(x))
+
+    model, inputs = Cosine(), sample(batch=2)
+    explainer = relprop.compile(model, inputs, method="attnlrp", verify=False)
+    inputs = inputs.clone()
+    inputs[1, 2, 3] = 0
+    assert "not 0 at 0" in relprop.explain(model, inputs, 1, method="attnlrp").facts["relevance"]
+    with pytest.raises(relprop.RelpropError, match="(?s)not 0 at 0.*ledger=True"):
+        explainer(inputs, 1)
 
 
 def test_what_is_kept(model):
@@ -380,6 +426,13 @@ BARE = """
     torch.save(dict(found), sys.argv[3])
     print(json.loads(texts["relprop.json"])["layouts"]["input_ids"]["source"])
 """
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp_gamma"])
+def test_one_gradient_is_saved(bert, tmp_path, method):
+    path = relprop.compile(bert, texts([9, 9]), method=method).save(tmp_path / "x.pt2")
+    inputs = texts([9, 3, 1, 6])
+    close(relprop.load_explainer(path)(inputs, 1), relprop.explain(bert, inputs, 1, method=method))
 
 
 def test_a_saved_program_runs_with_torch_alone(bert, tmp_path):
