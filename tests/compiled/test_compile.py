@@ -125,7 +125,7 @@ def test_one_gradient_is_a_smaller_program():
         return len(made._knows.module.graph.nodes), made(sample(batch=3), 1)
 
     (few, fast), (many, walked) = calls(False), calls(True)
-    assert 4 * few < many
+    assert 2 * few < many
     assert walked.ledger.balanced() and walked.facts["relevance"].startswith("walked")
     torch.testing.assert_close(fast.scores, walked.scores, rtol=1e-4, atol=1e-5)
 
@@ -147,7 +147,7 @@ def test_where_one_gradient_is_undefined_it_is_said():
     inputs = inputs.clone()
     inputs[1, 2, 3] = 0
     assert "not 0 at 0" in relprop.explain(model, inputs, 1, method="attnlrp").facts["relevance"]
-    with pytest.raises(relprop.RelpropError, match="(?s)not 0 at 0.*ledger=True"):
+    with pytest.raises(relprop.RelpropError, match=r"(?s)not 0 at 0.*ledger=True"):
         explainer(inputs, 1)
 
 
