@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relprop.commands import options
-from relprop.commands.asked import Asked, AskedDataSet, AskedModel
+from relprop.commands.asked import Answer, Asked, AskedDataSet, AskedModel, spelt_out
 from relprop.commands.ending import (
     deprecations_silenced,
     one_interrupt,
@@ -69,146 +70,74 @@ def demo(
 
 
 @app.command(epilog=CODES)
-def explain(
-    model: options.Model,
-    input: options.Input = None,
-    text: options.Text = None,
-    text_file: options.TextFile = None,
-    target: options.Targets = None,
-    method: options.Method = None,
-    rules: options.Rules = None,
-    out: options.Out = None,
-    force: options.Force = False,
-    json_output: options.Json = False,
-    stream: options.Stream = None,
-    ledger: options.Ledger = None,
-    data: options.Data = None,
-    data_option: options.DataOption = None,
-    resume: options.Resume = False,
-    batch_size: options.BatchSize = None,
-    limit: options.Limit = None,
-    on_error: options.OnError = "stop",
-    precision: options.Precision = None,
-    memory: options.Memory = "auto",
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.Trust = False,
-) -> None:
-    """Explain one picture or text; or, with --data, every sample of a data set, into a run folder
+@spelt_out()
+def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
+    """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
     (in several processes under accelerate launch -m relprop explain)."""
-    from relprop.commands.explain import Answer
     from relprop.commands.explain import explain as run
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
-    run(
-        Asked(opening, input, text, text_file, stream),
-        AskedDataSet(data or "", data_option or (), resume, batch_size, limit, on_error),
-        Answer(target or (), method or (), rules, out or (), force, json_output, ledger),
-    )
+    run(asked, data, answer)
 
 
 @app.command(epilog=CODES)
+@spelt_out("targets", "rules", "outs")
 def compare(
-    model: options.Model,
-    input: options.Input = None,
-    text: options.Text = None,
-    text_file: options.TextFile = None,
+    asked: Asked,
+    answer: Answer,
     target: options.Target = "predicted",
-    method: options.Method = None,
-    out: options.ComparisonOut = None,
-    force: options.Force = False,
-    json_output: options.Json = False,
-    stream: options.Stream = None,
-    ledger: options.Ledger = None,
-    precision: options.Precision = None,
-    memory: options.Memory = "auto",
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.Trust = False,
+    out: options.ComparisonOut = [],  # noqa: B006
 ) -> None:
     """Explain one input by several methods (six that differ, if none is named): rank
     correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
-    from relprop.commands.explain import Answer
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
-    asked = Asked(opening, input, text, text_file, stream)
-    run(asked, Answer((target,), method or (), None, out or (), force, json_output, ledger))
+    run(asked, replace(answer, targets=[target], outs=out))
 
 
 @app.command(epilog=CODES)
+@spelt_out("targets", "ledger")
 def generate(
-    model: options.Model,
-    input: options.Prompt = None,
-    text: options.Text = None,
-    text_file: options.TextFile = None,
+    asked: Asked,
+    answer: Answer,
     max_new_tokens: options.NewTokens = 20,
     seed: options.Seed = None,
-    method: options.Method = None,
-    rules: options.Rules = None,
-    out: options.Out = None,
-    force: options.Force = False,
-    json_output: options.Json = False,
-    stream: options.Stream = None,
-    precision: options.Precision = None,
-    memory: options.Memory = "auto",
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.Trust = False,
 ) -> None:
-    """Let a model go on after a prompt, and explain every token that it generates."""
-    from relprop.commands.explain import Answer
+    """Let a model go on after a prompt (INPUT), and explain every token that it generates."""
     from relprop.commands.generate import generate as run
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code, memory)
-    answer = Answer((), method or (), rules, out or (), force, json_output)
-    run(Asked(opening, input, text, text_file, stream), answer, max_new_tokens, seed)
+    run(asked, answer, max_new_tokens, seed)
 
 
 @app.command(epilog=CODES)
+@spelt_out("targets", "methods", "outs", "stream", "memory")
 def compile(
-    model: options.Model,
-    input: options.Input = None,
-    text: options.Text = None,
-    text_file: options.TextFile = None,
+    asked: Asked,
+    answer: Answer,
     method: options.OneMethod = None,
-    rules: options.Rules = None,
     out: options.CompiledOut = None,
-    force: options.Force = False,
-    json_output: options.Json = False,
     ahead_of_time: options.AheadOfTime = False,
-    ledger: options.Ledger = None,
-    precision: options.Precision = None,
-    max_length: options.MaxLength = None,
-    trust_remote_code: options.Trust = False,
 ) -> None:
     """One method of one model as a file that PyTorch runs without either, for inputs of INPUT's
     shape and batches of any size."""
     from relprop.commands.compile import compile_model
-    from relprop.commands.explain import Answer
 
-    opening = AskedModel(model, precision, max_length, trust_remote_code)
-    outs = () if out is None else (out,)
-    methods = () if method is None else (method,)
-    answer = Answer((), methods, rules, outs, force, json_output, ledger)
-    compile_model(Asked(opening, input, text, text_file), answer, ahead_of_time=ahead_of_time)
+    outs, methods = [] if out is None else [out], [] if method is None else [method]
+    answer = replace(answer, methods=methods, outs=outs)
+    compile_model(asked, answer, ahead_of_time=ahead_of_time)
 
 
 @app.command(epilog=CODES)
+@spelt_out("stream", "memory", "max_length")
 def check(
-    model: options.Model,
-    input: options.Input = None,
-    text: options.Text = None,
-    text_file: options.TextFile = None,
+    asked: Asked,
     method: options.CheckedMethod = "transformer_attribution",
     rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
-    precision: options.Precision = None,
     json_output: options.Json = False,
-    trust_remote_code: options.Trust = False,
 ) -> None:
     """Is a model supported: each operation and its rule, where relevance is lost, and which methods
     apply. Without INPUT, for a random one."""
     from relprop.commands.check import check as run
 
-    opening = AskedModel(model, precision, trust_remote_code=trust_remote_code)
-    asked = Asked(opening, input, text, text_file)
     if not run(asked, method, rules, json_output=json_output):
         raise typer.Exit(1)
 
@@ -235,48 +164,31 @@ def doctor(json_output: options.Json = False) -> None:
 
 
 @app.command(epilog=CODES)
+@spelt_out("precision", "memory")
 def evaluate(
+    model: AskedModel,
+    data: AskedDataSet,
     out: Annotated[Path, typer.Option(help="The run folder, and where the table goes.")],
-    data: Annotated[
-        str | None,
-        typer.Option(help="demo:digits, demo:reviews, or a data set of your own (docs/data.md)."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help=options.MODEL)] = None,
     method: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option(help="A row, name:option=value,option=value. May be repeated."),
-    ] = None,
+    ] = [],  # noqa: B006
     measure: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option(help="A measure by name. May be repeated; all that are cheap if not given."),
-    ] = None,
-    data_option: options.DataOption = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            "--samples", "--limit", help="Only the first so many samples; all if not given."
-        ),
-    ] = None,
-    resume: options.Resume = False,
-    batch_size: options.BatchSize = None,
-    on_error: options.OnError = "stop",
-    max_length: options.MaxLength = None,
+    ] = [],  # noqa: B006
     json_output: options.Json = False,
-    trust_remote_code: options.Trust = False,
 ) -> None:
     """Methods × metrics: a table of a model on a data set. (The papers' tables on the shipped
     models are made in a clone of the repository: make evaluate.)"""
-
-    if data is None or model is None:
+    if data.data is None:
         raise WrongUsage(
-            f"evaluate needs {'--data' if data is None else '--model'}; the papers' tables on the "
-            "shipped models are made in a clone of the repository: make evaluate"
+            "evaluate needs --data; the papers' tables on the shipped models are made in a clone "
+            "of the repository: make evaluate"
         )
     from relprop.commands.data_sets import evaluate as run
 
-    opening = AskedModel(model, None, max_length, trust_remote_code)
-    asked = AskedDataSet(data, data_option or (), resume, batch_size, samples, on_error)
-    run(opening, asked, out, method or (), measure or (), json_output=json_output)
+    run(model, data, out, method, measure, json_output=json_output)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Asked, AskedModel
-from relprop.commands.explain import Answer, known_method
+from relprop.commands.asked import Answer, Asked, AskedModel
+from relprop.commands.explain import known_method
 from relprop.commands.one_input import required_input
 from relprop.commands.showing import json_of as explanation_as_json
-from relprop.commands.showing import refuse_several
+from relprop.commands.showing import page_writer, refuse_several
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
 from relprop.commands.writing import check_outs, json_writer, write
@@ -17,13 +17,14 @@ from relprop.commands.writing import check_outs, json_writer, write
 if TYPE_CHECKING:
     from relprop.api.comparison import Comparison
     from relprop.commands.subject import Subject
+    from relprop.explanation import Explanation
 
 
 def compare(asked: Asked, answer: Answer) -> None:
     """Explain one input by several methods; print how alike they rank its parts, and write the maps
     side by side. Raises ``RelpropError``."""
     outs = answer.outs
-    check_outs(outs, (".png", ".json"), force=answer.force)
+    check_outs(outs, (".png", ".html", ".json"), force=answer.force)
     with Steps(3 + len(outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         chosen = [_group_or_method(method) for method in answer.methods]
@@ -40,6 +41,7 @@ def compare(asked: Asked, answer: Answer) -> None:
             refuse_several(next(iter(found.explanations.values())))
         writers = {
             ".png": lambda path: _draw(found, subject, asked.stream, path),
+            ".html": page_writer(_shown(found, asked.stream), subject),
             ".json": json_writer(lambda: json_of(found)),
         }
         write(outs, writers, steps)
@@ -85,11 +87,18 @@ def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Pa
     picture's place is not known."""
     from relprop.views.overlay import laid
 
-    shown = [e if stream is None else e[stream] for e in comparison.explanations.values()]
+    shown = list(_shown(comparison, stream).values())
     maps = all(e.grid is not None and len(e.grid) == 2 for e in shown)
     kept = maps and laid(shown[0], 0, None)[1] is not None
-    image = subject.own_image() if maps and not kept else None
+    images = subject.own_images() if maps and not kept else None
+    image = None if images is None else images[0]
     comparison.plot(image, stream=stream).savefig(path, dpi=110)
+
+
+def _shown(comparison: Comparison, stream: str | None) -> dict[str, Explanation]:
+    """Each method's explanation, of one explained input alone if it is named."""
+    found = comparison.explanations.items()
+    return {label: e if stream is None else e[stream] for label, e in found}
 
 
 def _left_out(comparison: Comparison) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relprop.commands.asked import Asked
-from relprop.commands.explain import Answer, method_of
+from relprop.commands.asked import Answer, Asked
+from relprop.commands.explain import method_of
 from relprop.commands.one_input import required_input
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json

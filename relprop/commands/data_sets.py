@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relprop.commands.asked import AskedDataSet, AskedModel
+from relprop.commands.run_index import write_index
 from relprop.commands.telling import tell, tell_json
 from relprop.data import Source
 from relprop.evaluation import EvaluationWork, ImageTask, TextTask
@@ -17,9 +18,10 @@ from relprop.evaluation.evaluate import ATTCAT, CVPR_2021
 from relprop.evaluation.tasks import Task, unchanged
 from relprop.evaluation.work import read_numbers
 from relprop.runner.question import Question
-from relprop.runs import ExplainWork, Summary, Work, processes, run
+from relprop.runs import ExplainWork, Summary, Work, processes, read_run, run
 from relprop.runs.command import (
     Opened,
+    device_named,
     open_named_model,
     open_source,
     parse_method,
@@ -36,10 +38,12 @@ def explain_all(
     out: Path,
     methods: Sequence[str],
     target: str,
+    pages: Sequence[Path] = (),
     *,
     json_output: bool,
 ) -> None:
-    """Explain every sample into the run folder ``out``, and print the summary. ``methods``: each a
+    """Explain every sample into the run folder ``out``, write an index of it as each of ``pages``
+    once the run is complete, and print the summary. ``methods``: each a
     name, or a name with options, ``transformer_attribution:rules=stable,normalize_rows=true``.
     Raises ``RelpropError``."""
     opened, source, normalize = _opened(model, data)
@@ -56,6 +60,9 @@ def explain_all(
         memory=model.bytes,
     )
     summary = _run(work, data, out)
+    if summary.complete and not summary.process:
+        for page in pages:
+            write_index(page, read_run(out), source, opened.model)
     if json_output:
         tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
     else:
@@ -93,9 +100,9 @@ def evaluate(
 
 def _opened(model: AskedModel, data: AskedDataSet) -> tuple[Opened, Source, Any]:
     """The model, the data set as it takes it, and what normalises images."""
-    device = processes.current().device
+    device = device_named(model.device)
     options = parse_options(data.data_options, "--data-option")
-    source = open_source(data.data, data.limit, **options)
+    source = open_source(data.data or "", data.limit, **options)
     opened = open_named_model(model.name, device, trust_remote_code=model.trust_remote_code)
     return opened, *prepared(source, opened)
 

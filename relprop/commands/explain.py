@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Asked, AskedDataSet
-from relprop.commands.one_input import read_input
+from relprop.commands.asked import Answer, Asked, AskedDataSet
+from relprop.commands.one_input import read_inputs
 from relprop.commands.showing import json_of, page_writer, picture_writer
 from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
@@ -25,41 +23,29 @@ EXAMPLES = (
     "relprop explain --data pictures --out run --model timm:vit_base_patch16_224",
 )
 ENDINGS = (".png", ".html", ".safetensors", ".json")
+INDEX = (".html", ".png")
 ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What is to be computed and where it goes, of one input as of a data set."""
-
-    targets: Sequence[str] = ()
-    methods: Sequence[str] = ()
-    rules: str | None = None
-    outs: Sequence[Path] = ()
-    force: bool = False
-    json_output: bool = False
-    ledger: bool | None = None
-
-
 def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
-    """Explain the one input or the data set, whichever the command line names. Raises
+    """Explain the inputs or the data set, whichever the command line names. Raises
     ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
-    one = asked.input is not None or asked.text is not None or asked.text_file is not None
+    one = bool(asked.inputs) or asked.text is not None or asked.text_file is not None
     if one == bool(data.data):
         fact = "explain needs an input or a data set"
         if one:
-            fact = "one input is given, and a data set with --data: give one of them"
+            fact = "an input is given, and a data set with --data: give one of them"
         raise WrongUsage(fact, then=EXAMPLES)
     if one:
         on_error = data.on_error != "stop"
         how = (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
         _refuse(DATA_SET, how, "with --data")
-        _explain_one(asked, answer)
+        _explain_named(asked, answer)
     else:
         ledger = answer.ledger is not None  # --no-ledger, too
         given = (asked.text, asked.text_file, asked.stream, answer.force, ledger)
-        _refuse(ONE_INPUT, given, "for one input")
+        _refuse(ONE_INPUT, given, "for inputs that are named")
         _explain_all(asked, data, answer)
 
 
@@ -96,18 +82,17 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _explain_one(asked: Asked, answer: Answer) -> None:
-    """Explain one picture or text for each target, write what is asked for, and print the rest."""
+def _explain_named(asked: Asked, answer: Answer) -> None:
+    """Explain pictures or texts for each target, write what is asked for, and print the rest."""
     check_outs(answer.outs, ENDINGS, force=answer.force)
     with Steps(3 + len(answer.outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
-        given = read_input(asked)
-        assert given is not None  # explain
+        given = read_inputs(asked)
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, given)
+        subject = open_subject(asked.model, *given)
         targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
         how = asked.model
@@ -119,7 +104,7 @@ def _explain_one(asked: Asked, answer: Answer) -> None:
         found = found if asked.stream is None else [e[asked.stream] for e in found]
         writers = _writers(found, subject, endings)
         write(answer.outs, writers, steps)
-    _tell_one(found, answer)
+    _tell(found, answer, subject.names)
 
 
 def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> dict[str, Writer]:
@@ -139,16 +124,20 @@ def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> d
     return writers
 
 
-def _tell_one(found: list[Explanation], answer: Answer) -> None:
+def _tell(found: list[Explanation], answer: Answer, names: tuple[str, ...]) -> None:
+    """Print what was found, all targets of each input together."""
     from relprop.explanation import join
 
     if answer.json_output:
         tell_json(json_of(join(found)))
-    else:
-        shown = [] if answer.outs else [f"{e.terminal()}\n{e.summary()}" for e in found]
-        books = [printable(f"{e.ledger}") for e in found if e.ledger and answer.ledger]
-        written = printable("\n".join(f"written: {out}" for out in answer.outs))
-        tell("\n\n".join([*shown, *books, *filter(None, [written])]), painted=True)
+        return
+    shown = []
+    for i, name in enumerate(() if answer.outs else names):
+        maps = [f"{e.terminal(i)}\n{e.summary(i)}" for e in found]
+        shown += maps if len(names) == 1 else [f"{printable(name)}:", *maps]
+    books = [printable(f"{e.ledger}") for e in found if e.ledger and answer.ledger]
+    written = printable("\n".join(f"written: {out}" for out in answer.outs))
+    tell("\n\n".join([*shown, *books, *filter(None, [written])]), painted=True)
 
 
 def _shown_by_a_page(subject: Subject) -> tuple[str, ...]:
@@ -176,16 +165,20 @@ def _explained(
 
 
 def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
-    """Explain a data set into the run folder."""
-    if len(answer.outs) != 1:
+    """Explain a data set into the run folder, and write an index of it."""
+    pages = [out for out in answer.outs if out.suffix.lower() in INDEX]
+    folders = [out for out in answer.outs if out not in pages]
+    if len(folders) != 1:
         raise WrongUsage("--data needs one run folder: --out run")
     if len(answer.targets) > 1:
         raise WrongUsage("--data takes one --target: predicted or label")
+    check_outs(pages, INDEX, force=data.resume)
     from relprop.commands.data_sets import explain_all
 
     methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
-    out, json_output = answer.outs[0], answer.json_output
-    explain_all(asked.model, data, out, methods, target, json_output=json_output)
+    explain_all(
+        asked.model, data, folders[0], methods, target, pages, json_output=answer.json_output
+    )
 
 
 def _methods_with_rules(answer: Answer) -> Sequence[str]:

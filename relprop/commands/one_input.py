@@ -1,4 +1,4 @@
-"""The one input of ``relprop explain`` and its relatives: a picture in a file, a text as it is
+"""The inputs of ``relprop explain`` and its relatives: each a picture in a file, a text as it is
 written, or what comes on standard input."""
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ class OneInput:
     name: str = ""
 
     @property
+    def title(self) -> str:
+        """What tells it from others: a file's name, or how the text begins."""
+        return self.name if self.text is None else self.text[:60]
+
+    @property
     def kind(self) -> str:
         """What it is, in words."""
         if self.picture is None:
@@ -41,15 +46,36 @@ def read_input(asked: Asked) -> OneInput | None:
     Raises ``WrongUsage`` for two texts, ``InputError`` for a file that is not there or holds
     something else.
     """
+    if len(asked.inputs) > 1:
+        raise WrongUsage(f"{len(asked.inputs)} INPUTs are given, and one is taken here")
+    given = read_inputs(asked)
+    return given[0] if given else None
+
+
+def read_inputs(asked: Asked) -> list[OneInput]:
+    """The same for any number of INPUTs, which are all pictures or all texts."""
     beside = _text_option(asked)
-    if asked.input is None:
-        return None if beside is None else _checked(beside)
-    found = _from_stdin() if asked.input == "-" else _named(asked.input)
+    found = [_from_stdin() if i == "-" else _named(i) for i in asked.inputs]
+    if len(found) > 1:
+        _refuse_mixed(found, beside)
     if beside is None:
-        return _checked(found)
-    if found.text is not None:
+        return [_checked(one) for one in found]
+    if found and found[0].text is not None:
         raise WrongUsage("INPUT is a text, and another one is given with --text or --text-file")
-    return _checked(OneInput(found.picture, beside.text, found.name))
+    only = found[0] if found else beside
+    return [_checked(OneInput(only.picture, beside.text, only.name))]
+
+
+def _refuse_mixed(found: list[OneInput], beside: OneInput | None) -> None:
+    """Several INPUTs are one batch; words without quotes around all of them are no texts."""
+    if beside is not None:
+        raise WrongUsage(f"{len(found)} INPUTs are given, and a text beside one picture")
+    if len({one.kind for one in found}) > 1:
+        raise WrongUsage("INPUTs are pictures or texts, not both at once")
+    words = [one.text for one in found if one.text is not None and not one.text.strip().count(" ")]
+    if words:
+        then = [f'relprop explain "{" ".join(str(one.text) for one in found)[:60]}"']
+        raise WrongUsage(f"{len(found)} texts are given, {words[0]!r} is one word", then=then)
 
 
 def required_input(asked: Asked, fact: str, example: str) -> OneInput:

@@ -12,23 +12,20 @@ from typing import Annotated
 import typer
 
 MODEL = "demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers or timm."
-Input = Annotated[
-    str | None,
+Inputs = Annotated[
+    list[str],
     typer.Argument(
-        metavar="[INPUT]",
-        help="A picture's file, or a text as it is; - reads standard input.",
+        metavar="[INPUT]...",
+        help="A picture's file, or a text as it is (in quotes); - reads standard input. explain "
+        "takes several.",
         show_default=False,
     ),
 ]
-Prompt = Annotated[
+Model = Annotated[str, typer.Option("--model", help=MODEL)]
+Device = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[PROMPT]",
-        help="The text to go on after, or a picture's file beside --text; - reads standard input.",
-        show_default=False,
-    ),
+    typer.Option(help="cpu, cuda, cuda:1, mps, ...; the accelerator, if there is one."),
 ]
-Model = Annotated[str, typer.Option(help=MODEL)]
 NewTokens = Annotated[int, typer.Option(min=1, help="How many tokens are generated at most.")]
 Seed = Annotated[
     int | None, typer.Option(help="Sample, from this seed; the likeliest tokens if not given.")
@@ -39,17 +36,19 @@ Target = Annotated[
     str, typer.Option(help="predicted, a class's index or name, token:TEXT of a language model.")
 ]
 Targets = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(
+        "--target",
         help="predicted (the default), a class's index or name, token:TEXT of a language model; "
-        "with --data predicted or label. May be repeated for one input."
+        "with --data predicted or label. May be repeated for one input.",
     ),
 ]
 Method = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(
+        "--method",
         help="A method (relprop methods), with options if wanted: name:option=value,option=value. "
-        "May be repeated."
+        "May be repeated.",
     ),
 ]
 OneMethod = Annotated[
@@ -90,13 +89,15 @@ Stream = Annotated[
     typer.Option(help="Of several explained inputs only this one, by its name: pixel_values."),
 ]
 Out = Annotated[
-    list[Path] | None,
+    list[Path],
     typer.Option(
-        help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder."
+        "--out",
+        help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder, "
+        "and x.html or x.png for an index of it.",
     ),
 ]
 ComparisonOut = Annotated[
-    list[Path] | None,
+    list[Path],
     typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
 ]
 CompiledOut = Annotated[
@@ -121,9 +122,10 @@ Data = Annotated[
     ),
 ]
 DataOption = Annotated[
-    list[str] | None,
+    list[str],
     typer.Option(
-        help="With --data: what its reader should know: text=review, split=test. May be repeated."
+        "--data-option",
+        help="With --data: what its reader should know: text=review, split=test. May be repeated.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]

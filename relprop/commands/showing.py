@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
@@ -21,24 +21,23 @@ def json_of(explanation: Explanation) -> Any:
     return json.loads(explanation.to_json())
 
 
-def page_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
-    """What writes explanations of one input, one per target, as one HTML file."""
+def page_writer(
+    explanations: Sequence[Explanation] | Mapping[str, Explanation], subject: Subject
+) -> Writer:
+    """What writes explanations of the same inputs, one per target or by their methods' names, as
+    one HTML file."""
     from relprop.reporting import report
 
-    streams = [s for e in explanations for s in e.streams.values()]
+    each = list(explanations.values() if isinstance(explanations, Mapping) else explanations)
+    streams = [s for e in each for s in e.streams.values()]
     kept = any(o.picture is not None for s in streams for o in s.originals or ())
-    picture = None if kept else subject.own_image()
-    return lambda path: report(
-        list(explanations),
-        path,
-        model=subject.model,
-        pictures=None if picture is None else picture[None],
-    )
+    pictures = None if kept else subject.own_images()
+    return lambda path: report(explanations, path, model=subject.model, pictures=pictures)
 
 
 def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
-    """What draws explanations of one input, one per target, side by side: heat maps over the
-    picture, or the tokens. Raises ``OptionError`` for several inputs."""
+    """What draws explanations, one per target: a row for each input, heat maps over the picture, or
+    the tokens. Raises ``OptionError`` for several inputs of one sample."""
     refuse_several(explanations[0])
     return lambda path: _figure(explanations, subject).savefig(path, dpi=110)
 
@@ -51,24 +50,43 @@ def refuse_several(explanation: Explanation) -> None:
 
 
 def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
+    from relprop.views.figure import several
     from relprop.views.overlay import laid
-    from relprop.views.plot import figure, plot_comparison, show_heatmap, show_image
+    from relprop.views.plot import plot_comparison, show_heatmap, show_image
 
     first = explanations[0]
     if first.grid is None or len(first.grid) != 2:
-        named = {title(e, subject): e for e in explanations}
-        return first.plot() if len(explanations) == 1 else plot_comparison(named, None, sample=0)
-    under = laid(first, 0, None)[1]
-    picture = subject.own_image() if under is None else under
-    fig, axes = figure(len(explanations) + 1)
-    show_image(axes[0], picture, "input")
-    for panel, e in zip(axes[1:], explanations, strict=True):
-        show_heatmap(panel, laid(e, 0, None)[0], title(e, subject), picture)
-    return fig
+        named = {title(e, subject, i): e[i] for i in range(len(first)) for e in explanations}
+        if len(first) > 1:
+            return texts(named)
+        return first.plot() if len(named) == 1 else plot_comparison(named, None, sample=0)
+    own = subject.own_images()
+    rows = several(None, len(first), len(explanations) + 1, 3.2, 3.6)
+    for i, (axes, name) in enumerate(zip(rows, subject.names, strict=True)):
+        under = laid(first, i, None)[1]
+        picture = under if under is not None or own is None else own[i]
+        show_image(axes[0], picture, name if len(first) > 1 else "input")
+        for panel, e in zip(axes[1:], explanations, strict=True):
+            show_heatmap(panel, laid(e, i, None)[0], title(e[i], subject), picture)
+    return rows[0][0].figure  # type: ignore[return-value]
 
 
-def title(explanation: Explanation, subject: Subject) -> str:
-    """The target, with its label where the model has one."""
-    target = explanation.target[0]
+def texts(named: Mapping[str, Explanation]) -> Figure:
+    """Explanations of one sample each, of any texts, one below another: shaded words."""
+    from relprop.views.figure import several
+    from relprop.views.plot import text
+
+    letters = max(sum(len(t) + 1 for t in (e.tokens or [""])[0]) for e in named.values())
+    rows = several(None, len(named), 1, 8.0, 0.7 + 0.3 * (letters // 80))
+    for (axes,), (name, e) in zip(rows, named.items(), strict=True):
+        text(e, ax=axes, title=name)
+    return rows[0][0].figure  # type: ignore[return-value]
+
+
+def title(explanation: Explanation, subject: Subject, sample: int = 0) -> str:
+    """The target, with its label where the model has one, and its input's name where there are
+    several."""
+    target = explanation.target[sample]
     label = subject.label(target)
-    return f"{target}" if label is None or label == target else f"{label} ({target})"
+    said = f"{target}" if label is None or label == target else f"{label} ({target})"
+    return said if len(explanation) == 1 else f"{subject.names[sample]}: {said}"

@@ -1,4 +1,4 @@
-"""A model by name together with one input for it: what ``explain``, ``compare`` and ``check`` work
+"""A model by name together with inputs for it: what ``explain``, ``compare`` and ``check`` work
 on."""
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from relprop.errors import InputError, OptionError, TargetError
 from relprop.opening.loading import load
 from relprop.opening.opening import open_model
 from relprop.opening.wrapped import base_model
-from relprop.runs import processes
-from relprop.runs.command import DIGITS, REVIEWS, Opened, open_named_model, tokenizer_of
+from relprop.runs.command import (
+    DIGITS,
+    REVIEWS,
+    Opened,
+    device_named,
+    open_named_model,
+    tokenizer_of,
+)
 from relprop.targets import token
 from relprop.tracer.offloaded import home_of
 
@@ -32,12 +38,13 @@ SAVE_PROCESSOR = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in eval mode, ``inputs`` and ``processor`` as ``relprop.explain`` takes them, and the
-    labels of its classes."""
+    """A model in eval mode, ``inputs`` and ``processor`` as ``relprop.explain`` takes them, what
+    each input is called, and the labels of the model's classes."""
 
     model: nn.Module
     inputs: Any
-    processor: Any
+    names: tuple[str, ...]
+    processor: Any = None
     labels: tuple[str, ...] = ()
 
     def target(self, text: str) -> Any:
@@ -83,13 +90,15 @@ class Subject:
         ids = [t for t in _tensors_in(self.tensors()) if not t.is_floating_point() and t.dim() > 1]
         return max((t.shape[-1] for t in ids), default=0)
 
-    def own_image(self) -> Tensor | None:
-        """The model's own image, (C, H, W), its values stretched to [0, 1], if it reads one."""
+    def own_images(self) -> Tensor | None:
+        """The model's own images, (batch, C, H, W), the values of each stretched to [0, 1], if it
+        reads any."""
         images = [t for t in _tensors_in(self.tensors()) if t.dim() == 4 and t.is_floating_point()]
         if not images:
             return None
-        image = images[0][0].detach().float().cpu()
-        return (image - image.min()) / (image.max() - image.min()).clamp(min=1e-12)
+        image = images[0].detach().float().cpu()
+        least, most = (image.amin((1, 2, 3), True), image.amax((1, 2, 3), True))
+        return (image - least) / (most - least).clamp(min=1e-12)
 
 
 def _tensors_in(inputs: Any) -> list[Tensor]:
@@ -100,25 +109,31 @@ def _tensors_in(inputs: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def open_subject(asked: AskedModel, given: OneInput) -> Subject:
-    """The model that is asked for, on the device it runs on, with ``given`` as its input.
+def open_subject(asked: AskedModel, *given: OneInput) -> Subject:
+    """The model that is asked for, on the device it runs on, with ``given`` as its batch: pictures,
+    texts, or a picture and a text.
 
     Raises ``InputError`` if the model reads something else than what is given.
     """
     opened = open_named_model(
-        asked.name, processes.current().device, trust_remote_code=asked.trust_remote_code
+        asked.name, device_named(asked.device), trust_remote_code=asked.trust_remote_code
     )
     if asked.name == DIGITS:
         opened = replace(opened, processor=digit_scene)
-    _refuse_unread(asked.name, given, opened)
-    inputs: Any = given.text if given.picture is None else given.picture
-    if given.picture is not None and given.text is not None:
-        inputs = {"text": [given.text], "images": given.picture}
+    for one in given:
+        _refuse_unread(asked.name, one, opened)
+    pictures = [one.picture for one in given if one.picture is not None]
+    texts = [one.text for one in given if one.text is not None]
+    inputs: Any = texts or pictures
+    if texts and pictures:
+        inputs = {"text": texts, "images": pictures[0]}
     elif asked.max_length is not None:
-        if given.text is None:
+        if not texts:
             raise OptionError("--max-length is for texts")
-        inputs = _cut(given.text, asked.max_length, opened)
-    return _labelled(opened, inputs)
+        inputs = _cut(texts, asked.max_length, opened)
+    elif len(given) == 1:
+        inputs = inputs[0]
+    return _labelled(opened, inputs, tuple(one.title for one in given))
 
 
 def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
@@ -137,17 +152,20 @@ def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
     )
 
 
-def _cut(text: str, max_length: int, opened: Opened) -> Any:
-    """A text as its first tokens."""
+def _cut(texts: list[str], max_length: int, opened: Opened) -> Any:
+    """Texts as their first tokens."""
     tokenizer = tokenizer_of(opened.processor)
-    cut = tokenizer([text], return_tensors="pt", truncation=True, max_length=max_length)
+    several = len(texts) > 1
+    cut = tokenizer(
+        texts, return_tensors="pt", truncation=True, max_length=max_length, padding=several
+    )
     return cut.to(home_of(opened.model)[0])
 
 
 def typical_subject(asked: AskedModel) -> Subject:
     """The model that is asked for with an input of the shape it takes and random contents: enough
     to see what it is made of, not to explain."""
-    device = processes.current().device
+    device = device_named(asked.device)
     if asked.name in (DIGITS, REVIEWS):
         model = open_named_model(asked.name, device).model
     else:
@@ -157,7 +175,7 @@ def typical_subject(asked: AskedModel) -> Subject:
         inputs: Any = {k: v.to(device) for k, v in _typical_call(model, asked.name).items()}
     else:
         inputs = torch.rand(1, *_image_size(model, asked.name), device=device)
-    return _labelled(Opened(model), inputs)
+    return _labelled(Opened(model), inputs, ("random",))
 
 
 def _typical_call(model: nn.Module, name: str) -> dict[str, Tensor]:
@@ -181,9 +199,10 @@ def digit_scene(picture: Any) -> Tensor:
     return torch.from_numpy(np.array(grey, copy=True)).float().div(255)[None]
 
 
-def _labelled(opened: Opened, inputs: Any) -> Subject:
+def _labelled(opened: Opened, inputs: Any, names: tuple[str, ...]) -> Subject:
     model = base_model(opened.model)
-    return Subject(opened.model, inputs, opened.processor, tuple(adapter_for(model).labels(model)))
+    labels = tuple(adapter_for(model).labels(model))
+    return Subject(opened.model, inputs, names, opened.processor, labels)
 
 
 def _reads_pictures(opened: Opened) -> bool:

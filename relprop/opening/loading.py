@@ -3,8 +3,11 @@ are imported when they are first asked for."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch import nn
@@ -53,6 +56,12 @@ def _library(library: str, name: str) -> Foreign:
 
 def _timm(source: str, name: str) -> nn.Module:
     timm = _library("timm", name)
+    if ":" not in source and source.split(".")[0] not in timm.list_models():
+        then = [f"timm:{n}" for n in _alike(source, timm.list_models())]
+        raise InputError(
+            f"timm {timm.__version__} has no model {source!r}",
+            then=then or ["timm.list_models() lists them"],
+        )
     with refusing(f"{name!r} could not be loaded", ELSEWHERE):
         model: nn.Module = timm.create_model(source, pretrained=True).eval()
         return model
@@ -61,9 +70,14 @@ def _timm(source: str, name: str) -> nn.Module:
 def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_code: bool) -> Loaded:
     """A model of ``transformers``, its inputs, and the processor that was saved with it."""
     transformers = _library("transformers", name)
-    with refusing(f"{name!r} could not be loaded", ELSEWHERE):
-        config = _config(transformers, name, trust_remote_code)
-        model = _class(config, name, trust_remote_code).from_pretrained(name, config=config).eval()
+    try:
+        with refusing(f"{name!r} could not be loaded", ELSEWHERE):
+            config = _config(transformers, name, trust_remote_code)
+            named = _class(config, name, trust_remote_code)
+            model = named.from_pretrained(name, config=config).eval()
+    except InputError:
+        _refuse_misspelt(name)
+        raise
     if processor is not None or ready(inputs):
         return model, inputs, processor
     with refusing(
@@ -85,6 +99,24 @@ def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_co
             ],
         )
     return model, inputs, found
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Refuse a path to a folder that is not there, and a model of timm without its prefix."""
+    folder, then = Path(name).expanduser(), []
+    if folder.parent.is_dir() and not folder.exists():
+        beside = [p.name for p in folder.parent.iterdir() if (p / "config.json").exists()]
+        then = [str(folder.parent / n) for n in _alike(folder.name, beside)]
+    if not then and "/" not in name and find_spec("timm"):
+        there = importlib.import_module("timm").list_models()
+        then = [f"timm:{n}" for n in ([name] if name in there else _alike(name, there))]
+    if then:
+        raise InputError(f"there is no folder {name!r} and no such id was found", then=then)
+
+
+def _alike(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of the names that are spelt much like this one."""
+    return difflib.get_close_matches(name, list(known), 3, 0.6)
 
 
 def _config(transformers: Foreign, name: str, trust_remote_code: bool) -> Foreign:

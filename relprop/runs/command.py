@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from relprop.data import Source, image_transform, open_data
-from relprop.errors import InputError, OptionError
+from relprop.errors import InputError, OptionError, first_line, nearest
 from relprop.opening.loading import load
+from relprop.runs import processes
 
 DIGITS, REVIEWS = "demo:digits", "demo:reviews"
 SCENES = 500  # shipped samples are drawn, so their number must be said: this many without a limit
@@ -68,6 +69,23 @@ def open_source(data: str, limit: int | None = None, **options: Any) -> Source:
     return found
 
 
+def device_named(name: str | None) -> torch.device:
+    """The device of a name, once something could be put there; the process's own without a name.
+    Raises ``OptionError`` for one that there is not, or a name among several processes."""
+    here = processes.current()
+    if name is None:
+        return here.device
+    if here.count > 1:
+        raise OptionError(f"--device {name}: the launcher of {here.count} processes chooses")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add(1).cpu()
+    except Exception as error:  # each backend has its own
+        then = ["relprop doctor says which devices there are"]
+        raise OptionError(f"--device {name!r}: {first_line(error)}", then=then) from None
+    return device
+
+
 def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool = False) -> Opened:
     """The model of a name, in eval mode on ``device``."""
     if name == DIGITS:
@@ -79,6 +97,9 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
 
         reviews: nn.Module = review_model()
         return Opened(reviews.to(device), review_tokenizer())
+    if name.startswith("demo:"):
+        then = nearest(name, (DIGITS, REVIEWS))
+        raise InputError(f"there is no shipped model {name!r}: {DIGITS}, {REVIEWS}", then=then)
     found, _, processor = load(name, [], None, trust_remote_code)
     return Opened(found.to(device), processor)
 

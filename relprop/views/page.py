@@ -7,7 +7,7 @@ import base64
 import html
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def picture(explanation: Explanation) -> bytes | None:
     stream = next(iter(explanation.streams.values()))
     if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1:
         return None
-    return _heat_png(explanation, 0)
+    return heat_png(explanation, 0)
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
@@ -86,12 +86,13 @@ def _shaded(text: str, score: float, share: float, content: bool) -> str:
 
 
 def _image(explanation: Explanation, sample: int) -> str:
-    data = base64.b64encode(_heat_png(explanation, sample)).decode("ascii")
+    data = base64.b64encode(heat_png(explanation, sample)).decode("ascii")
     return f'<img alt="heat map of the scores" src="data:image/png;base64,{data}">'
 
 
-def _heat_png(explanation: Explanation, sample: int) -> bytes:
-    values, picture = laid(explanation, sample, None)
+def heat_png(explanation: Explanation, sample: int, image: Any = None) -> bytes:
+    """One sample's heat map as PNG, over ``image``, or the picture that was kept."""
+    values, picture = laid(explanation, sample, image)
     if picture is None:
         scale = SIDE / max(values.shape)
         size = [max(1, round(n * scale)) for n in values.shape]

@@ -81,7 +81,7 @@ def test_books_are_printed_where_they_are_asked_for(relprop_says, tmp_path):
     data = ("--data", "demo:reviews", "--out", tmp_path / "run")
     for option in ("--ledger", "--no-ledger"):
         refused = relprop_says("explain", "--model", "demo:reviews", *data, option)
-        assert refused.code == 2 and "--ledger: only for one input" in refused.err
+        assert refused.code == 2 and "--ledger: only for inputs that are named" in refused.err
 
 
 @pytest.mark.parametrize("given", ["much", "inf", "nan"])
@@ -369,7 +369,7 @@ REVIEWS = ("--model", "demo:reviews")
         (
             2,
             [*REVIEWS, "--data", "demo:reviews", "--out", "x", "--force"],
-            "--force: only for one input",
+            "--force: only for inputs that are named",
         ),
         (2, [*REVIEWS, "--data", "demo:reviews"], "--data needs one run folder"),
         (2, ["good", *REVIEWS, "--text", "bad"], "another one is given"),

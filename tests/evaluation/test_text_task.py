@@ -204,8 +204,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (["--method", "rollout"], "evaluate needs --data; the papers' tables"),
-            (["--data", "demo:digits"], "evaluate needs --model; .* make evaluate"),
+            (["--model", "demo:digits"], "evaluate needs --data; the papers' tables"),
         ],
     )
     def test_refusals(self, arguments, complaint, tmp_path):
