@@ -19,6 +19,7 @@ PACKAGE = ROOT / "relprop"
 FLOORS = {
     "errors": -1,
     "numerics": 0,
+    "progress": 0,
     "writing": 1,
     "door": 0,
     "operations": 0,

@@ -80,7 +80,8 @@ def explain(
         on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and
             warns.
         keep: any of ``"blocks"``, ``"matrix"``, ``"input"``, ``"layers"``, kept on the result.
-        progress: show which part of ``batch_size`` it is at, on standard error.
+        progress: show what it is at, on standard error or below a notebook's cell: which part of
+            ``batch_size``, which method, target or step.
         processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image
             processor or transform for pictures, a feature extractor for sound, a processor of
             several with a dict of its arguments. With ready inputs, too, it tells words, special

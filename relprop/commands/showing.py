@@ -76,7 +76,8 @@ def texts(named: Mapping[str, Explanation]) -> Figure:
     from relprop.views.figure import several
     from relprop.views.plot import text
 
-    letters = max(sum(len(t) + 1 for t in (e.tokens or [""])[0]) for e in named.values())
+    rows_of_tokens = [e.tokens[0] for e in named.values() if e.tokens]
+    letters = max((len(" ".join(row)) for row in rows_of_tokens), default=0)
     rows = several(None, len(named), 1, 8.0, 0.7 + 0.3 * (letters // 80))
     for (axes,), (name, e) in zip(rows, named.items(), strict=True):
         text(e, ax=axes, title=name)

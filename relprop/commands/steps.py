@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from relprop.progress import SHOWN
+
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
@@ -25,12 +27,14 @@ class Steps:
     def __enter__(self) -> Steps:
         if self.stream.isatty():
             self._bar = _bar(self)
-            self._task = self._bar.add_task("", total=self.count)
+            self._task = self._bar.add_task("", total=self.count, count="")
             self._bar.start()
+            self._before = SHOWN.set(self._bar)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
+            SHOWN.reset(self._before)
             self._bar.stop()
 
     def next(self, name: str) -> None:
@@ -38,7 +42,10 @@ class Steps:
         self.names.append(name)
         self.changed = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, description=name, completed=len(self.names) - 1)
+            self._bar.update(self._task, description=name, count=self._done())
+
+    def _done(self) -> str:
+        return f"{len(self.names) - 1}/{self.count} steps"
 
     def left(self, now: float) -> float | None:
         """Seconds that the rest may take at time ``now`` (``time.monotonic``); ``None`` before a
@@ -59,8 +66,7 @@ def _bar(steps: Steps) -> Progress:
     return progress.Progress(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}"),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("steps"),
+        progress.TextColumn("{task.fields[count]}"),
         progress.TimeElapsedColumn(),
         _left_column(steps),
         console=Console(file=steps.stream),
@@ -74,6 +80,8 @@ def _left_column(steps: Steps) -> ProgressColumn:
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
+            if "left" in task.fields:  # of something that is counted within a step
+                return Text(task.fields["left"])
             seconds = steps.left(time.monotonic())
             if seconds is None:
                 return Text("")

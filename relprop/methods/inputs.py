@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import CompletenessWarning, OptionError, RelpropError, first_line, message, warn
+from relprop.progress import counting
 from relprop.rules.gamma import GAMMA
 from relprop.runner.input_study import InputStudy
 
@@ -98,9 +99,15 @@ def integrated_gradients(
         ) from None
     values = tuple(at.values.values())
     try:
-        found = IntegratedGradients(at.forward).attribute(
-            values, start, n_steps=n_steps, internal_batch_size=len(values[0])
-        )
+        with counting("step", n_steps) as begin:
+
+            def step(*moved: Tensor) -> Tensor:
+                begin("")
+                return at.forward(*moved)
+
+            found = IntegratedGradients(step).attribute(
+                values, start, n_steps=n_steps, internal_batch_size=len(values[0])
+            )
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

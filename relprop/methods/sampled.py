@@ -19,6 +19,7 @@ from relprop.errors import OptionError
 from relprop.methods.inputs import Baseline, by_input, no_gradient, positive_integer
 from relprop.methods.inputs import baselines as references
 from relprop.numerics import at_least_float32
+from relprop.progress import told
 from relprop.runner.input_study import InputStudy
 
 
@@ -39,7 +40,7 @@ def smoothgrad(
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()
     }
-    for _ in range(n_samples):
+    for _ in told(range(n_samples), "sample", n_samples):
         moved = [value + spread[name] * _normal(value, source) for name, value in at.values.items()]
         for name, gradient in zip(total, gradients(at, moved), strict=True):
             total[name] += gradient / n_samples
@@ -73,7 +74,7 @@ def gradient_shap(
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()
     }
-    for _ in range(n_samples):
+    for _ in told(range(n_samples), "sample", n_samples):
         start = choice[int(torch.randint(len(choice), (), generator=source))]
         alpha = float(torch.rand((), generator=source, dtype=torch.float64))
         ends = [value + spread[name] * _normal(value, source) for name, value in at.values.items()]

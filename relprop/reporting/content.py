@@ -46,6 +46,7 @@ def stream_content(
         "note": note,
         "picture": picture if is_picture else None,
         "tokens": None if pooled.tokens is None else list(pooled.tokens[sample]),
+        "words": None if pooled.words is None else pooled.words[sample],
         **{name: chunks.add(values) for name, values in numbers.items()},
         "content": chunks.add(pooled.content[sample].to(torch.uint8)),
         "source": chunks.add(pooled.source.to(torch.int32)),

@@ -1,4 +1,4 @@
-// One number per token, drawn where the tokens are: over the picture, as flowing words, or both. With `pick` the tokens are buttons.
+// One number per token, drawn where the tokens are: over the picture, as flowing words, or both. With `pick` the tokens are buttons. `merged`: words, not their tokens.
 
 function tokenName(stream, i) {
   if (stream.tokens !== null) return visible(stream.tokens[i]);
@@ -14,9 +14,26 @@ function tokenName(stream, i) {
   return places.length === 2 ? `patch (${places[0]}, ${places[1]})` : `patch (${places[1]}, ${places[2]}) of frame ${places[0]}`;
 }
 
+// Of each token of a word of several: the whole word at its strongest token, null at the others.
+function partsOf(stream) {
+  const parts = new Map();
+  for (const [name, tokens] of stream.words ?? []) {
+    if (tokens.length < 2) continue;
+    for (const i of tokens) parts.set(i, null);
+    parts.set(tokens.reduce((best, i) => (Math.abs(stream.scores[i]) > Math.abs(stream.scores[best]) ? i : best)), { name, tokens });
+  }
+  return parts;
+}
+
+// Numbers of parts as they are drawn: words' are sums of their tokens'.
+function largestOf(field, values) {
+  return field.order.reduce((most, i) => Math.max(most, Math.abs((field.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + values[k], 0))), 0);
+}
+
 class Field {
-  constructor(place, stream, pick) {
+  constructor(place, stream, pick, merged = false) {
     this.stream = stream;
+    this.parts = merged ? partsOf(stream) : new Map();
     this.words = new Map();
     this.buttons = new Map();
     this.here = null;
@@ -27,7 +44,7 @@ class Field {
     for (let i = 0; i < stream.count; i += 1) (flat || stream.source[i] < 0 ? prefix : cells).push(i);
     if (prefix.length > 0) place.append(this.flow(prefix, flat ? "words" : "prefix", pick));
     if (!flat) place.append(this.patches(cells, pick));
-    this.order = [...prefix, ...cells];
+    this.order = [...prefix, ...cells].filter((i) => this.parts.get(i) !== null);
   }
 
   flow(tokens, kind, pick) {
@@ -39,7 +56,9 @@ class Field {
     }
     if (long && !pick) for (const [name, value] of [["role", "region"], ["aria-label", "Tokens, scrolled"], ["tabindex", "0"]]) list.setAttribute(name, value);
     for (const i of tokens) {
-      const name = this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
+      const part = this.parts.get(i);
+      if (part === null) continue;
+      const name = part ? visible(part.name) : this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
       const word = make(pick ? "button" : "span", name, { class: `word${this.stream.content[i] ? "" : " bare"}` });
       if (pick) this.button(word, i);
       this.words.set(i, word);
@@ -98,7 +117,8 @@ class Field {
   draw(values, scale, least, over) {
     const colours = theme();
     for (const [i, word] of this.words) {
-      const at = values === null || Math.abs(values[i]) < least ? STEPS : level(values[i], scale);
+      const value = values === null ? 0 : (this.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + values[k], 0);
+      const at = Math.abs(value) < least ? STEPS : level(value, scale);
       word.style.backgroundColor = colours.css[at];
       word.style.color = colours.letters[at];
     }
@@ -111,7 +131,7 @@ class Field {
       for (const i of this.cells) {
         const value = Math.abs(values[i]) < least ? 0 : values[i];
         const at = level(value, scale);
-        const pixel = onPicture ? (value < 0 ? OVER.below : OVER.above) : colours.colours[at];
+        const pixel = (onPicture ? RAMPS.light : colours).colours[at];
         const k = 4 * this.stream.source[i];
         data[k] = pixel[0];
         data[k + 1] = pixel[1];
@@ -124,6 +144,7 @@ class Field {
 
   // Marks the token whose row is shown.
   mark(i) {
+    i = this.leader(i);
     for (const map of [this.words, this.buttons]) {
       map.get(this.here)?.classList.remove("here");
       map.get(i)?.classList.add("here");
@@ -137,6 +158,12 @@ class Field {
     this.outline.style.top = `${(100 * Math.floor(at / this.columns)) / this.rows}%`;
     this.outline.style.width = `${100 / this.columns}%`;
     this.outline.style.height = `${100 / this.rows}%`;
+  }
+
+  // The token at which token i is shown.
+  leader(i) {
+    if (this.parts.get(i) !== null) return i;
+    return [...this.parts].find(([, part]) => part?.tokens.includes(i))[0];
   }
 
   // The token that an arrow key leads to from token i.

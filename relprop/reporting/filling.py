@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relprop.explanation import Block, Explanation
+from relprop.progress import told
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.content import ledger_content, stream_content
 from relprop.reporting.maps import Maps
@@ -56,7 +57,7 @@ def filled(
         for head, e in zip(heads, material.explanations, strict=True)
     ]
     rest = room - chunks.size() - len(rendered({"title": "", "explanations": found}, []))
-    for n in samples:
+    for n in told(samples, "sample", len(samples)):
         maps = _blocks(material.explanations, n, chunks, rest / material.batch)
         for explanation, blocks in zip(found, maps, strict=True):
             explanation["samples"][n]["blocks"] = blocks

@@ -1,7 +1,7 @@
 // What is shown, and what changes it.
 
 const data = JSON.parse(byId("data").textContent);
-const state = { sample: 0, explanation: 0, stream: 0, block: 0, head: -1, threshold: 0, over: true, kept: 0, here: 0, key: null, query: 0 };
+const state = { sample: 0, explanation: 0, stream: 0, block: 0, head: -1, threshold: 0, over: true, words: true, kept: 0, here: 0, key: null, query: 0 };
 let shown = null;
 let turn = 0;
 
@@ -64,17 +64,60 @@ async function refresh() {
   drawWords(sample.said);
   byId("picture-label").hidden = stream.picture === null;
   byId("score-note").textContent = stream.note ?? "";
-  shown.scores = new Field(byId("score-field"), stream, true);
+  byId("words-label").hidden = ![...partsOf(stream).values()].length;
+  shown.scores = new Field(byId("score-field"), stream, true, state.words);
+  state.kept = state.here = shown.scores.leader(state.kept);
   shown.row = stream.matrix === null ? null : new Field(byId("row-field"), stream, false);
   if (shown.row === null) byId("row-field").replaceChildren();
-  for (const [i, button] of shown.scores.buttons) button.setAttribute("aria-label", `${tokenName(stream, i)}, score ${brief(stream.scores[i])}`);
+  for (const [i, button] of shown.scores.buttons) button.setAttribute("aria-label", `${nameOf(i)}, score ${brief(sumOf(i))}`);
   byId("row-note").textContent = stream.matrix === null ? "C is not in this report. It is with keep=\"matrix\", for methods that multiply matrices and one explained input: relprop.explain(model, inputs, keep=\"matrix\")." : "";
   fill(byId("facts"), [...facts, ...modelFacts(), ["versions", data.versions.map((v) => v.join(" ")).join(", ")]]);
   byId("code").textContent = code;
   drawBooks();
   keep(state.kept, false);
   drawScores();
+  await drawBeside(mine);
   await drawHeads();
+}
+
+// The part that is shown at token i: its name, and the sum of its tokens' scores.
+function nameOf(i) {
+  const part = shown.scores.parts.get(i);
+  return part ? visible(part.name) : tokenName(shown.stream, i);
+}
+
+function sumOf(i) {
+  return (shown.scores.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + shown.stream.scores[k], 0);
+}
+
+// The same question answered by every method of the report, each on its own scale.
+async function drawBeside(mine) {
+  const { target } = sampleOf(one());
+  const { name } = shown.stream;
+  const others = data.explanations.filter((e) => sampleOf(e).target === target && sampleOf(e).streams.some((s) => s.name === name));
+  byId("beside").hidden = others.length < 2;
+  if (others.length < 2) return;
+  const read = await Promise.all(others.map((e) => readStream(sampleOf(e).streams.find((s) => s.name === name))));
+  if (mine !== turn) return;
+  shown.beside = read.map((stream) => ({ stream, figure: make("figure") }));
+  shown.beside.forEach((panel, k) => {
+    const caption = make("figcaption");
+    const pick = make("button", visible(others[k].label, 60), { type: "button", class: "link", "aria-pressed": String(others[k] === one()) });
+    pick.addEventListener("click", () => { state.explanation = data.explanations.indexOf(others[k]); refresh(); });
+    caption.append(pick);
+    const place = make("div", null, { class: "field" });
+    panel.figure.append(caption, place);
+    panel.field = new Field(place, panel.stream, false, state.words);
+  });
+  byId("beside-fields").replaceChildren(...shown.beside.map((panel) => panel.figure));
+  paintBeside();
+}
+
+function paintBeside() {
+  for (const { field, stream } of shown.beside ?? []) {
+    const largest = largestOf(field, stream.scores);
+    field.draw(stream.scores, largest, state.threshold * largest, state.over);
+  }
 }
 
 // The first box: what a reader who knows nothing else should know.
@@ -95,8 +138,9 @@ function modelFacts() {
 
 function drawScores() {
   const { stream, scores } = shown;
-  const largest = stream.scores.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
+  const largest = largestOf(scores, stream.scores);
   scores.draw(stream.scores, largest, state.threshold * largest, state.over);
+  paintBeside();
   drawLegend(byId("legend"), stream.scores.some((v) => v < 0));
   byId("score-scale").textContent = `largest ${brief(largest)}`;
   const above = [...stream.scores.keys()].filter((i) => Math.abs(stream.scores[i]) >= state.threshold * largest);
@@ -113,7 +157,8 @@ function show(i) {
   state.here = i;
   const name = tokenName(stream, i);
   scores.mark(i);
-  byId("picked-name").textContent = name;
+  const part = scores.parts.get(scores.leader(i));
+  byId("picked-name").textContent = part ? `${name} (of ${visible(part.name)}: ${brief(sumOf(scores.leader(i)))})` : name;
   const values = stream.matrix === null ? null : stream.matrix(i);
   if (row !== null) {
     row.mark(i);
@@ -139,6 +184,7 @@ function show(i) {
 
 // Shows a token until another is kept.
 function keep(i, told = true) {
+  i = shown.scores.leader(i);
   shown.scores.buttons.get(state.kept)?.setAttribute("aria-pressed", "false");
   for (const button of [shown.scores.buttons.get(state.kept)]) if (button) button.tabIndex = -1;
   state.kept = i;
@@ -271,6 +317,7 @@ function listen() {
   byId("stream").addEventListener("change", (event) => { state.stream = Number(event.target.value); refresh(); });
   byId("threshold").addEventListener("input", (event) => { state.threshold = Number(event.target.value) / 100; drawScores(); show(state.here); });
   byId("picture").addEventListener("change", (event) => { state.over = event.target.checked; drawScores(); show(state.here); });
+  byId("words").addEventListener("change", (event) => { state.words = event.target.checked; refresh(); });
   byId("block").addEventListener("change", (event) => { state.block = Number(event.target.value); drawHeads(); });
   byId("head").addEventListener("change", (event) => {
     state.head = Number(event.target.value);

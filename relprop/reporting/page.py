@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from relprop.errors import OptionError
+from relprop.views.colours import ramps
 
 SCRIPTS = (
     "text.js",
@@ -38,7 +39,7 @@ def rendered(data: dict[str, Any], chunks: list[str]) -> str:
         policy=_policy(script, style),
         style=Markup(style),
         script=Markup(script),
-        data=Markup(_json(data)),
+        data=Markup(_json(data | {"colours": ramps()})),
         chunks=[Markup(c) for c in chunks],
     )
 

@@ -17,6 +17,7 @@ from relprop.errors import (
     out_of_memory,
 )
 from relprop.explanation import Explanation
+from relprop.progress import counting
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.method import without_start
@@ -46,9 +47,15 @@ def answers(
     for i, n in needs.items():
         start = n.question.by.starts_with if n.backward.by_gradient else ""
         groups.setdefault((bool(n.backward.segments), id(n.backward.forms), start), {})[i] = n
-    for group in groups.values():
-        found = _answers_of(group, part, targets, compare, refused)
-        rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
+    what = "target" if len(needs) == 1 else "method" if len(targets) == 1 else "answer"
+    with counting(what, len(needs) * len(targets)) as begins:
+
+        def begin(method: str) -> None:
+            begins(method if len(needs) > 1 else "")
+
+        for group in groups.values():
+            found = _answers_of(group, part, targets, compare, refused, begin)
+            rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
 
@@ -58,8 +65,9 @@ def _answers_of(
     targets: Sequence[object],
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None,
+    begin: Callable[[str], None],
 ) -> list[dict[int, Explanation]]:
-    """The same for questions that share a forward pass."""
+    """The same for questions that share a forward pass; ``begin`` is told of each."""
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)
@@ -77,6 +85,7 @@ def _answers_of(
             gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         for number, start in starts.items():
+            begin(needs[number].question.method)
             with refusal(number, refused):
                 row[number] = answer(needs[number], done, target, start, gradients)
             key = walk_key(needs[number])

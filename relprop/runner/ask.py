@@ -24,6 +24,7 @@ from relprop.errors import (
 from relprop.explanation import Explanation, join
 from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
+from relprop.progress import showing, told
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
@@ -64,7 +65,7 @@ def ask(
     model, prepared = opened(model, inputs, how.processor, trust_remote_code=how.trust_remote_code)
     if not how.keep_pictures:
         prepared = prepared.without_pictures()
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad(), showing(how.progress):
         bound = bind(prepared.inputs)
         check_devices(model, bound)
         chosen_inputs(bound, how.explain_inputs)
@@ -102,7 +103,8 @@ class Asking:
         inputs = self.whole.inputs
         heard = inputs.batch if inputs.could_be_shared else size
         sessions: list[Session] = []
-        for first in _progress(range(0, inputs.batch, size), self.how.progress):
+        parts = range(0, inputs.batch, size)
+        for first in told(parts, "part", len(parts)):
             if first % heard == 0:
                 self.judge.hear(inputs.select(first, min(first + heard, inputs.batch)))
             sessions = sessions or self._sessions(inputs)
@@ -219,29 +221,3 @@ def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
     if len(entries) != batch:
         raise TargetError(f"target has {len(entries)} entries for a batch of {batch}")
     return lambda first, last: entries[first:last]
-
-
-def _progress(parts: range, wanted: bool) -> Iterator[int]:
-    """The parts, with a line on standard error (or below a notebook's cell) that says which one it
-    is; how long the rest may take only once a part is done."""
-    if not wanted:
-        yield from parts
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.TextColumn("explaining: part"),
-        progress.TextColumn("{task.fields[at]} of {task.total}"),
-        progress.BarColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.fields[left]}"),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(parts), at=0, left="")
-        for done, part in enumerate(parts):
-            seconds = bar.tasks[0].time_remaining if done else None
-            left = "" if seconds is None else f"about {seconds:.0f} s left"
-            bar.update(task, completed=done, at=done + 1, left=left, refresh=True)
-            yield part
-        bar.update(task, completed=len(parts), left="", refresh=True)

@@ -20,6 +20,12 @@ FOR, AGAINST = (
     ((0.985, 0.0, 250.0), (0.78, 0.11, 245.0), (0.55, 0.17, 260.0)),
 )  # OKLab lightness, chroma, hue
 
+DARK_FOR, DARK_AGAINST = (
+    ((0.225, 0.0, 55.0), (0.5, 0.13, 48.0), (0.8, 0.15, 62.0)),
+    ((0.225, 0.0, 250.0), (0.48, 0.13, 260.0), (0.78, 0.12, 245.0)),
+)  # the same hues where nothing is black
+
+Anchors = tuple[tuple[float, float, float], ...]
 Colour = tuple[int, int, int]
 
 
@@ -28,6 +34,19 @@ def table() -> np.ndarray:
     """The scale's colours, (512, 3), sRGB in [0, 1]: from most against (blue) over 0 (white) to
     most for (orange)."""
     return np.concatenate([_even(AGAINST, STEPS)[::-1], _even(FOR, STEPS)])
+
+
+def ramps() -> dict[str, str]:
+    """The scale for a page that follows its reader's light or dark theme: 511 colours of each,
+    ``rrggbb`` one after another, 0 in the middle."""
+
+    def written(above: Anchors, below: Anchors) -> str:
+        half = [_even(anchors, STEPS) for anchors in (below, above)]
+        return bytes(
+            np.round(255 * np.concatenate([half[0][::-1], half[1][1:]])).astype(np.uint8)
+        ).hex()
+
+    return {"light": written(FOR, AGAINST), "dark": written(DARK_FOR, DARK_AGAINST)}
 
 
 def colours(values: np.ndarray) -> np.ndarray:
@@ -86,7 +105,7 @@ _TO_LAB = np.array(
 )
 
 
-def _even(anchors: tuple[tuple[float, float, float], ...], count: int) -> np.ndarray:
+def _even(anchors: Anchors, count: int) -> np.ndarray:
     """``count`` colours at even distances along the path through ``anchors``; what no screen shows
     is brought to the nearest it does."""
     at, fine = np.linspace(0, 1, len(anchors)), np.linspace(0, 1, 4001)

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import relprop
-from relprop.demo.model import digit_scene_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,13 +28,6 @@ def test_a_misspelt_name_is_an_error_for_a_type_checker(tmp_path):
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert "page.py:4" in done.stdout and done.stdout.count("error:") == 1, done.stdout
-
-
-def test_progress_says_which_part_it_is_at(capsys):
-    model, images = digit_scene_model(), torch.rand(3, 1, 32, 32)
-    relprop.explain(model, images, 3, batch_size=1, progress=True)
-    said = capsys.readouterr().err
-    assert re.search(r"explaining: part\s+3 of 3", said) and "tqdm" not in said
 
 
 def test_the_files_that_a_release_has():

@@ -2,12 +2,15 @@
 explanation's own numbers."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import relprop
+from relprop.demo.review_model import review_model, review_tokenizer
+from relprop.views.colours import colours, ramps, shade
 from tests.report.conftest import HOSTILE, Made
 
 MAPS = ("attention", "gradient", "relevance")
@@ -481,3 +484,50 @@ def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
         assert len(page.query_selector_all("#said-concerns li")) == len(e.concerns())
         page.click("#said summary")
         assert "Not to conclude" in page.inner_text("#said-distrust")
+
+
+def test_methods_of_one_target_stand_side_by_side(scenes, opened):
+    page, (one, _, rollout, _) = opened(scenes), scenes.explanations
+    names = page.locator("#beside .link")
+    assert names.all_text_contents() == ["transformer_attribution", "rollout", "input_gradient"]
+    alpha = page.eval_on_selector_all(
+        "#beside canvas",
+        "all => all.map(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+        ".filter((_, k) => k % 4 === 3))",
+    )
+    for found, e in zip(alpha, (one, rollout), strict=False):
+        shares = (e.scores[0] / e.scores[0].abs().max())[e.source >= 0].abs()
+        assert np.abs(np.array(found) / (0.9 * 255) - shares.numpy()).max() < 0.01
+    names.nth(1).click()
+    assert same(table(page)["Score"], rollout.scores[0])
+    assert page.locator("#beside .link[aria-pressed=true]").text_content() == "rollout"
+
+
+def test_words_are_whole_until_tokens_are_asked_for(opened, tmp_path):
+    text = "a wonderfully dull film"
+    e = relprop.explain(review_model(), text, 1, processor=review_tokenizer())
+    (stream,) = e.streams.values()
+    parts = dict(stream.words[0])["wonderfully"]
+    assert len(parts) > 1
+    scores = torch.zeros_like(e.scores)
+    scores[0, parts] = torch.linspace(0.5, 0.1, len(parts))
+    e = replace(e, streams={stream.name: replace(stream, scores=scores)})
+    page = opened(Made(relprop.report(e, tmp_path / "words.html"), [e]))
+    shown = page.locator("#score-field button.word").all_text_contents()
+    assert shown[1:-1] == text.split()
+    total = f"{float(scores.sum()):.4g}"
+    assert token(page, parts[0]).get_attribute("aria-label") == f"wonderfully, score {total}"
+    token(page, parts[0]).click()
+    assert page.text_content("#picked-name").endswith(f"(of wonderfully: {total})")
+    strongest = token(page, parts[0]).evaluate("e => getComputedStyle(e).backgroundColor")
+    assert strongest == "rgb({}, {}, {})".format(*shade(1.0))  # the scale of every picture
+    page.uncheck("#words")
+    assert page.locator("#score-field button.word").count() == len(stream.tokens[0])
+    assert token(page, parts[1]).is_visible()
+
+
+def test_the_scale_of_a_page_is_that_of_every_picture():
+    light = bytes.fromhex(ramps()["light"])
+    found = np.frombuffer(light, np.uint8).reshape(-1, 3).astype(int)
+    shares = np.arange(-255, 256) / 255
+    assert len(found) == 511 and np.abs(found - colours(shares)).max() <= 3

@@ -1,0 +1,94 @@
+"""What a long call says it is at, to whoever looks."""
+
+import re
+import sys
+
+import pytest
+import torch
+from rich.progress import Progress
+
+import relprop
+from relprop.commands.steps import Steps
+from relprop.demo.model import digit_scene_model
+from relprop.progress import SHOWN, counting
+from tests.cli.test_entry import Terminal
+from tests.targets.models import gpt2
+
+IMAGES = torch.rand(3, 1, 32, 32)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """All that is shown, in order, whichever display shows it."""
+    lines = []
+    update = Progress.update
+
+    def heard(self, task, **fields):
+        lines.append((fields.get("description"), fields.get("left")))
+        update(self, task, **fields)
+
+    monkeypatch.setattr(Progress, "update", heard)
+    return lines
+
+
+def explained(said, *names, **options):
+    relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=True, **options)
+    return [line for line, _ in said if line]
+
+
+def test_parts_and_no_estimate_before_one_is_done(said):
+    model = digit_scene_model()
+    relprop.explain(model, IMAGES, 3, batch_size=1, progress=True)
+    shown = [(line, left) for line, left in said if line]
+    assert [line for line, _ in shown] == ["part 1 of 3", "part 2 of 3", "part 3 of 3"]
+    assert shown[0][1] == "" and all(re.match(r"about \d+ s left", left) for _, left in shown[1:])
+
+
+def test_methods_of_a_comparison_by_name(said):
+    names = ["gae", "rollout", "attnlrp"]  # the last one in a forward pass of its own
+    relprop.compare(digit_scene_model(), IMAGES[:1], names, 3, progress=True)
+    shown = [line for line, _ in said if line]
+    counted = [line.partition(": ")[::2] for line in shown]
+    assert [count for count, _ in counted] == [f"method {i + 1} of 3" for i in range(3)]
+    assert {name for _, name in counted} == set(names)
+
+
+@pytest.mark.parametrize(
+    "method, options, last",
+    [
+        ("integrated_gradients", {"n_steps": 12}, "step 12 of 12"),
+        ("smoothgrad", {"n_samples": 4}, "sample 4 of 4"),
+        ("occlusion", {"window": 16}, "window 4 of 4"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::relprop.errors.CompletenessWarning")
+def test_steps_of_one_method(said, method, options, last):
+    assert explained(said, method=method, **options)[-1] == last
+
+
+def test_generated_tokens(said):
+    model = gpt2()
+    given = torch.tensor([[4, 5, 6, 7]])
+    relprop.explain_generation(model, torch.tensor([[1, 2]]), output_ids=given, progress=True)
+    shown = [line for line, _ in said if line]
+    assert shown[0] == "target 1 of 4" and shown[-1] == "target 4 of 4"
+
+
+def test_nobody_looks_unless_asked(said, capsys):
+    relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1)
+    assert not said and not capsys.readouterr().err and SHOWN.get() is None
+
+
+def test_what_is_shown_needs_no_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1, progress=True)
+    assert re.search(r"explaining: part\s+3 of 3", capsys.readouterr().err)
+
+
+def test_a_command_shows_what_is_counted_within_a_step():
+    stream = Terminal()
+    with Steps(2, stream=stream) as steps:
+        steps.next("comparing")
+        with counting("method", 3) as begin:
+            begin("gae")
+    assert "method 1 of 3: gae" in stream.getvalue() and SHOWN.get() is None
