@@ -45,6 +45,7 @@ def cite(
     precision: str | torch.dtype | None = None,
     trust_remote_code: bool = False,
     memory: Memory = "auto",
+    strict: bool = False,
     **method_options: Any,
 ) -> Citations:
     """Which passages of ``documents`` each sentence of an answer rests on. What is explained of a

@@ -45,6 +45,7 @@ def explain_generation(
     trust_remote_code: bool = False,
     memory: Memory = "auto",
     strict: bool = False,
+    hops: int = 0,
     **method_options: Any,
 ) -> Generation:
     """One explanation per generated token, over the prompt and the output before it. The model is
@@ -66,6 +67,8 @@ def explain_generation(
         generate: options of ``model.generate`` (``do_sample``, ``top_k``, ``eos_token_id``, …);
             greedy by default. One sequence per sample.
         seed: for sampling; the process's own random state is put back.
+        hops: how many times what lies on generated tokens is sent on to what these rest on
+            (``Generation.sent_on``).
 
     The other arguments are those of ``explain``.
 
@@ -114,7 +117,8 @@ def explain_generation(
     names = _labels(whole, prepared.encodings, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
     labelled = tuple(_labelled(e, names) for e in steps)
-    return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
+    made = Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
+    return made.sent_on(hops) if hops else made
 
 
 def _targets(ids: Tensor) -> list[list[Output | Nothing]]:

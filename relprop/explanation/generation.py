@@ -65,6 +65,15 @@ class Generation:
         """The names of the explained inputs."""
         return tuple(self.steps[0].streams)
 
+    def sent_on(self, hops: int = 1) -> Generation:
+        """The same, with what lies on generated tokens sent on to what these rest on, in the shares
+        of their own scores, ``hops`` times: from an answer through its reasoning to the prompt
+        (FlashTrace, 2026). A step's absolute scores sum to no more than before, and of scores that
+        are never negative the sum stays."""
+        from relprop.explanation.hops import sent_on
+
+        return sent_on(self, hops)
+
     def __getitem__(self, name: str) -> Generation:
         """The generation restricted to one input. Raises ``OptionError`` naming the inputs there
         are."""
