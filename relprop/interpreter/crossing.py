@@ -13,6 +13,7 @@ from functools import reduce
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import register_pytree_node
 
 from relprop.interpreter.walk import Pending, Walk, call_of, walk
@@ -85,18 +86,19 @@ class Crossing:
 
     def parts(
         self, by: Chunked, arrived: Tensor, known: Balances
-    ) -> Iterator[tuple[Walk, Pending]]:
-        """For each chunk the walk through it, and what that leaves for what is outside.
-        ``arrived``: the relevance of the contraction, batch first."""
+    ) -> Iterator[tuple[Chunk, tuple[Walk, Pending]]]:
+        """For each chunk that relevance reaches, the walk through it, and what that leaves for what
+        is outside. ``arrived``: the relevance of the contraction, batch first."""
 
         def through(
             inside: Values, relevance: Tensor, known: Balances, chunk: Chunk
         ) -> tuple[Walk, Pending]:
             left: Pending = {(self.attention.site.contraction, 0): [relevance]}
-            plan = self._sized(chunk.size, known, books=chunk.first == 0)
+            plan = self._sized(chunk.size, known, books=chunk == reached[0])
             return walk(plan, self.nodes, inside, left, {}, True), left
 
-        return (made for _, made in by.each(through, arrived, known))
+        reached = _reached(by, arrived)
+        return by.each(through, arrived, known, reached.__contains__)
 
     def balances(self, by: Chunked, arrived: Tensor) -> Balances:
         """The sums that Lemma 2 takes over all rows, of one step after the other: what arrives at
@@ -122,7 +124,8 @@ class Crossing:
             shares = function.shares(here, call)
             return Lemma2(total(here), tuple(total(share) for share in shares))
 
-        found: list[Lemma2] = [made for _, made in by.each(sums, arrived, known)]
+        reached = _reached(by, arrived).__contains__
+        found: list[Lemma2] = [made for _, made in by.each(sums, arrived, known, reached)]
         return reduce(Lemma2.__add__, found)
 
     def at(
@@ -139,17 +142,17 @@ class Crossing:
         """All chunks: the walk as if it had been one, and what it leaves for what is outside."""
         by = chunked(self.attention, values, self.plan.program.dtype)
         walks = Walk()
-        rows: dict[tuple[Edge, int], list[Tensor]] = {}
+        rows: dict[tuple[Edge, int], dict[Chunk, Tensor]] = {}
         sums: dict[tuple[Edge, int], Tensor] = {}
-        for done, left in self.parts(by, arrived, self.balances(by, arrived)):
+        for chunk, (done, left) in self.parts(by, arrived, self.balances(by, arrived)):
             walks += done
             for edge, i, part in ((e, i, p) for e, ps in left.items() for i, p in enumerate(ps)):
                 if edge[0] in self.attention.axes:
-                    rows.setdefault((edge, i), []).append(part)
+                    rows.setdefault((edge, i), {})[chunk] = part
                 else:
                     sums[edge, i] = sums[edge, i] + part if (edge, i) in sums else part
         axis, leaving = self.attention.from_last, Pending()
-        joined = {key: torch.cat(parts, axis(key[0][0])) for key, parts in rows.items()}
+        joined = {key: _joined(parts, axis(key[0][0]), by) for key, parts in rows.items()}
         for (edge, _), part in (joined | sums).items():
             leaving.setdefault(edge, []).append(part)
         return walks, leaving
@@ -188,6 +191,27 @@ def _balanced(step: Step, known: Lemma2, books: bool) -> Step:
         return Split(made.shares, lost)
 
     return replace(step, rule=replace(step.rule, function=split, lone=None))
+
+
+def _reached(by: Chunked, arrived: Tensor) -> list[Chunk]:
+    """The chunks at which relevance has arrived, at least one: of none every rule makes none, being
+    homogeneous. A run that is recorded looks at no values."""
+    chunks = list(by.chunks())
+    if get_proxy_mode() is not None:
+        return chunks
+    return [c for c in chunks if bool(arrived.narrow(by.axis, *c).any())] or chunks[:1]
+
+
+def _joined(parts: Mapping[Chunk, Tensor], axis: int, by: Chunked) -> Tensor:
+    """What chunks were left with side by side, zeros for those that relevance does not reach."""
+    one = next(iter(parts.values()))
+
+    def none(chunk: Chunk) -> Tensor:
+        sizes = list(one.shape)
+        sizes[axis] = chunk.size
+        return one.new_zeros(()).expand(sizes)
+
+    return torch.cat([parts[c] if c in parts else none(c) for c in by.chunks()], axis)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -92,23 +93,63 @@ class Account:
         )
 
 
-register_pytree_node(
-    Account,
-    lambda a: ([a.arrived, a.absolute, a.to_inputs, a.unread, a.absorbed, a.lost], a.key),
-    lambda children, key: Account(*key, *children),
-)
+Outline = tuple[tuple[str, str, str, str], tuple[str, ...], tuple[str, ...]]
 
 
-def account_of(step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split) -> Account:
+def _amounts(a: Account) -> tuple[list[Tensor], Outline]:
+    """All amounts of an account side by side, and whose they are."""
+    named = (*a.absorbed.values(), *a.lost.values())
+    own = [a.arrived, a.absolute, a.to_inputs, a.unread, *named]
+    return own, (a.key, tuple(a.absorbed), tuple(a.lost))
+
+
+def _account(amounts: Iterable[Tensor], outline: Outline) -> Account:
+    """The inverse."""
+    key, absorbed, lost = outline
+    arrived, absolute, to_inputs, unread, *named = amounts
+    where = len(absorbed)
+    return Account(
+        *key,
+        arrived,
+        absolute,
+        to_inputs,
+        unread,
+        dict(zip(absorbed, named[:where], strict=True)),
+        dict(zip(lost, named[where:], strict=True)),
+    )
+
+
+register_pytree_node(Account, _amounts, _account)
+
+
+class Amounts:
+    """Σ and Σ|·| of tensors, of each once while it is there: many rules hand on what has arrived,
+    and what one hands on arrives at the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], Tensor, Tensor]] = {}
+
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sums."""
+        known = self._known.get(id(x))
+        if known is None or known[0]() is not x:
+            known = self._known[id(x)] = ref(x), total(x), total(x.abs())
+        return known[1:]
+
+
+def account_of(
+    step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split, amounts: Amounts
+) -> Account:
     """One step's books, for one sample: what became of ``relevance`` by the rule's ``split``."""
     arrived = relevance if isinstance(relevance, tuple) else (relevance,)
-    came = sum((total(r) for r in arrived[1:]), total(arrived[0]))
+    came, magnitude = _added([amounts.of(r) for r in arrived])
+    handed = [amounts.of(share) for share in split.shares if isinstance(share, Tensor)]
     flowed: dict[str, Tensor] = {}
     absorbed: dict[str, Tensor] = {}
     for i, share in enumerate(split.shares):
         if share is None:
             continue
-        amount = sum_of(share)
+        amount = amounts.of(share)[0] if isinstance(share, Tensor) else share.value
         if step.roles[i] == "activation":
             flowed = added(flowed, {"to_inputs" if step.needed[i] else "unread": amount})
         else:
@@ -120,7 +161,7 @@ def account_of(step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split)
         step.op_name,
         step.rule.name,
         came,
-        _magnitude(arrived, split),
+        torch.maximum(magnitude, _added(handed)[1]) if handed else magnitude,
         flowed.get("to_inputs", nothing),
         flowed.get("unread", nothing),
         absorbed,
@@ -133,12 +174,10 @@ def sum_of(share: Tensor | Total) -> Tensor:
     return share.value if isinstance(share, Total) else total(share)
 
 
-def _magnitude(arrived: tuple[Tensor, ...], split: Split) -> Tensor:
-    """Σ|R| of what arrived or of what was handed on, whichever is larger: what rounding of this
-    node's sums is proportional to."""
-    came = sum((total(r.abs()) for r in arrived[1:]), total(arrived[0].abs()))
-    handed = [total(share.abs()) for share in split.shares if isinstance(share, Tensor)]
-    return torch.maximum(came, sum(handed[1:], handed[0])) if handed else came
+def _added(amounts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Σ and Σ|·| of several tensors together."""
+    sums, magnitudes = zip(*amounts, strict=True)
+    return sum(sums[1:], sums[0]), sum(magnitudes[1:], magnitudes[0])
 
 
 def added(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

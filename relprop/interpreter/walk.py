@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
 from relprop.errors import RelpropError, RuleError, first_line, message
-from relprop.interpreter.ledger import Account, account_of, added
-from relprop.numerics import at_least_float32, total
+from relprop.interpreter.ledger import Account, Amounts, account_of, added
+from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
@@ -72,7 +72,7 @@ def walk(
 ) -> Walk:
     """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
     there, and the rest on by its rule, into ``pending``."""
-    done = Walk()
+    done, amounts = Walk(), Amounts()
     for node in nodes:
         relevance = _arrived(plan, node, values, pending)
         if relevance is None:
@@ -82,13 +82,13 @@ def walk(
         step = plan.step_at.get(node)
         if step is None:
             if account:
-                done.ended[node] = total(relevance)
+                done.ended[node] = amounts.of(relevance)[0]
             continue
         read = {n: values[n] for n in (node, *step.operands) if n in values}
         relevance, read, extra = together(node, (relevance, read, extras.get(node)))
         split = apply(step, relevance, read, extra)
         if account:
-            done.accounts.append(account_of(step, relevance, split))
+            done.accounts.append(account_of(step, relevance, split, amounts))
         for edge, share in zip(step.edges, split.shares, strict=True):
             if edge is not None and isinstance(share, Tensor):
                 pending.setdefault(edge, []).append(share)

@@ -135,9 +135,9 @@ class Call:
         """Shares that give everything to operand ``index`` (default: the first activation)."""
         shares: list[Tensor | None] = [None] * len(self.operands)
         where = self.activations[0] if index is None else index
-        shares[where] = (
-            None if share is None else share.sum_to_size(self.operands[where].value.shape)
-        )
+        if share is not None:
+            shape = self.operands[where].value.shape
+            shares[where] = share if share.shape == shape else share.sum_to_size(shape)
         return tuple(shares)
 
     def widened(self, dtype: torch.dtype) -> Call:

@@ -96,9 +96,14 @@ class Matmul:
         s = self.divide(relevance, call.output)
         needed = [operand.needed for operand in call.operands]
         amount = None if all(needed) else Total(self.half * total(s * call.output))
-        left = self.half * u * (s @ v.mT).sum_to_size(u.shape) if needed[0] else amount
-        right = self.half * v * (u.mT @ s).sum_to_size(v.shape) if needed[1] else amount
-        return Split((left, right), lost_by_division(relevance, s, call.output, ZERO))
+        lost = lost_by_division(relevance, s, call.output, ZERO)
+        if s.numel() < u.numel() + v.numel():  # the ½ goes where there are fewer numbers
+            half_u, half_v, s = u, v, self.half * s
+        else:
+            half_u, half_v = self.half * u, self.half * v
+        left = half_u * (s @ v.mT).sum_to_size(u.shape) if needed[0] else amount
+        right = half_v * (u.mT @ s).sum_to_size(v.shape) if needed[1] else amount
+        return Split((left, right), lost)
 
 
 @dataclass(frozen=True)

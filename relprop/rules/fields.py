@@ -201,7 +201,9 @@ def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tenso
 
 
 def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:
-    return numbers @ matrix.mT if transposed else matrix.mT @ numbers
+    """Along its rows, as a matrix lies in memory: down its columns the few ``numbers`` would take
+    many times as long."""
+    return numbers @ matrix.mT if transposed else (numbers.mT @ matrix).mT
 
 
 def attended_once(first: int) -> Rule:
@@ -222,7 +224,7 @@ def taken_once(numbers: Tensor, matrices: Tensor, first: int, *, transposed: boo
     """What keys receive of the identity's numbers, the last, through a matrix per channel, or one
     without a channel axis, in the channels from ``first`` on."""
     identity = numbers[-1:]
-    made = identity @ matrices.mT if transposed else matrices.mT @ identity
+    made = _through(identity, matrices, transposed)
     none, behind = torch.zeros_like(made[:1]), len(numbers) - first - len(made)
     before = none.expand(first, *made.shape[1:])
     return torch.cat([before, made, none.expand(behind, *made.shape[1:])])

@@ -6,7 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relprop.rules.call import Call
+from relprop.numerics import total
+from relprop.rules.call import Call, Deferred, Split
+from relprop.rules.families import FILLED, fill
 from relprop.rules.gradient_form import own
 from relprop.rules.rule import rule
 
@@ -64,6 +66,18 @@ def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
         part.reshape(x.shape)
         for part, x in zip(relevance.split(lengths, dim), call.inputs, strict=True)
     )
+
+
+@rule(family="move", reads="", name="fill", gradient=own)
+def masked_fill(relevance: Tensor, call: Call) -> Split:
+    """masked_fill by a number: what arrives at that is lost, and measured."""
+    x, mask, *others = call.inputs
+    if others:
+        made: Split = fill.function(relevance, call)
+        return made
+    share = relevance.masked_fill(mask, 0).sum_to_size(x.shape)
+    lost = Deferred(lambda: {FILLED: total(torch.where(mask, relevance, 0.0))})
+    return Split((share, None), lost)
 
 
 def _single(share: Tensor, call: Call) -> tuple[Tensor | None, ...]:

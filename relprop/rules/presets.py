@@ -105,6 +105,7 @@ PAPER = RuleSet(
             ((Kind.SELECT,), moves.select),
             ((aten.slice,), moves.slice_),
             ((aten.cat,), moves.cat),
+            ((aten.masked_fill,), moves.masked_fill),
             ((*FILLS, Kind.WRITE), fill),
             (MOVES, move),
             (ROUTED, route),

@@ -48,7 +48,7 @@ def matrix_rows(
 def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
     """Whether a matrix is not 0 somewhere where A is: scores may then be given to tokens that no
     way joins to the target."""
-    return bool(matrix.masked_fill(found.attention != 0, 0).any())
+    return bool((matrix.bool() > found.attention.bool()).any())
 
 
 def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:

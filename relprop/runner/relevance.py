@@ -96,7 +96,11 @@ class Relevance:
         """The books of the whole ``walk``."""
         reached = {_end_name(self.plan.program, n): amount for n, amount in walk.ended.items()}
         like = next(iter(reached.values()), self.started)
-        books = tree_map_only(Tensor, lambda t: t.to(like.device), (walk.accounts, reached))
+        books = (walk.accounts, reached)
+        if any(
+            t.device != like.device for t in (*(a.arrived for a in books[0]), *books[1].values())
+        ):
+            books = tree_map_only(Tensor, lambda t: t.to(like.device), books)
         return Ledger(tuple(books[0]), self.started.to(like), books[1])
 
 

@@ -23,8 +23,9 @@ from relprop.tracer.kernel import Kernel, KernelCall, added, causal_alone, kerne
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention, attention_of, map_bytes
 
-#: How large the maps of one chunk are, all samples of the batch together.
-CHUNK_BYTES = 2**22
+#: How large the maps of one chunk are, all samples of the batch together: so large that Python's
+#: part is small, and so small that an allocator hands out the same memory again and again.
+CHUNK_BYTES = 2**21
 
 
 class Chunk(NamedTuple):

@@ -67,11 +67,16 @@ class Lives:
 
     def bytes_of(self, node: fx.Node) -> int:
         """The size of a node's value; 0 of what is the same for all samples, but for weights."""
+        key = "bytes of", node, self.longer
+        size = self.program.memo.once(key, lambda: self._of_one_sample(node))
+        return self.weights.get(node, 0) if size is None else self.batch * size
+
+    def _of_one_sample(self, node: fx.Node) -> int | None:
         value = val(node)
         if not is_batched(node) or not isinstance(value, Tensor):
-            return self.weights.get(node, 0)
+            return None
         dtype = self.program.dtype if value.is_floating_point() else None
-        size = self.batch * int(value.numel() * (dtype or value.dtype).itemsize)
+        size = int(value.numel() * (dtype or value.dtype).itemsize)
         if self.longer > 1:
             for axis in self.program.axes.get(node, ()):
                 size *= self.longer if is_token(axis) else 1
@@ -134,13 +139,18 @@ class Lives:
     def within(self, budget: int, times: int) -> Cuts:
         """The fewest segments for which the ``peak`` is no more than ``budget`` bytes; else those
         for which it is least."""
+        key = "peaks", times, self.batch, self.longer, tuple(self.sizes), tuple(self.spans)
+        peaks = self.program.memo.once(key, lambda: self._peaks(times))
+        fitting = [c for c, peak in peaks.items() if peak <= budget]
+        return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
+
+    def _peaks(self, times: int) -> dict[Cuts, int]:
+        """The peak of every way to cut that is tried."""
         whole, found, least = sum(self.sizes), list[Cuts](), max(1.0, max(self.sizes))
         while least < whole:
             found.append(self.cuts(int(least)))
             least *= COARSER
-        peaks = {c: self.peak(c, times) for c in (*found, (0, len(self.order)))}
-        fitting = [c for c, peak in peaks.items() if peak <= budget]
-        return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
+        return {c: self.peak(c, times) for c in (*found, (0, len(self.order)))}
 
     def segments(self, cuts: Cuts) -> tuple[Segment, ...]:
         """The segments, in order."""

@@ -43,17 +43,23 @@ def fetched(program: Program, model: nn.Module | None) -> Sizes:
     """The nodes whose values are large and there only while what reads them runs, and how many
     bytes each takes: weights that are not in memory as the graph reads them, and what is made of
     such and of no input."""
+    large = program.memo.once("large weights", lambda: _large(program))
+    read = {n for n in large if model is not None and _is_made(program, model, n)}
     found: dict[fx.Node, int] = {}
-    for node in program.graph.nodes:
-        if node.op == "get_attr":
-            made = model is not None and _is_made(program, model, node)
-        else:
-            below = bool(found) and not is_batched(node)
-            made = below and any(i in found for i in tensor_inputs(node))
+    for node in program.graph.nodes if read else ():
+        below = bool(found) and not is_batched(node)
+        made = node in read or (below and any(i in found for i in tensor_inputs(node)))
         parts = [t for t in tree_leaves(val(node)) if isinstance(t, Tensor)] if made else []
         if sum(t.numel() for t in parts) >= LARGE:
             found[node] = sum(_bytes(t, program.dtype) for t in parts)
     return found
+
+
+def _large(program: Program) -> list[fx.Node]:
+    """The large tensors that the graph reads from the model."""
+    own = (n for n in program.graph.nodes if n.op == "get_attr")
+    named = ((n, val(n)) for n in own if str(n.target) not in program.constants)
+    return [n for n, value in named if value is not None and value.numel() >= LARGE]
 
 
 def _bytes(value: Tensor, dtype: torch.dtype | None) -> int:
@@ -65,8 +71,6 @@ def _is_made(program: Program, model: nn.Module, node: fx.Node) -> bool:
     """Whether a tensor of the model's takes memory when it is read, or stands for numbers that
     do."""
     target, value = str(node.target), val(node)
-    if target in program.constants or value is None or value.numel() < LARGE:
-        return False
     if value.is_floating_point() and program.dtype not in (None, value.dtype):
         return True
     if value.dtype.itemsize == 1 and value.dtype != torch.bool:

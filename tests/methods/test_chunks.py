@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import relprop
+from relprop.interpreter import crossing
 from relprop.rules.sums import Add
 from relprop.tracer import bind, chunked, trace_program
 
@@ -380,6 +381,17 @@ def test_a_row_wise_method_that_reads_whole_maps_is_refused(monkeypatch):
             explained(MODELS["padded BERT"](), "first")
     finally:
         relprop.methods.remove("first")
+
+
+def test_queries_that_no_relevance_reaches_are_not_walked(monkeypatch):
+    """From one position of the last layer relevance goes to that and those before it."""
+    case = lively_case("grouped queries")
+    in_chunks(monkeypatch, rows=1)
+    walked, whole = [], crossing.walk
+    monkeypatch.setattr(crossing, "walk", lambda *a: walked.append(a[5]) or whole(*a))
+    made = explained(case, "lrp")
+    assert sum(walked) == 1 + 8  # of 11 queries in each of two layers
+    assert made.ledger.balanced()
 
 
 def test_the_map_of_a_long_text_is_never_made():

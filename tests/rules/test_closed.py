@@ -209,6 +209,23 @@ def joined(draw):
     return Spec(aten.cat.default, (parts, dim), "".join(draw(st.sampled_from("ap")) for _ in parts))
 
 
+@st.composite
+def masked(draw):
+    shape = draw(shapes(1, 3))
+    mask = draw(st.lists(st.booleans(), min_size=shape[-1], max_size=shape[-1]))
+    value = draw(st.sampled_from([0.0, 1.0, -5.0, float("-inf")]))
+    return Spec(aten.masked_fill.Scalar, (Hole(shape), torch.tensor(mask), value), "ac")
+
+
+@given(data=st.data())
+def test_a_closed_fill_equals_that_of_any_operation(data):
+    spec = data.draw(masked())
+    call = spec.call(data.draw(filled(spec)))
+    relevance = data.draw(tensors(call.output.shape))
+    closed, family = (r(relevance, call) for r in (moves.masked_fill, families.fill))
+    same(closed, family, relevance.abs().sum())
+
+
 MOVES = {
     "reshape": (moves.reshape, reshaped()),
     "permute": (moves.permute, permuted()),
