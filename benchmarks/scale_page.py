@@ -108,9 +108,9 @@ Each call explains one input. `{GRADIENT}` is the model's own forward pass and t
 embeddings or pixels, by autograd alone: what a method that uses gradients pays at least. A call
 compares its graph with the model's own forward pass, and so pays one forward pass more, which where
 forward and gradient take about three is a third; the row with `verify=False` leaves that out. The
-rest is Python's: some milliseconds for each layer, whatever the length. At {TOKENS[0]} tokens these
-models' forward pass takes about ten milliseconds, so that Python's part is several passes there, and
-less than one from 2,048 tokens on.
+rest is Python's: some milliseconds for each layer, whatever the length. At {TOKENS[0]} tokens a
+forward pass of these models takes about ten milliseconds, so that Python's part is several passes
+there, and less than one from 2,048 tokens on.
 
 Every figure is that of a process which measures nothing else (a fork of one that has imported the
 libraries), and of the second call: the first one captures the model and checks the capture, once
