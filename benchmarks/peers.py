@@ -111,6 +111,9 @@ class Subject:
         if not file.exists():
             torch.manual_seed(0)
             model = MAKE[name]()
+            for parameter in model.parameters():  # a head of zeros says nothing of anything
+                if parameter.dim() > 1 and not parameter.any():
+                    nn.init.normal_(parameter, std=0.02)
             torch.save((model.state_dict(), self._drawn()), file)
         weights, self.input = torch.load(file)
         self.model.load_state_dict(weights)
