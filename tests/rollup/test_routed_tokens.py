@@ -223,3 +223,37 @@ def test_one_map_however_tokens_are_routed(route, base):
     wanted = base[route.__name__.split("_")[0]]
     for method, found in explained(route).items():
         torch.testing.assert_close(found, wanted[method], rtol=0, atol=1e-10, msg=method)
+
+
+class Skipping(nn.Module):
+    """Two blocks whose results a layer reads beside each other, and a head that reads the first
+    token beside the mean of the others."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+        self.enter, self.first, self.second = nn.Linear(6, WIDTH), Block(), Block()
+        self.join, self.head = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(2 * WIDTH, 5)
+
+    def map(self, layer, x, y):
+        if not self.parts:
+            return layer(torch.cat([x, y], -1))
+        left, right = layer.weight[:, :WIDTH], layer.weight[:, WIDTH:]
+        return F.linear(x, left, layer.bias) + F.linear(y, right)
+
+    def forward(self, x):
+        x = self.first(self.enter(x))
+        x = self.map(self.join, self.second(x), x)
+        return self.map(self.head, x[:, 0], x[:, 1:].mean(1))
+
+
+def test_columns_of_one_matrix_are_one_layer():
+    x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
+    found = []
+    for parts in (False, True):
+        torch.manual_seed(1)
+        model = Skipping(parts).double().eval()
+        comparison = relprop.compare(model, x, METHODS, target=1)
+        found.append({m: comparison[m].scores for m in METHODS})
+    for method, scores in found[0].items():
+        torch.testing.assert_close(scores, found[1][method], rtol=0, atol=1e-10, msg=method)

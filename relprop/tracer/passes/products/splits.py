@@ -30,12 +30,18 @@ from relprop.tracer.passes.sums.terms import added, folded, join_terms
 
 
 def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
-    """Σ W_i x_i over parts x_i of the features of one tensor → W x."""
+    """Σ W_i x_i over parts x_i of the features of one tensor, or over parts W_i of the columns of
+    one matrix → W x."""
 
     def first(n: fx.Node) -> fx.Node | None:
         return _ways_up(operand(n))[-1] if _is_map(n) else None
 
+    def matrix(n: fx.Node) -> fx.Node | None:
+        whole = _ways_up(arguments(n)[1])[-1] if _is_map(n) else None
+        return None if whole is None or is_live(whole) or whole is arguments(n)[1] else whole
+
     join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
+    join_terms(graph, matrix, lambda at, parts: _of_columns(at, parts, Labels(constants)))
 
 
 def join_split_products(graph: fx.Graph, constants: Constants) -> None:
@@ -121,6 +127,23 @@ def _joined_from(
     if x is None:
         return None
     weight = _beside(at, [arguments(p)[1] for p in parts], order, labels)
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _of_columns(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps by columns of one matrix as the map of their operands side by
+    side; ``None`` where the columns do not lie side by side."""
+    weights = [arguments(p)[1] for p in parts]
+    whole, shapes = _ways_up(weights[0])[-1], {tuple(shape_of(operand(p))[:-1]) for p in parts}
+    columns = _all_places(weights, whole, labels)
+    if columns is None or len(shapes) > 1:
+        return None
+    order = sorted(range(len(parts)), key=lambda i: int(columns[i][0, 0]))
+    beside = torch.cat([columns[i] for i in order], 1)
+    weight = _placed(at, whole, beside) if beside.unique().numel() == beside.numel() else None
+    if weight is None:
+        return None
+    x = emit(at, aten.cat.default, [operand(parts[i]) for i in order], rank(operand(parts[0])) - 1)
     return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
 
 
