@@ -33,11 +33,16 @@ def figure(columns: int, width: float = 3.2, height: float = 3.6) -> tuple[Figur
     return fig, grid_of(fig, 1, columns)[0]
 
 
-def grid_of(fig: Figure, rows: int, columns: int) -> list[list[Axes]]:
-    """``rows`` by ``columns`` axes in a figure of ``blank``."""
+def grid_of(
+    fig: Figure, rows: int, columns: int, widths: Sequence[float] | None = None
+) -> list[list[Axes]]:
+    """``rows`` by ``columns`` axes in a figure of ``blank``, ``widths`` of the columns relative to
+    each other."""
     from relprop.views.canvas import Panel
 
-    made = fig.subplots(rows, columns, squeeze=False, subplot_kw={"axes_class": Panel})
+    made = fig.subplots(
+        rows, columns, squeeze=False, width_ratios=widths, subplot_kw={"axes_class": Panel}
+    )
     return [list(row) for row in made]
 
 

@@ -1,18 +1,23 @@
 """A generation as one HTML file: whichever generated token is pointed at (or reached by the
-keyboard), the tokens before it are shaded by its scores. Nothing is loaded; all text is escaped."""
+keyboard), the tokens before it are shaded by its scores, and its maps lie over the pictures beside
+them. Nothing is loaded; all text is escaped."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relprop.views.beside import Maps, columns, maps_of
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import markup
-from relprop.views.generations import columns, shares, steps_of
+from relprop.views.generations import shares, steps_of
+from relprop.views.overlay import grey, opacity
+from relprop.views.page import png
 from relprop.writing import written
 
 if TYPE_CHECKING:
@@ -27,16 +32,29 @@ STYLE = (
     "button{font:inherit;padding:1px 3px;margin:0 1px;border:1px solid #999;border-radius:3px;"
     "background:#fff;color:#111;cursor:pointer;white-space:pre-wrap}"
     "button[aria-pressed=true]{background:#111;color:#fff}"
+    ".maps{display:flex;flex-wrap:wrap;gap:1em}.map{position:relative;width:224px;"
+    "border:1px solid #999;line-height:0}.map img,.map canvas{width:100%;image-rendering:pixelated}"
+    ".map img+canvas{position:absolute;inset:0;height:100%}"
 )
 SCRIPT = """
 const data = JSON.parse(document.getElementById("scores").textContent);
 for (const section of document.querySelectorAll("section")) {
   const rows = data.rows[Number(section.dataset.sample)];
+  const maps = data.maps[Number(section.dataset.sample)] ?? [];
   const buttons = [...section.querySelectorAll("button")];
   const places = [...section.querySelectorAll("[data-input]")];
   let held = null;
   const paint = step => {
     buttons.forEach((b, k) => b.setAttribute("aria-pressed", String(k === step)));
+    section.querySelectorAll("canvas").forEach((canvas, m) => {
+      const pen = canvas.getContext("2d");
+      pen.clearRect(0, 0, canvas.width, canvas.height);
+      maps[m][step].forEach((share, cell) => {
+        pen.fillStyle = data.shades[share + data.most][0];
+        pen.globalAlpha = canvas.previousElementSibling ? data.opacity[Math.abs(share)] : 1;
+        pen.fillRect(cell % canvas.width, Math.floor(cell / canvas.width), 1, 1);
+      });
+    });
     for (const [name, row] of Object.entries(rows)) {
       const place = places.find(p => p.dataset.input === name);
       const tokens = [...place.querySelectorAll("bdi, button")];
@@ -68,17 +86,16 @@ def write(generation: Generation, path: str | Path, *, title: str | None) -> Pat
 
 
 def _page(generation: Generation, title: str) -> str:
-    found = [
-        {name: _numbers(generation, name, i) for name in generation.streams}
-        for i in range(len(generation))
-    ]
+    samples, texts = range(len(generation)), _texts(generation)
+    maps = [maps_of(generation, i, steps_of(generation, i)) for i in samples]
     first = generation.steps[0]
     return page(
         title,
         "Point at a generated token, or reach it by the keyboard; a click holds it.",
         f"{first.method}, rules {first.rules}",
-        [_section(generation, i) for i in range(len(generation))],
-        found,
+        [_section(generation, i, maps[i]) for i in samples],
+        [{name: _whole(shares(generation, name, i)) for name in texts} for i in samples],
+        [[_whole(one.shares.reshape(len(one.shares), -1)) for one in some] for some in maps],
     )
 
 
@@ -88,10 +105,12 @@ def page(
     about: str,
     sections: Sequence[str],
     rows: Sequence[Mapping[str, list[list[int]]]],
+    maps: Sequence[Sequence[list[list[int]]]] = (),
 ) -> str:
     """A page on which buttons shade what stands in front of them: of each section and each input a
-    row of shades per button."""
-    data = {"most": SHADES, "shades": _shades(), "rows": rows}
+    row of shades per button, and of each section's pictures a map per button."""
+    shown = [round(float(o), 3) for o in opacity(np.arange(SHADES + 1) / SHADES)]
+    data = {"most": SHADES, "shades": _shades(), "opacity": shown, "rows": rows, "maps": maps}
     scores = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{markup(title, 200)}</title>'
@@ -103,10 +122,15 @@ def page(
     )
 
 
-def _numbers(generation: Generation, name: str, sample: int) -> list[list[int]]:
-    """The shares of each step's row in whole shades."""
-    rows = np.asarray(shares(generation, name, sample))
-    numbers: list[list[int]] = np.round(rows * SHADES).astype(int).tolist()
+def _texts(generation: Generation) -> list[str]:
+    """The inputs that are shown as tokens, not as pictures."""
+    shown = {one.name for one in maps_of(generation, 0, [0])}
+    return [name for name in generation.streams if name not in shown]
+
+
+def _whole(found: Any) -> list[list[int]]:
+    """Shares in whole shades."""
+    numbers: list[list[int]] = np.round(np.asarray(found) * SHADES).astype(int).tolist()
     return numbers
 
 
@@ -116,12 +140,14 @@ def _shades() -> list[tuple[str, str]]:
     return [(hexadecimal(ground), hexadecimal(ink(ground))) for ground in found]
 
 
-def _section(generation: Generation, sample: int) -> str:
-    """One sample: each input's tokens; the generated ones are buttons, behind the prompt."""
-    parts = [f'<section data-sample="{sample}">']
-    for name in generation.streams:
+def _section(generation: Generation, sample: int, maps: list[Maps]) -> str:
+    """One sample: its pictures, each input's tokens; the generated ones are buttons, behind the
+    prompt."""
+    parts = [f'<section data-sample="{sample}">', _pictures(maps)]
+    texts = _texts(generation)
+    for name in texts:
         own = name == generation.stream
-        parts.append(f"<h2>{markup(name)}</h2>" if len(generation.streams) > 1 else "")
+        parts.append(f"<h2>{markup(name)}</h2>" if len(texts) > 1 else "")
         prompt = f' data-prompt="{generation.prompt}"' if own else ""
         parts.append(f'<p class="tokens" data-input="{markup(name)}"{prompt}>')
         parts.append(_tokens(generation, name, sample, own=own))
@@ -131,14 +157,32 @@ def _section(generation: Generation, sample: int) -> str:
     return "".join([*parts, "</section>"])
 
 
+def _pictures(maps: list[Maps]) -> str:
+    """Each picture, grey, and a canvas of its patches over it."""
+    shown = []
+    for one in maps:
+        height, width = one.shares.shape[1:]
+        image = "" if one.seen is None else f'<img alt="" src="{_uri(one.seen)}">'
+        canvas = f'<canvas width="{width}" height="{height}" role="img" aria-label="heat map">'
+        shown.append(f'<div class="map">{image}{canvas}</canvas></div>')
+    return f'<div class="maps">{"".join(shown)}</div>' if shown else ""
+
+
+def _uri(pixels: np.ndarray) -> str:
+    """A picture without its colours, as it stands in a page."""
+    shades = np.repeat(grey(pixels / 255)[..., None] * 255, 3, -1).round().astype(np.uint8)
+    return "data:image/png;base64," + base64.b64encode(png(shades)).decode("ascii")
+
+
 def _tokens(generation: Generation, name: str, sample: int, *, own: bool) -> str:
     stream = generation.steps[0].streams[name]
     labels, content = columns(stream, sample), stream.content[sample].tolist()
     count = generation.prompt if own else len(labels)
-    before = (
-        f'<bdi class="aside">{markup(label)}</bdi>' if not inside else f"<bdi>{markup(label)}</bdi>"
-        for label, inside in zip(labels[:count], content[:count], strict=True)
-    )
+    before = []
+    for at, (label, inside) in enumerate(zip(labels[:count], content[:count], strict=True)):
+        again = not inside and at > 0 and not content[at - 1] and labels[at - 1] == label
+        kind = "" if inside else ' class="aside"'
+        before.append(f"<bdi{kind}{' hidden' if again else ''}>{markup(label)}</bdi>")
     return " ".join(before) + (f" {_buttons(generation, sample)}" if own else "")
 
 
@@ -150,6 +194,11 @@ def _buttons(generation: Generation, sample: int) -> str:
     )
 
 
+def _small(one: Maps, place: int) -> str:
+    data = base64.b64encode(png(one.over(one.shares[place]))).decode("ascii")
+    return f'<img alt="heat map" width="112" src="data:image/png;base64,{data}">'
+
+
 def fragment(generation: Generation) -> str:
     """For a notebook, without script: the prompt shaded by the mean of all rows, and what each
     token rests on most."""
@@ -157,7 +206,13 @@ def fragment(generation: Generation) -> str:
 
     parts = []
     for i in range(min(len(generation), SAMPLES)):
-        for name, stream in generation.steps[0].streams.items():
+        kept = steps_of(generation, i)
+        found = maps_of(generation, i, kept)
+        for place, step in enumerate(kept if found else ()):
+            images = " ".join(_small(one, place) for one in found)
+            parts.append(f"<p><b>{markup(generation.labels[i][step])}</b> {images}</p>")
+        for name in _texts(generation):
+            stream = generation.steps[0].streams[name]
             mean = np.asarray(shares(generation, name, i)).mean(0)
             grounds = [tuple(int(c) for c in rgb) for rgb in colours(mean / (abs(mean).max() or 1))]
             spans = (

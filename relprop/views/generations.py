@@ -6,23 +6,29 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
+from relprop.views.beside import Maps, columns, maps_of, strongest
 from relprop.views.escape import visible
-from relprop.views.figure import axes_or_new, room_for, scale_of, write_ticks, write_title
+from relprop.views.figure import (
+    axes_or_new,
+    blank,
+    grid_of,
+    room_for,
+    scale_of,
+    show_image,
+    write_ticks,
+    write_title,
+)
 from relprop.views.listed import rows
+from relprop.views.shaded_text import draw_words
 from relprop.views.shown import checked
 from relprop.views.terminal import print_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from relprop.explanation import Generation, TokenScores
+    from relprop.explanation import Generation
 
-
-def columns(stream: TokenScores, sample: int) -> list[str]:
-    """What the tokens of an input are called; their places where that is not known."""
-    if stream.tokens is not None:
-        return stream.tokens[sample]
-    return [str(k) for k in range(stream.scores.shape[1])]
+WORDS, LETTERS = 5.0, 10.0  # inches of words beside pictures, and the size of these in points
 
 
 def steps_of(generation: Generation, sample: int) -> list[int]:
@@ -36,12 +42,8 @@ def shares(generation: Generation, name: str, sample: int) -> list[list[float]]:
     of content among all inputs."""
     found = []
     for k in steps_of(generation, sample):
-        step = generation.steps[k]
-        strongest = max(
-            float((s.scores[sample] * s.content[sample]).abs().max()) for s in step.streams.values()
-        )
-        stream = step.streams[name]
-        row = (stream.scores[sample] * stream.content[sample]).double() / (strongest or 1.0)
+        step, stream = generation.steps[k], generation.steps[k].streams[name]
+        row = (stream.scores[sample] * stream.content[sample]).double() / strongest(step, sample)
         found.append(row.clamp(-1, 1).tolist())
     return found
 
@@ -86,7 +88,11 @@ def _sample(generation: Generation, sample: int) -> dict[str, Any]:
     first, kept = generation.steps[0], steps_of(generation, sample)
     return {
         "inputs": {
-            name: {"tokens": columns(s, sample), "content": s.content[sample].tolist()}
+            name: {
+                "tokens": columns(s, sample),
+                "content": s.content[sample].tolist(),
+                **({} if s.grid is None else {"grid": s.grid, "source": s.source.tolist()}),
+            }
             for name, s in first.streams.items()
         },
         "steps": [
@@ -138,13 +144,21 @@ def _strongest(generation: Generation, step: int, sample: int, k: int) -> str:
 
 
 def plot(generation: Generation, sample: int) -> Figure:
-    """Rows are generated tokens, columns the tokens before them. Raises ``OptionError`` where
-    several inputs are explained."""
+    """A row per generated token: the tokens before it as columns, or, beside pictures, the pictures
+    with their maps and the words shaded. Raises ``OptionError`` where several inputs of text are
+    explained."""
+    kept = steps_of(generation, sample)
+    if found := maps_of(generation, sample, kept):
+        return _plot_beside(generation, sample, kept, found)
     if len(generation.streams) > 1:
         names = ", ".join(f"generation[{name!r}].plot()" for name in generation.streams)
         raise OptionError("plot(): several inputs are explained, a picture is of one", then=[names])
+    return _plot_rows(generation, sample, kept)
+
+
+def _plot_rows(generation: Generation, sample: int, kept: list[int]) -> Figure:
     (name,) = generation.streams
-    stream, kept = generation.steps[0].streams[name], steps_of(generation, sample)
+    stream = generation.steps[0].streams[name]
     found, labels = shares(generation, name, sample), columns(stream, sample)
     said = [generation.labels[sample][k] for k in kept]
     wide = min(max(3.0, 0.18 * len(labels)), 12.0) + room_for(said)
@@ -159,3 +173,31 @@ def plot(generation: Generation, sample: int) -> Figure:
     axes.spines[:].set_visible(False)
     write_title(axes, f"{generation.steps[0].method}, each row by its strongest token")
     return axes.figure  # type: ignore[return-value]
+
+
+def _plot_beside(generation: Generation, sample: int, kept: list[int], found: list[Maps]) -> Figure:
+    """A row per generated token: each picture under its map, then the words before the token."""
+    texts = [n for n in generation.streams if generation.steps[0].streams[n].grid is None]
+    high = min(1.7, 40.0 / len(kept))
+    widths = [high] * len(found) + [WORDS] * len(texts)
+    fig = blank(sum(widths), (high + 0.2) * len(kept))
+    lines = grid_of(fig, len(kept), len(widths), widths)
+    for place, (line, step) in enumerate(zip(lines, kept, strict=True)):
+        for axes, one in zip(line, found, strict=False):
+            show_image(axes, one.over(one.shares[place]), "")
+        write_title(line[0], visible(generation.labels[sample][step], 24))
+        for axes, name in zip(line[len(found) :], texts, strict=True):
+            draw_words(axes, *words_before(generation, name, sample, step), WORDS, LETTERS)
+    return fig
+
+
+def words_before(
+    generation: Generation, name: str, sample: int, step: int
+) -> tuple[list[str], list[float]]:
+    """The tokens of content before a generated token, and their shares."""
+    stream = generation.steps[step].streams[name]
+    end = generation.prompt + step if name == generation.stream else stream.scores.shape[1]
+    values = (stream.scores[sample] / strongest(generation.steps[step], sample)).tolist()
+    every = zip(columns(stream, sample), values, stream.content[sample].tolist(), strict=True)
+    some = [(label, value) for label, value, inside in list(every)[:end] if inside]
+    return [visible(label, 60) for label, _ in some], [value for _, value in some]

@@ -74,6 +74,17 @@ def text(
     return ax
 
 
+def draw_words(ax: Axes, words: list[str], shares: list[float], width: float, size: float) -> None:
+    """Words of given shares of the strongest, in lines, in axes that are ``width`` inches wide."""
+    places, bottom = lay_out(words, width * POINTS, size, gap=0.42 * size)
+    ax.set_xlim(0, width * POINTS)
+    ax.set_ylim(bottom + MARGIN, 0)
+    ax.set_aspect("equal", anchor="W")
+    ax.set_axis_off()
+    for word, place, share in zip(words, places, shares, strict=True):
+        _draw(ax, word, place, size, share)
+
+
 def _own_axes(width: float, height: float, title: str) -> Axes:
     """A figure that is all text: ``width`` in inches, ``height`` in points."""
     fig = blank(width, height / POINTS)

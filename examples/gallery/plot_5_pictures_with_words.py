@@ -1,0 +1,33 @@
+"""
+A picture and a question: why each word of the answer
+=====================================================
+
+A vision–language model reads a picture and a question, and writes an answer. Each of its tokens is
+explained over the picture and the words before it, on one scale. The model is a small LLaVA that
+comes with the library and says in which quarter of a picture the disc of a colour is.
+"""
+
+import relprop
+from relprop.demo.quadrant_model import quadrant_model, quadrant_processor
+from relprop.demo.quadrants import make_quadrants
+
+model, processor = quadrant_model(), quadrant_processor()
+drawn = make_quadrants(1, seed=4)
+inputs = {"images": drawn.pictures(), "text": "<image> " + drawn.questions[0]}
+generation = relprop.explain_generation(model, inputs, processor=processor, max_new_tokens=2)
+print(drawn.questions[0], *generation.labels[0])
+
+# %%
+# Per token of the answer: the picture under its map, and the words before it. Which quarter the
+# answer names is known.
+
+assert " ".join(generation.labels[0]) == drawn.answers[0]
+generation.plot()
+
+# %%
+# One step is an explanation like any other.
+
+heat = generation.steps[0]["pixel_values"].heatmap()[0]
+share = float((heat * drawn.quarters[0]).sum() / heat.sum())
+print(f"{share:.0%} of the heat of {generation.labels[0][0]!r} lies in the quarter")
+generation.steps[0]["pixel_values"].plot()
