@@ -1,6 +1,6 @@
 """Explanations as other libraries take them: Captum's ``Attribution``, Quantus' ``explain_func``, a
-callable like pytorch-grad-cam's. Each library is looked up when it is asked for; none is needed
-here.
+callable like pytorch-grad-cam's, ``shap.Explanation``. Each library is looked up when it is asked
+for; none is needed here.
 
 All of them want one number per element of the input, or per pixel. A method at the input has them;
 of one over attention, a pixel has its place in the heat map, divided among its channels, and the
@@ -21,7 +21,7 @@ from relprop.errors import OptionError
 from relprop.explanation import Explanation, TokenScores
 from relprop.methods import method_named
 
-__all__ = ["attributions", "cam", "captum_attribution", "quantus_explainer"]
+__all__ = ["attributions", "cam", "captum_attribution", "quantus_explainer", "shap_explanation"]
 
 
 def attributions(explanation: Explanation, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -148,3 +148,31 @@ def cam(
         return made
 
     return call
+
+
+def shap_explanation(explanation: Explanation, stream: str | None = None) -> Any:
+    """Scores as a ``shap.Explanation``, which shap's plots take: of a text a row of tokens per
+    sample, of pictures a map (batch, H, W), of anything else the scores. ``stream``: of several
+    explained inputs which.
+
+    They are scores of the method that made them, not Shapley values: they need not sum to the
+    output less a base value, and ``base_values`` is 0. Raises ``OptionError`` without shap.
+
+    >>> import relprop
+    >>> from relprop.demo.review_model import review_model, review_tokenizer
+    >>> e = relprop.explain(review_model(), "a dull plot", 0, processor=review_tokenizer())
+    >>> shap_values = relprop.interop.shap_explanation(e)        # doctest: +SKIP
+    >>> shap.plots.text(shap_values[0])                          # doctest: +SKIP
+    """
+    try:
+        import shap
+    except ImportError:
+        raise OptionError("shap_explanation needs shap: pip install shap") from None
+    one = explanation if stream is None else explanation[stream]
+    (scores,) = one.streams.values()
+    picture = scores.grid is not None and len(scores.grid) == 2 and scores.image is not None
+    values = (one.heatmap() if picture else scores.scores).detach().cpu().double().numpy()
+    data = None if scores.tokens is None else np.array(scores.tokens, dtype=object)
+    names = None if scores.tokens is None else [list(row) for row in scores.tokens]
+    base, outputs = np.zeros(len(values)), [str(t) for t in one.target]
+    return shap.Explanation(values, base, data, feature_names=names, output_names=outputs)

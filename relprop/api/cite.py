@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,13 @@ from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.explanation.citations import Citations, Passage, Said
 from relprop.explanation.segments import KINDS, owners, split
+from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
+from relprop.runner.method import Options
 from relprop.runner.question import Question
 from relprop.targets import span
 
@@ -46,7 +48,7 @@ def cite(
     trust_remote_code: bool = False,
     memory: Memory = "auto",
     strict: bool = False,
-    **method_options: Any,
+    **method_options: Unpack[SeedlessOptions],
 ) -> Citations:
     """Which passages of ``documents`` each sentence of an answer rests on. What is explained of a
     sentence is the mean log-probability of its tokens, given the prompt and the answer before it.
@@ -81,8 +83,9 @@ def cite(
     run = continued(model, given, max_new_tokens=None, output_ids=after, options=None, seed=seed)
     sentences = _sentences(said[0].tolist(), tokenizer, run.prompt)
     passages = _passages(whole, texts, by)
+    options: Options = method_options
     if method == "leave_one_out":
-        method_options = {
+        options = {
             "groups": {"input_ids": [p.positions for p in passages]},
             **method_options,
         }
@@ -90,7 +93,7 @@ def cite(
         precision=precision, processor=prepared.processor, memory=checked_memory(memory)
     )
     targets = [span(s.first, s.last) for s in sentences]
-    rows = ask(model, run.inputs, targets, [Question(method, method_options, rules)], how)
+    rows = ask(model, run.inputs, targets, [Question(method, options, rules)], how)
     found = tuple(e for row in rows for e in row if e is not None)
     scores = torch.stack([_summed(e["input_ids"].scores[0], passages) for e in found])
     return Citations(passages, sentences, scores, found, run.inputs, "input_ids", run.prompt)

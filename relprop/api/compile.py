@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from relprop.compiled import Explainer, compare, make_flat
 from relprop.compiled.saving import read
 from relprop.door import guarded
 from relprop.errors import OptionError, nearest
+from relprop.methods.options import MethodOptions
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
@@ -43,7 +44,7 @@ def compile(
     trust_remote_code: bool = False,
     verify: bool = True,
     strict: bool = False,
-    **method_options: Any,
+    **method_options: Unpack[MethodOptions],
 ) -> Explainer:
     """An explainer of ``model`` for inputs of this shape: forward pass, gradient, relevance and
     roll-up as one program that runs for any batch and any target of one output. It reads the

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from relprop.door import guarded
 from relprop.explanation import Explanation
+from relprop.methods.options import MethodOptions
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
@@ -44,7 +45,7 @@ def explain(
     keep_pictures: bool = True,
     ledger: bool | None = None,
     strict: bool = False,
-    **method_options: Any,
+    **method_options: Unpack[MethodOptions],
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
     exactly as it was.
@@ -158,7 +159,7 @@ def explain_many(
     keep_pictures: bool = True,
     ledger: bool | None = None,
     strict: bool = False,
-    **method_options: Any,
+    **method_options: Unpack[MethodOptions],
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from relprop.api.continuation import Continuation, continued
 from relprop.door import guarded
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
+from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
@@ -46,7 +47,7 @@ def explain_generation(
     memory: Memory = "auto",
     strict: bool = False,
     hops: int = 0,
-    **method_options: Any,
+    **method_options: Unpack[SeedlessOptions],
 ) -> Generation:
     """One explanation per generated token, over the prompt and the output before it. The model is
     left exactly as it was.

@@ -20,7 +20,22 @@ PACKAGES = (
     *("torch", "torchvision", "numpy", "safetensors", "typer", "rich"),
     *("transformers", "timm", "accelerate", "datasets"),
 )
-NOT_FOR_USERS = ("test", "docs", "dev")
+NOT_FOR_USERS = ("all", "test", "docs", "dev")
+BRINGS = {
+    "plot": "pictures (explanation.plot, --out x.png)",
+    "demo": "models of timm",
+    "captum": "integrated_gradients, Captum's metrics",
+    "evaluation": "tables of methods and metrics (relprop evaluate)",
+    "pandas": "explanation.to_dataframe",
+    "data": "data sets of Hugging Face and MATLAB files",
+    "runs": "runs over whole data sets (relprop explain --data)",
+    "report": "reports to look into (to_html, --out x.html)",
+    "minilm": "real weights of a sentence encoder",
+    "flow": "attention_flow",
+    "quantus": "Quantus' metrics",
+}
+"""What each extra is for."""
+ALWAYS = "explain, check, compare, generate, compile; the demo; .json and .safetensors files"
 NOT_A_PACKAGE = "relprop is not installed as a package, so its extras are not known"
 
 
@@ -34,8 +49,10 @@ class Extra:
     command: str = ""
 
     def __str__(self) -> str:
-        state = f"lacks {', '.join(self.missing)}: {self.command}" if self.missing else "complete"
-        return f"{self.name:<12}{state}"
+        brings = BRINGS.get(self.name, "")
+        if not self.missing:
+            return f"works        {brings}"
+        return f"missing      {brings}: {self.command}  # {', '.join(self.missing)}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +76,9 @@ class Diagnosis:
             "",
             *(f"  {name:<13}{version or 'not installed'}" for name, version in others.items()),
             "",
-            "  extras",
-            *(f"    {extra}" for extra in self.extras),
+            "  what works",
+            f"    works        {ALWAYS}",
+            *(f"    {extra}" for extra in sorted(self.extras, key=lambda e: bool(e.missing))),
             "",
             "  devices",
             *(f"    {device}" for device in self.devices),

@@ -15,8 +15,10 @@ from relprop.writing import written
 Writer = Callable[[Path], object]
 
 
-def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> None:
-    """Refuse before the work what could not be written after it.
+def check_outs(
+    outs: Sequence[Path], endings: Sequence[str], *, force: bool, drawn: bool = True
+) -> None:
+    """Refuse before the work what could not be written after it. ``drawn``: pictures by matplotlib.
 
     Raises ``WrongUsage`` for an ending that is none of ``endings``, or a file named twice;
     ``OptionError`` for a file that exists, without ``force``, and for a picture without matplotlib;
@@ -29,7 +31,8 @@ def check_outs(outs: Sequence[Path], endings: Sequence[str], *, force: bool) -> 
         if list(outs).count(out) > 1:
             raise WrongUsage(f"--out {str(out)!r} is given twice")
         free(out, force=force)
-        if out.suffix.lower() == ".png" and importlib.util.find_spec("matplotlib") is None:
+        picture = drawn and out.suffix.lower() == ".png"
+        if picture and importlib.util.find_spec("matplotlib") is None:
             raise OptionError('pictures need matplotlib: pip install "relprop[plot]"')
 
 

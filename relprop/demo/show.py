@@ -5,25 +5,25 @@ from __future__ import annotations
 import timeit
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from relprop.api.explain import explain_many
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import Scenes, make_scenes
-from relprop.errors import OptionError, writable
+from relprop.errors import writable
 from relprop.explanation import Explanation
-from relprop.views.plot import figure, show_heatmap, show_image
+from relprop.views.overlay import blended
+
+SIDE, GAP, LETTERS = 320, 16, 18  # pixels of a panel, between panels, of the titles
 
 
 def run_demo(out: Path, seed: int) -> str:
     """Explain scene ``seed`` for both digits, write the picture to ``out``, and return the
     report. Raises ``InputError`` where no file can be written."""
     writable(out)
-    try:
-        model, scenes = digit_scene_model(), make_scenes(1, seed=seed)
-    except ImportError as error:
-        raise OptionError(f'the demo needs {error.name}: pip install "relprop[demo]"') from None
+    model, scenes = digit_scene_model(), make_scenes(1, seed=seed)
     digits = scenes.digits[0].tolist()
     explanations = explain_many(model, scenes.images, digits)
     draw(scenes, explanations, out)
@@ -58,13 +58,24 @@ def share_on(e: Explanation, scenes: Scenes, which: int) -> float:
 
 def draw(scenes: Scenes, explanations: list[Explanation], out: Path) -> None:
     """Input, the map for each class, and both over one picture (red: first class, blue: second)."""
+    from PIL import Image, ImageDraw, ImageFont
+
     image, digits = scenes.images[0], scenes.digits[0].tolist()
-    fig, axes = figure(4)
-    show_image(axes[0], image, "input")
-    for panel, e, digit in zip(axes[1:3], explanations, digits, strict=True):
-        show_heatmap(panel, e.heatmap()[0], f"why {digit}?", image)
-    show_image(axes[3], _two_colours(image, explanations), f"{digits[0]} red, {digits[1]} blue")
-    fig.savefig(out, dpi=110)
+    panels = [np.repeat(image.movedim(0, -1).numpy(), 3, -1)]
+    for e in explanations:
+        shares = e.heatmap()[0].numpy()
+        panels.append(blended(shares / np.abs(shares).max(), image[0].numpy()) / 255)
+    panels.append(_two_colours(image, explanations).movedim(0, -1).numpy())
+    titles = ["input", *(f"why {d}?" for d in digits), f"{digits[0]} red, {digits[1]} blue"]
+    sheet = Image.new("RGB", (len(panels) * (SIDE + GAP) + GAP, SIDE + 3 * GAP), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
+        shown = Image.fromarray((panel * 255).round().astype(np.uint8))
+        left = GAP + i * (SIDE + GAP)
+        sheet.paste(shown.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, 2 * GAP))
+        place = (left + SIDE // 2, GAP)
+        pen.text(place, title, "black", anchor="mm", font=ImageFont.load_default(LETTERS))
+    sheet.save(out, "PNG")
 
 
 def _two_colours(image: Tensor, explanations: list[Explanation]) -> Tensor:

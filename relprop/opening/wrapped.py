@@ -1,5 +1,5 @@
-"""What people put around a model, taken off: compilers, parallel wrappers. And what cannot be
-explained as it stands, refused by name.
+"""What people put around a model, taken off: compilers, parallel wrappers, tools that look inside.
+And what cannot be explained as it stands, refused by name.
 
 A wrapper is taken off only if running it is running what it holds; one with hooks of its own stays,
 because hooks are part of a model.
@@ -18,14 +18,24 @@ from relprop.errors import InputError
 
 def unwrapped(model: object) -> object:
     """The module that ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` were
-    given, and the one whose ``forward`` a function is."""
+    given, the one whose ``forward`` a function is, and the one that nnsight's models and
+    TransformerLens' bridges look into."""
     while (inner := _held(model)) is not None:
         model = inner
     return model
 
 
+LOOKS_INTO = {"nnsight": "_module", "transformer_lens": "original_model"}
+"""By the package that a wrapper's class comes from, the attribute with the model it looks into."""
+
+
 def _held(model: object) -> object:
     """What ``model`` passes every call on to, or ``None``."""
+    for kind in type(model).__mro__:
+        name = LOOKS_INTO.get(kind.__module__.partition(".")[0])
+        inside = None if name is None else getattr(model, name, None)
+        if isinstance(inside, nn.Module):
+            return inside
     if isinstance(model, nn.Module):
         if model._forward_hooks or model._forward_pre_hooks:
             return None

@@ -4,10 +4,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import relprop
+from relprop.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,14 +22,28 @@ def test_dir_completes_the_public_modules():
 
 
 @pytest.mark.slow
-def test_a_misspelt_name_is_an_error_for_a_type_checker(tmp_path):
+def test_misspelt_names_and_options_are_errors_for_a_type_checker(tmp_path):
     page = tmp_path / "page.py"
-    page.write_text(
-        "import relprop\nrelprop.explain\nrelprop.testing.check_rule\nrelprop.explian\n"
-    )
+    right = ["relprop.explain", "relprop.testing.check_rule"]
+    right += [f"relprop.{f}(m, x, method='gae', head_fusion='max')" for f in ("explain", "compile")]
+    right += ["relprop.explain(m, x, **{'mine': 1})"]
+    wrong = ["relprop.explian", "relprop.testing.check_rul"]
+    wrong += [f"relprop.{f}(m, x, methd='gae')" for f in ("explain", "compile", "compare")]
+    wrong += ["relprop.explain_generation(m, x, nsteps=3)", "relprop.explain(m, x, n_steps='3')"]
+    lines = ["from typing import Any", "import relprop", "m: Any = None", "x: Any = None"]
+    page.write_text("\n".join(lines + right + wrong) + "\n")
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert "page.py:4" in done.stdout and done.stdout.count("error:") == 1, done.stdout
+    found = {int(n) for n in re.findall(r"page.py:(\d+): error", done.stdout)}
+    first = len(lines + right) + 1
+    assert found == set(range(first, first + len(wrong))), done.stdout
+
+
+def test_type_checkers_know_every_option():
+    from relprop.methods.options import MethodOptions
+
+    own = [m for m in METHODS.values() if m.function.__module__.startswith("relprop.")]
+    assert set(get_type_hints(MethodOptions)) == {name for m in own for name in m.options()}
 
 
 def test_the_files_that_a_release_has():

@@ -233,6 +233,9 @@ def test_doctor_says_what_to_type_for_an_extra(monkeypatch):
         found["plot"].missing == ("matplotlib >=3.8",)
         and found["plot"].command == 'pip install "relprop[plot]"'
     )
+    assert str(found["plot"]).startswith("missing      pictures (explanation.plot")
+    assert str(found["report"]).startswith("works        reports to look into")
+    assert set(found) == set(doctor.BRINGS)
     assert found["captum"].missing == ("captum >=0.9",) and not set(found) & set(
         doctor.NOT_FOR_USERS
     )

@@ -1,5 +1,8 @@
 """What other libraries are handed has their shapes, and the numbers of the explanation."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,14 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.errors import OptionError
-from relprop.interop import attributions, cam, captum_attribution, quantus_explainer
+from relprop.interop import (
+    attributions,
+    cam,
+    captum_attribution,
+    quantus_explainer,
+    shap_explanation,
+)
+from tests.targets.models import gpt2
 
 MODEL = digit_scene_model()
 IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -76,3 +86,87 @@ def test_inputs_that_are_not_explained_are_refused():
         attributions(e, IMAGES, IMAGES)
     with pytest.raises(OptionError, match="its input"):
         attributions(e, torch.rand(2, 7))
+
+
+def wrapper(package, attribute):
+    """A class as ``package`` would define it: a module that holds another as ``attribute``, and
+    whose own forward is not the model's."""
+
+    def forward(self, *given, **named):
+        raise AssertionError("the wrapper itself is called")
+
+    def init(self, inside):
+        torch.nn.Module.__init__(self)
+        setattr(self, attribute, inside)
+
+    body = {"__module__": f"{package}.inside", "__init__": init, "forward": forward}
+    return type("Wrapper", (torch.nn.Module,), body)
+
+
+@pytest.mark.parametrize(
+    "package, attribute", [("nnsight", "_module"), ("transformer_lens", "original_model")]
+)
+def test_tools_that_look_into_a_model_are_taken_off(package, attribute):
+    """By stand-ins with the attributes that nnsight 0.8 and TransformerLens 4.3 have;
+    test_the_libraries_themselves is of the real ones, where they are installed."""
+    wrapped = wrapper(package, attribute)(MODEL)
+    assert torch.equal(relprop.explain(wrapped, IMAGES, 3).scores,
+                       relprop.explain(MODEL, IMAGES, 3).scores)  # fmt: skip
+    with pytest.raises(Exception, match="the wrapper itself is called"):
+        relprop.explain(wrapper("elsewhere", attribute)(MODEL), IMAGES, 3)
+
+
+@pytest.mark.slow
+def test_the_libraries_themselves():
+    """nnsight's wrapper of the shipped model, TransformerLens' bridge of a small GPT-2."""
+    nnsight = pytest.importorskip("nnsight")
+    mine = relprop.explain(nnsight.NNsight(MODEL), IMAGES, 3).scores
+    assert torch.equal(mine, relprop.explain(MODEL, IMAGES, 3).scores)
+
+
+@pytest.mark.slow
+def test_the_bridge_of_transformer_lens():
+    pytest.importorskip("transformer_lens")
+    from transformer_lens.model_bridge.sources.transformers import build_bridge_from_module
+
+    model, ids = gpt2(), torch.tensor([[1, 2, 3, 4]])
+    before = relprop.explain(model, ids, 5).scores
+    bridge = build_bridge_from_module(model, "GPT2LMHeadModel", hf_config=model.config)
+    assert torch.allclose(relprop.explain(bridge, ids, 5).scores, before, atol=1e-6)
+
+
+def test_shap_takes_scores(monkeypatch):
+    """By a stand-in where shap is not installed, which keeps what it is given."""
+    try:
+        import shap  # noqa: F401
+    except ImportError:
+        kept = types.ModuleType("shap")
+        kept.Explanation = lambda values, base_values, data, **named: types.SimpleNamespace(
+            values=values, base_values=base_values, data=data, **named
+        )
+        monkeypatch.setitem(sys.modules, "shap", kept)
+    e = relprop.explain(
+        review_model(), ["great acting", "a dull plot"], 1, processor=review_tokenizer()
+    )
+    found = shap_explanation(e)
+    assert np.allclose(found.values, e.scores) and found.output_names == ["1", "1"]
+    assert list(found.data[1]) == e.tokens[1] and found.base_values.tolist() == [0, 0]
+    maps = shap_explanation(relprop.explain(MODEL, IMAGES, [3, 8]))
+    assert maps.values.shape == (2, 32, 32)
+
+
+def test_without_shap(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shap", None)
+    with pytest.raises(OptionError, match="pip install shap"):
+        shap_explanation(relprop.explain(MODEL, IMAGES, 3))
+
+
+@pytest.mark.slow
+def test_quantus_finds_maps_where_the_digit_is():
+    pytest.importorskip("quantus")
+    from tools.outside_judges import table
+
+    found = table(8)
+    for metric in ("RelevanceMassAccuracy", "RelevanceRankAccuracy"):
+        best, blind = found["transformer_attribution"][metric], found["random"][metric]
+        assert best > 2 * blind and best > found["rollout"][metric]
