@@ -6,6 +6,7 @@ What counts (``counting``, ``told``) does not know whether anybody looks; ``show
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,13 +22,25 @@ SHOWN: ContextVar[Progress | None] = ContextVar("SHOWN", default=None)
 
 
 @contextmanager
+def undrawn() -> Iterator[None]:
+    """Around an import of Rich, which draws one of Python's
+    random numbers when it is first imported, and that is put back."""
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+@contextmanager
 def showing(wanted: bool) -> Iterator[None]:
     """Show what is counted inside, if it is ``wanted`` and not shown already."""
     if not wanted or SHOWN.get() is not None:
         yield
         return
-    from rich import progress
-    from rich.console import Console
+    with undrawn():
+        from rich import progress
+        from rich.console import Console
 
     columns = (
         progress.TextColumn("explaining: {task.description}"),

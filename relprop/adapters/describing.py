@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.base import Adapter, Given, Word
 from relprop.adapters.texts import Text
+from relprop.errors import InputError
 
 
 class Places(Protocol):
@@ -33,7 +34,7 @@ def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -
     the clock, the original pictures."""
     return {
         "content": _content(adapter.content(model, given), given, places),
-        "tokens": _labels(adapter.tokens(model, given), places),
+        "tokens": _labels(_for_all(adapter, adapter.tokens(model, given), given, places), places),
         "words": _words(adapter.words(model, given), places),
         "texts": _texts(adapter.texts(model, given), places),
         "clock": _clock(adapter.clock(model, given), places),
@@ -111,6 +112,27 @@ def _at_middles(known: Tensor, places: Places) -> Tensor:
             index[axis] = middle[:, k].clamp(0, places.extent[k] - 1)
     found = known[tuple(index)]
     return found if found.dim() == 2 else found[:, None]
+
+
+def _for_all(
+    adapter: Adapter, known: list[list[str]] | None, given: Given, places: Places
+) -> list[list[str]] | None:
+    """Labels as an adapter gives them. Raises ``InputError`` where a sample or a position that a
+    token was made from has none."""
+    one_axis = places.spans is not None and len(places.extent) == 1
+    last = places.spans[:, 0].max() if one_axis and places.spans is not None else None
+    count = int(places.source.max()) + 1 if last is None else min(int(last), places.extent[0])
+    if known is None or (len(known) == given.batch and all(len(row) >= count for row in known)):
+        return known
+    name, sizes = type(adapter).__name__, [len(row) for row in known]
+    raise InputError(
+        f"{name}.tokens() has labels for {sizes} positions of {given.stream!r}: "
+        f"{given.batch} samples of {count} positions need them",
+        then=[
+            "return one string for every position of every sample, padding included, or None",
+            "relprop.testing.check_adapter(adapter, model, inputs) examines all that it says",
+        ],
+    )
 
 
 def _labels(known: list[list[str]] | None, places: Places) -> list[list[str]] | None:

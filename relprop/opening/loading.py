@@ -40,7 +40,10 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
                     "load it with peft.AutoPeftModel and give the model",
                 )
             raise InputError(message(f"the folder {name!r} holds {holds}", then=[then]))
-        written = json.loads(config.read_text())
+        with refusing(f"config.json in {name!r} cannot be read", "save the model anew"):
+            written = json.loads(config.read_text(encoding="utf-8"))
+            if not isinstance(written, dict):
+                raise TypeError(f"it holds {type(written).__name__}, not settings by name")
         if "architecture" in written and "model_type" not in written:  # as timm writes it
             return _timm(f"local-dir:{folder}", name), _opened(inputs), processor
         name = str(folder)

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from relprop.progress import undrawn
 from relprop.views.escape import printable
 
 EVERY = 10.0  # seconds between lines
@@ -79,8 +80,9 @@ def duration(seconds: float) -> str:
 
 
 def _bar(stream: TextIO) -> Any:
-    from rich import progress
-    from rich.console import Console
+    with undrawn():
+        from rich import progress
+        from rich.console import Console
 
     return progress.Progress(
         progress.TextColumn("{task.description}"),

@@ -14,6 +14,7 @@ from torch import nn
 import relprop
 from relprop.adapters import ADAPTERS, Adapter, adapter_for, register, remove
 from tests.adapters.tokenizers_in_code import wordpiece
+from tests.common.models import Recipe, Transformer, build, sample
 
 GUIDE = (Path(__file__).parents[2] / "docs/write-an-adapter.md").read_text()
 
@@ -156,6 +157,22 @@ def test_the_last_one_registered_is_asked_first(registered):
     assert type(adapter_for(Model())) is First and ADAPTERS.count(First) == 1
     remove(First)
     assert type(adapter_for(Model())) is Second and type(adapter_for(nn.Linear(1, 1))) is Adapter
+
+
+@pytest.mark.parametrize("rows", [[["a"]] * 2, [["a"] * 6]], ids=["positions", "samples"])
+def test_an_adapter_with_too_few_labels_is_named(registered, rows):
+    class Few(Adapter):
+        @classmethod
+        def fits(cls, model):
+            return isinstance(model, Transformer)
+
+        def tokens(self, model, given):
+            return rows
+
+    registered(Few)
+    model, x = build(Recipe(pool="mean")), sample(Recipe(pool="mean"), 2)
+    with pytest.raises(relprop.errors.InputError, match=r"Few\.tokens\(\) has labels for \[.*need"):
+        relprop.explain(model, x, 1)
 
 
 def test_what_is_no_adapter_is_refused():
