@@ -68,6 +68,15 @@ def cite(
 
     Raises:
         InputError: no tokenizer, documents that the prompt does not hold, an empty answer.
+
+    >>> import relprop
+    >>> from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
+    >>> documents = ["Anna likes amber kites. It rained all day.", "Boris paints silver rivers."]
+    >>> found = relprop.cite(
+    ...     lookup_model(), "Boris paints what?", documents, processor=lookup_tokenizer()
+    ... )
+    >>> found.answer, found.top(0, 1)[0][0].document
+    ('Boris paints silver rivers.', 1)
     """
     texts = _checked(question, documents, by)
     asked = prompt(texts, question) if callable(prompt) else _filled(prompt, texts, question)

@@ -72,7 +72,8 @@ def split(text: Text, by: str) -> list[Span]:
         known = [*KINDS, "turns"]
         fact = f"segments({by!r}): one of {', '.join(map(repr, known))}, or pairs of characters"
         raise OptionError(fact, then=nearest(by, known))
-    return list(KINDS[by](text.text))
+    parts = text.turns or [(0, len(text.text))]  # nothing reaches from one turn into the next
+    return [(a + x, a + y) for a, b in parts for x, y in KINDS[by](text.text[a:b])]
 
 
 def _pieces(pattern: str) -> Callable[[str], Iterator[Span]]:
