@@ -102,7 +102,9 @@ def hits(model: Any, tokenizer: Any, cases: list[Case], method: str, whole: bool
 
 
 def _hit(e: relprop.Explanation, i: int, case: Case) -> tuple[bool, bool]:
-    scores, spans = e.scores[i], e.streams["input_ids"].texts[i].spans
+    texts = e.streams["input_ids"].texts
+    assert texts is not None
+    scores, spans = e.scores[i], texts[i].spans
     owned = owners(case.sentences, spans)
     inside = [t for tokens in owned for t in tokens]
     best = max(inside, key=lambda t: float(scores[t]))
