@@ -1,6 +1,6 @@
 """Do maps of the shipped model of pictures and words lie where its answer says?
 
-    python -m benchmarks.quadrants --pictures 50
+    python -m benchmarks.quadrants --pictures 30
 
 The answer ("top left") is explained, both words at once. Of each method the share of the heat map
 (its positive part; the words have scores of their own) that lies on the quarter of the picture that
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pictures", type=int, default=50)
+    parser.add_argument("--pictures", type=int, default=30)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -147,10 +147,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pictures", type=int, default=2000, help="how many the numbers are of")
+    parser.add_argument("--pictures", type=int, default=500, help="how many the numbers are of")
     parser.add_argument("--out", type=Path, default=WEIGHTS.parent)
     options = parser.parse_args()
     train(options.steps, options.rate, options.seed, options.out, options.pictures)

@@ -32,7 +32,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def quadrant_model(*, pretrained: bool = True) -> LlavaForConditionalGeneration:
-    """A LLaVA (a CLIP vision tower of 2 blocks over 4 × 4 patches, a Llama of 3 blocks, width 64;
+    """A LLaVA (a CLIP vision tower of one block over 4 × 4 patches, a Llama of 3 blocks, width 64;
     0.2 M parameters) in eval mode that answers the question of a ``Quadrants`` picture in two
     words: logits (batch, positions, vocabulary).
 
@@ -42,7 +42,7 @@ def quadrant_model(*, pretrained: bool = True) -> LlavaForConditionalGeneration:
     transformers, ids = _transformers(), vocabulary()
     width = {"num_attention_heads": 4, "intermediate_size": 128}
     vision = transformers.CLIPVisionConfig(
-        image_size=SIDE, patch_size=PATCH, hidden_size=48, num_hidden_layers=2, **width
+        image_size=SIDE, patch_size=PATCH, hidden_size=48, num_hidden_layers=1, **width
     )
     text = transformers.LlamaConfig(
         vocab_size=len(ids),

@@ -104,6 +104,16 @@ def test_the_first_page(loaders):
     )
 
 
+def test_pictures_with_words(capsys):
+    scope = run("pictures-with-words.md")
+    generation, drawn = scope["generation"], scope["drawn"]
+    assert " ".join(generation.labels[0]) == drawn.answers[0]
+    assert Path("answer.png").exists() and Path("answer.html").exists()
+    assert scope["heat"].shape == (32, 32) and "pixel_values:patch" in capsys.readouterr().out
+    assert scope["both"]["pixel_values"].grid == (2, 4, 4)
+    assert scope["second"].original_heatmap().shape == (64, 64)
+
+
 def test_one_program_to_deploy():
     scope = run("compile.md")
     assert scope["found"].target == (3, 1, 4, 1, 5) and Path("digits.pt2").exists()
