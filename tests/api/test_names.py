@@ -48,6 +48,8 @@ def test_type_checkers_know_every_option():
 
 def test_the_files_that_a_release_has():
     assert f"version: {relprop.__version__}" in (ROOT / "CITATION.cff").read_text()
+    first = (ROOT / "docs/index.md").read_text()
+    assert f"Version {relprop.__version__}: `pip install relprop`" in first
     assistant = (ROOT / "AGENTS.md").read_text()
     assert len(assistant.splitlines()) < 60
     for name in re.findall(r"docs/[\w-]+\.md", assistant):

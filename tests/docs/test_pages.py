@@ -201,3 +201,12 @@ def test_the_warnings_named_on_the_first_page_are_the_librarys():
             assert piece in source or piece.removesuffix(" softmax").removesuffix(" a") in source, (
                 piece
             )
+
+
+def test_the_first_example_of_the_readme(capsys):
+    first = re.search(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.DOTALL)[1]
+    scope = {}
+    exec(compile(first, "README.md", "exec"), scope)
+    said = re.search(r"# (class 2 .*?),", first)[1]
+    assert capsys.readouterr().out.startswith(said)
+    assert scope["explanation"].heatmap().shape == (1, 32, 32)

@@ -127,7 +127,7 @@ def test_the_libraries_themselves():
 @pytest.mark.slow
 def test_the_bridge_of_transformer_lens():
     pytest.importorskip("transformer_lens")
-    from transformer_lens.model_bridge.sources.transformers import build_bridge_from_module
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
     model, ids = gpt2(), torch.tensor([[1, 2, 3, 4]])
     before = relprop.explain(model, ids, 5).scores
@@ -135,6 +135,7 @@ def test_the_bridge_of_transformer_lens():
     assert torch.allclose(relprop.explain(bridge, ids, 5).scores, before, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_shap_takes_scores(monkeypatch):
     """By a stand-in where shap is not installed, which keeps what it is given."""
     try:

@@ -1,0 +1,78 @@
+"""Pictures of the site and of a report as a reader sees them: wide and on a phone, light and dark.
+
+    make docs && python -m tools.screenshots --out build/screenshots
+
+Also says which page can be scrolled sideways, which none should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.demo.scenes import make_scenes
+
+WIDTHS, SCHEMES, HEIGHT = (1280, 390), ("light", "dark"), 900
+SITE = Path(__file__).parents[1] / "docs/_build/html"
+PAGES = {"site": "index.html", "gallery": "gallery/index.html", "methods": "methods.html"}
+
+
+def report(folder: Path) -> Path:
+    """A report of one scene for both of its digits and by a second method."""
+    model, scenes = digit_scene_model(), make_scenes(1, seed=8)
+    keep = ("blocks", "matrix")
+    found = relprop.explain_many(model, scenes.images, scenes.digits[0].tolist(), keep=keep)
+    found.append(relprop.explain(model, scenes.images, found[0].target[0], method="rollout"))
+    return relprop.report(found, folder / "report.html", model=model, pictures=scenes.images)
+
+
+def taken(browser: Any, pages: dict[str, Path], out: Path) -> Iterator[tuple[str, int]]:
+    """Take each page's pictures; each one's name, and by how many pixels it can be scrolled
+    sideways."""
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            context = browser.new_context(
+                viewport={"width": width, "height": HEIGHT}, color_scheme=scheme
+            )
+            page = context.new_page()
+            for name, path in pages.items():
+                page.goto(path.resolve().as_uri())
+                page.wait_for_load_state("load")
+                page.wait_for_timeout(300)
+                page.screenshot(path=out / f"{name}-{width}-{scheme}.png")
+                root = "document.documentElement"
+                beyond = page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
+                yield f"{name}-{width}-{scheme}", int(beyond)
+            context.close()
+
+
+def main() -> None:
+    """Take all pictures; exit code 1 if a page can be scrolled sideways."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/screenshots"))
+    parser.add_argument("--site", type=Path, default=SITE, help="what make docs built")
+    given = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        pages = {name: given.site / page for name, page in PAGES.items()}
+        there = {name: path for name, path in pages.items() if path.exists()}
+        found = dict(taken(browser, there | {"report": report(Path(folder))}, given.out))
+        browser.close()
+    print(f"{len(found)} pictures in {given.out}")
+    beyond = [f"{name} can be scrolled sideways by {n} pixels" for name, n in found.items() if n]
+    if beyond:
+        raise SystemExit("\n".join(beyond))
+
+
+if __name__ == "__main__":
+    main()
