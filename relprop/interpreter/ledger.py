@@ -7,8 +7,8 @@ be at most 1e-5·Σ|R|.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from weakref import ref
 
@@ -19,13 +19,14 @@ from torch.utils._pytree import register_pytree_node
 from relprop.numerics import total
 from relprop.plan import Step
 from relprop.rules.call import Split, Total
+from relprop.tracer.calls import HoldsTensors
 from relprop.tracer.program import place
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
-class Account:
+class Account(HoldsTensors):
     """One node's books; every tensor is (batch,), float64 where the device has it. ``absolute`` is
     Σ|R| (of what arrived or of what was handed on, whichever is larger), to which rounding is
     proportional."""
@@ -54,6 +55,18 @@ class Account:
             explained = explained + amount
         return self.arrived - explained
 
+    def with_tensors(self, made: Callable[[Tensor], Tensor]) -> Account:
+        """The same books in other tensors."""
+        return Account(
+            *self.key,
+            made(self.arrived),
+            made(self.absolute),
+            made(self.to_inputs),
+            made(self.unread),
+            {name: made(amount) for name, amount in self.absorbed.items()},
+            {name: made(amount) for name, amount in self.lost.items()},
+        )
+
     def __add__(self, other: Account) -> Account:
         """The books of both together, of one node and one batch."""
         return Account(
@@ -68,15 +81,8 @@ class Account:
 
     def __rmul__(self, factor: float) -> Account:
         """The books of a start ``factor`` times as large."""
-        return Account(
-            *self.key,
-            factor * self.arrived,
-            abs(factor) * self.absolute,
-            factor * self.to_inputs,
-            factor * self.unread,
-            {name: factor * amount for name, amount in self.absorbed.items()},
-            {name: factor * amount for name, amount in self.lost.items()},
-        )
+        scaled = self.with_tensors(lambda amount: factor * amount)
+        return replace(scaled, absolute=abs(factor) * self.absolute)
 
     @staticmethod
     def join(parts: Sequence[Account]) -> Account:

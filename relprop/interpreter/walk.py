@@ -3,7 +3,7 @@ plan's rules. It knows no operation, no transformer and no batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +17,7 @@ from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance
-from relprop.tracer.calls import Values, together
+from relprop.tracer.calls import HoldsTensors, Values, each_tensor, together
 from relprop.tracer.editing import val
 from relprop.tracer.program import describe
 
@@ -26,13 +26,21 @@ Pending = dict[Edge, list[Tensor]]
 
 
 @dataclass
-class Walk:
+class Walk(HoldsTensors):
     """What a walk hands out: the relevance at every wanted node, each step's account (if asked
     for), and the sums where it ended."""
 
     found: dict[fx.Node, Tensor] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)
     ended: dict[fx.Node, Tensor] = field(default_factory=dict)
+
+    def with_tensors(self, made: Callable[[Tensor], Tensor]) -> Walk:
+        """The same walk in other tensors."""
+        return Walk(
+            each_tensor(self.found, made),
+            [a.with_tensors(made) for a in self.accounts],
+            {n: made(r) for n, r in self.ended.items()},
+        )
 
     def __add__(self, other: Walk) -> Walk:
         """Two walks over one plan, as if they had been one."""

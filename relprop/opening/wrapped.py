@@ -80,7 +80,7 @@ def _opaque(module: nn.Module) -> Iterator[tuple[str, list[str]]]:
             "is a TorchScript module, which cannot be traced to a graph",
             ["explain the Python model it was made from"],
         )
-    if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
+    if torch.ScriptObject in map(type, vars(module).values()):
         yield (
             "keeps quantised weights packed, not as tensors: relevance cannot be split by them",
             [

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
 
 from relprop.errors import JointStartWarning, message, warn
 from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
-from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.ledger import Account, Ledger
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
@@ -94,14 +93,16 @@ class Relevance:
 
     def ledger(self, walk: Walk) -> Ledger:
         """The books of the whole ``walk``."""
-        reached = {_end_name(self.plan.program, n): amount for n, amount in walk.ended.items()}
-        like = next(iter(reached.values()), self.started)
-        books = (walk.accounts, reached)
-        if any(
-            t.device != like.device for t in (*(a.arrived for a in books[0]), *books[1].values())
-        ):
-            books = tree_map_only(Tensor, lambda t: t.to(like.device), books)
-        return Ledger(tuple(books[0]), self.started.to(like), books[1])
+        like = next(iter(walk.ended.values()), self.started)
+        home = like.device
+
+        def brought(account: Account) -> Account:
+            away = account.arrived.device != home
+            return account.with_tensors(lambda t: t.to(home)) if away else account
+
+        program = self.plan.program
+        reached = {_end_name(program, n): amount.to(home) for n, amount in walk.ended.items()}
+        return Ledger(tuple(map(brought, walk.accounts)), self.started.to(like), reached)
 
 
 def together(terms: Sequence[Term]) -> tuple[Term, ...]:

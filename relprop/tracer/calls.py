@@ -4,11 +4,11 @@ under ``vmap``, for every sample of a batch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from relprop.errors import InputError, first_line, message, out_of_memory
 from relprop.operations import Args, Kwargs, Value
@@ -18,6 +18,18 @@ from relprop.tracer.program import describe, place
 
 Values = dict[fx.Node, Value]
 V = TypeVar("V")
+#: Most of what stands beside a call's tensors.
+NUMBERS = frozenset({int, float, bool, type(None)})
+
+
+class HoldsTensors:
+    """What says itself how it is made anew of other tensors."""
+
+    __slots__ = ()
+
+    def with_tensors(self, made: Callable[[Tensor], Tensor]) -> Self:
+        """The same with what is ``made`` of every tensor."""
+        raise NotImplementedError
 
 
 class Reads(Protocol):
@@ -29,11 +41,32 @@ class Reads(Protocol):
 def per_sample(function: Callable[..., Value], *batches: Value) -> Value:
     """``function`` on every sample: one ``vmap`` for several, a plain call for one (which may then
     do what ``vmap`` cannot: outputs whose shape depends on values)."""
-    leaves = [t for t in tree_leaves(batches) if isinstance(t, Tensor)]
-    if any(len(t) != 1 for t in leaves):
+    several = False
+
+    def alone(t: Tensor) -> Tensor:
+        nonlocal several
+        several = several or len(t) != 1
+        return t if several else t.squeeze(0)
+
+    given = [each_tensor(b, alone) for b in batches]
+    if several:
         return torch.func.vmap(function, randomness="same")(*batches)
-    out = function(*tree_map_only(Tensor, lambda t: t.squeeze(0), batches))
-    return tree_map_only(Tensor, lambda t: t.unsqueeze(0), out)
+    return each_tensor(function(*given), lambda t: t.unsqueeze(0))
+
+
+def each_tensor(value: Value, made: Callable[[Tensor], Tensor]) -> Value:
+    """The same with what is ``made`` of every tensor in it. Calls of one sample are many and small:
+    ordinary containers, and what says itself how it is made anew, do not go through PyTorch's
+    trees."""
+    if isinstance(value, Tensor):
+        return made(value)
+    if type(value) is dict:
+        return {k: each_tensor(v, made) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([each_tensor(v, made) for v in value])
+    if isinstance(value, HoldsTensors):
+        return value.with_tensors(made)
+    return tree_map_only(Tensor, made, value)
 
 
 def template(
@@ -57,6 +90,8 @@ def template(
 def _filled(x: Value, value: Callable[[fx.Node], Value], dtype: torch.dtype | None) -> Value:
     """Arguments with each node's ``value`` in its place, and fx's immutable containers as ordinary
     ones, which operators insist on."""
+    if type(x) in NUMBERS:
+        return x
     if isinstance(x, fx.Node):
         return value(x)
     if isinstance(x, dict):
@@ -100,7 +135,7 @@ def together(node: fx.Node, values: V) -> V:
     if len(devices) < 2:
         return values
     where = place(node).device or next(iter(devices))
-    moved: V = tree_map_only(Tensor, lambda t: t.to(where), values)
+    moved: V = each_tensor(values, lambda t: t.to(where))
     return moved
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
 WIDTH = 10_000  # larger containers are put back, but what is in them is not looked into
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType)
+OFTEN = frozenset({str, int, float, bool, type(None), Tensor, nn.Parameter})
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Tensor)
 
 
@@ -29,12 +31,16 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
-    held = [(container, _held(container)) for container in _containers(model)]
+    found = _containers(model)
+    held = [(container, _held(container)) for container in found if container]
+    empty = [container for container in found if not container]  # most of a module's are
     values = [_values_restored(t) for t in _tensors(model)]
 
     def put_back() -> None:
+        for container in filter(None, empty):
+            _restore(container, ())
         for container, before in held:
-            if (container or before) and not _same(_held(container), before):
+            if not _same(container, before):
                 _restore(container, before)
         for one in values:
             one()
@@ -63,14 +69,11 @@ def _containers(model: nn.Module) -> list[object]:
     for level, depth in zip(roots, DEPTHS, strict=True):
         reached = {id(m) for m in modules}
         for _ in range(depth):
-            new = [
-                v
-                for v in {id(v): v for v in level if not isinstance(v, PLAIN)}.values()
-                if id(v) not in reached
-            ]
+            once = {id(v): v for v in level if type(v) not in OFTEN}
+            new = [v for i, v in once.items() if i not in reached and not isinstance(v, PLAIN)]
             reached.update(map(id, new))
             found.update((id(v), v) for v in new if type(v) in CONTAINERS)
-            level = [part for v in new for part in _parts(v)]
+            level = [part for v in new if type(v) not in CONTAINERS or v for part in _parts(v)]
     return list(found.values())
 
 
@@ -120,8 +123,9 @@ def _held(container: object) -> Collection[object]:
     return tuple(container)
 
 
-def _same(now: Collection[object], before: Collection[object]) -> bool:
-    """Whether both hold the same objects."""
+def _same(container: object, before: Collection[object]) -> bool:
+    """Whether it holds the same objects as ``before``."""
+    now: Any = container if isinstance(container, dict) else _held(container)
     if len(now) != len(before) or not all(map(is_, now, before)):
         return False
     if isinstance(now, dict) and isinstance(before, dict):
