@@ -118,7 +118,14 @@ for each shape. Memory is the growth of the
 resident set, looked at every 2 ms, over what the loaded and captured model takes, with
 `MALLOC_MMAP_THRESHOLD_=65536`, so that what is freed is given back. Time is CPU time, measured in
 another process without that setting; the forward pass that it is divided by is the median of at
-least three in the same process."""
+least three in the same process. {_before()}"""
+
+
+def _before() -> str:
+    return f"""Not all
+figures are of one commit: the text models' with {LAYERS} layers at {TOKENS[0]} tokens, and their
+times of `transformer_attribution` and `lrp`, are of maps in chunks of {CHUNK_BYTES // 2**20} MiB as
+they are today; the others are of the chunks of 4 MiB before."""
 
 
 LIBRARIES = {
