@@ -129,7 +129,7 @@ def _join(node: fx.Node) -> None:
     is there in some places → a choice between x and their sum."""
     terms: Terms = terms_of(node)
     parts = [(t, part) for t in terms if t[0] > 0 and (part := _part(t[1])) is not None]
-    parts = [(t, part) for t, part in parts if shape_of(part.x) == shape_of(node)]
+    parts = [(t, part) for t, part in parts if _is_whole(part.x, node)]
     for i, (first, one) in enumerate(parts):
         for second, other in parts[i + 1 :]:
             base, negated, laid = one.literal
@@ -143,6 +143,11 @@ def _join(node: fx.Node) -> None:
         if sign > 0 and is_live(x) and shape_of(x) == shape_of(node):
             whole = added(node, [(1, x), (1, one.x)])
             swap(node, _choice(node, _Part(whole, one.condition, one.negated), x))
+
+
+def _is_whole(x: object, node: fx.Node) -> bool:
+    """Whether it is a tensor as large as a node's value, no number."""
+    return isinstance(x, fx.Node) and shape_of(x) == shape_of(node)
 
 
 def _choice(node: fx.Node, one: _Part, other: fx.Node) -> fx.Node:
