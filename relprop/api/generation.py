@@ -3,7 +3,7 @@ over prompt and output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -114,12 +114,18 @@ def explain_generation(
     rows = ask(model, both, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
-    tokenizer = tokenizer_of(prepared.processor)
-    names = _labels(whole, prepared.encodings, tokenizer)
+    made = _named_by(tokenizer_of(prepared.processor), whole, prepared.encodings, steps)
+    return made.sent_on(hops) if hops else made
+
+
+def _named_by(
+    tokenizer: Any, whole: Continuation, encodings: tuple[Any, ...], steps: Sequence[Explanation]
+) -> Generation:
+    """The generation of these steps, its tokens as the tokenizer names them."""
+    names = _labels(whole, encodings, tokenizer)
     text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
     labelled = tuple(_labelled(e, names) for e in steps)
-    made = Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
-    return made.sent_on(hops) if hops else made
+    return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
 
 
 def _targets(ids: Tensor) -> list[list[Output | Nothing]]:

@@ -25,7 +25,7 @@ from relprop.api.why import Why, why
 from relprop.door import guarded
 from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
 from relprop.explanation import Explanation
-from relprop.interpreter.forward import forward
+from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
@@ -211,7 +211,8 @@ class Instrument:
             watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
             part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
             with undisturbed(session.model):
-                done = Run(part, forward(program, session.model, self.inputs, set(nodes), watched))
+                kept = Kept(set(nodes), watched)
+                done = Run(part, forward(program, session.model, self.inputs, kept))
                 self._done = done, done.start(session, self.target)
         return self._done
 

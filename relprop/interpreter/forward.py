@@ -77,20 +77,27 @@ def filled(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> lis
     return [torch.zeros_like(t) if g is None else g for g, t in both]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The nodes whose values outlive a forward pass, those of them at which gradients are taken,
+    ``watched``, and those that autograd goes on from (``ends``; ``None``: the outputs)."""
+
+    nodes: Collection[fx.Node]
+    watched: Collection[fx.Node]
+    ends: Collection[fx.Node] | None = None
+
+
 def forward(
     program: Program,
     model: nn.Module,
     inputs: Inputs,
-    keep: Collection[fx.Node],
-    watch: Collection[fx.Node],
-    ends: Collection[fx.Node] | None = None,
+    kept: Kept,
     known: Values | None = None,
     forms: Forms = PLAIN,
 ) -> Forward:
     """Run the program for all samples, with autograd from the first watched node on, or from what
-    is ``known`` and requires grad. Nothing in the model requires grad meanwhile. ``ends``: the kept
-    nodes that autograd goes on from, if these are not the outputs; ``forms``: what stands in place
-    of some calls."""
+    is ``known`` and requires grad. Nothing in the model requires grad meanwhile. ``forms``: what
+    stands in place of some calls."""
     watched: dict[fx.Node, Tensor] = {}
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
@@ -98,8 +105,10 @@ def forward(
         return watched[node]
 
     with torch.enable_grad():
-        values = execute(program, model, inputs, keep, watch, visit, known=known, forms=forms)
-    ends = set(program.output_nodes if ends is None else ends)
+        values = execute(
+            program, model, inputs, kept.nodes, kept.watched, visit, known=known, forms=forms
+        )
+    ends = set(program.output_nodes if kept.ends is None else kept.ends)
     return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 
 

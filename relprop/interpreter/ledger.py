@@ -253,15 +253,8 @@ class Ledger:
             for cause, v in self.lost().items()
             if float(v.abs().max()) > 0
         ]
-        return "\n".join(
-            [
-                (
-                    f"ledger over {len(self.accounts)} operations (mean of "
-                    f"{len(self.started)} samples)"
-                ),
-                *lines,
-            ]
-        )
+        samples = f"mean of {len(self.started)} samples"
+        return "\n".join([f"ledger over {len(self.accounts)} operations ({samples})", *lines])
 
 
 def join_ledgers(parts: list[Ledger]) -> Ledger:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, first_line
-from relprop.interpreter.forward import forward
+from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.model_gradients import gradients_of_batch, mixtures, model_gradients
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched
@@ -100,7 +100,8 @@ def _ours(
     of any output."""
     leaves = dict(program.leaves)
     with undisturbed(model), torch.enable_grad():
-        done = forward(program, model, inputs, set(nodes), dict.fromkeys(leaves.values()))
+        kept = Kept(set(nodes), dict.fromkeys(leaves.values()))
+        done = forward(program, model, inputs, kept)
         ends = {n: done.values[n] for n in nodes}
         every = (v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items())
         scalars = torch.stack([mixtures(v) for v in every]).sum(0)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.adapters import Prepared
 from relprop.errors import InputError
-from relprop.interpreter.forward import Forward, detached, forward
+from relprop.interpreter.forward import Forward, Kept, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
 from relprop.interpreter.reading import made_at, read_again
 from relprop.numerics import is_finite
@@ -207,7 +207,8 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     forms = PLAIN if cut else needs[0].backward.forms
-    done = forward(session.program, session.model, part.inputs, keep, watch, ends, forms=forms)
+    kept = Kept(keep, watch, ends)
+    done = forward(session.program, session.model, part.inputs, kept, forms=forms)
     if cut:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}

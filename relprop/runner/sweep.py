@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from relprop.interpreter.forward import detached, filled, forward, pulled
+from relprop.interpreter.forward import Kept, detached, filled, forward, pulled
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.walk import Walk
 from relprop.runner.needs import Needs
@@ -177,9 +177,9 @@ class Sweep:
         watched = [n for n in needs.watch if n in segment.nodes and self.needs.differentiates]
         keep = needs.backward.read_in(segment) - known.keys()
         model = needs.session.model
-        watch = {*ends, *watched}
+        kept = Kept(keep, {*ends, *watched})
         done = forward(
-            needs.program, model, run.inputs, keep, watch, known=known, forms=needs.backward.forms
+            needs.program, model, run.inputs, kept, known=known, forms=needs.backward.forms
         )
         tensors = [*(done.watched[n] for n in watched), *(known[n] for n in leaves)]
         arrived = [under.gradients.pop(n) for n in ends]

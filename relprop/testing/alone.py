@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from relprop.errors import InputError, RuleError
 from relprop.interpreter.batch import propagate
 from relprop.interpreter.forms import forms_of
-from relprop.interpreter.forward import detached, forward
+from relprop.interpreter.forward import Kept, detached, forward
 from relprop.interpreter.walk import Walk
 from relprop.operations import Value
 from relprop.plan import Plan
@@ -134,7 +134,8 @@ class Subject:
     def values(self) -> Values:
         """What the operation computed, batch first, by node."""
         nodes = set(self.session.program.graph.nodes)
-        done = forward(self.session.program, self.session.model, self.inputs, nodes, ())
+        kept = Kept(nodes, ())
+        done = forward(self.session.program, self.session.model, self.inputs, kept)
         return {n: detached(v) for n, v in (done.values | done.watched).items()}
 
     def starts(self, values: Values, seed: int = 0) -> dict[fx.Node, Tensor]:
@@ -164,9 +165,8 @@ class Subject:
         if isinstance(forms, str):
             return forms
         program, leaves = self.session.program, self.session.program.leaves.values()
-        done = forward(
-            program, self.session.model, self.inputs, set(self.plan.starts), leaves, forms=forms
-        )
+        kept = Kept(set(self.plan.starts), leaves)
+        done = forward(program, self.session.model, self.inputs, kept, forms=forms)
         ends = [(done.values[n], start / values[n]) for n, start in starts.items()]
         with torch.enable_grad():
             scalars = sum((o * g).flatten(1).sum(1) for o, g in ends)
