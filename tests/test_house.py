@@ -158,6 +158,10 @@ def test_the_rule_guide_runs(capsys):
 def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     import transformers
 
+    from relprop.demo.quadrant_model import quadrant_model, quadrant_processor
+    from relprop.demo.quadrants import make_quadrants
+
+    drawn = make_quadrants(1, seed=4)
     tour = next(
         b
         for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
@@ -199,6 +203,10 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
         "relprop": relprop,
         "clip": clip,
         "llm": llm,
+        "vlm": quadrant_model(),
+        "processor": quadrant_processor(),
+        "picture": drawn.pictures()[0],
+        "text": "<image> " + drawn.questions[0],
         "pair": {**inputs, "pixel_values": torch.randn(2, 3, 16, 16)},
         "model": model,
         "inputs": inputs,

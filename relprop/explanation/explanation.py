@@ -128,11 +128,12 @@ class Explanation(OneInput):
         last) of the text, for all samples or a list for each. Raises ``OptionError`` where the text
         is not known: it comes with ``processor=``.
 
+        >>> import relprop
         >>> from relprop.demo.review_model import review_model, review_tokenizer
-        >>> text = "A man sings. It was hardly a delight."
+        >>> text = "The plot was thrilling. The film was boring."
         >>> e = relprop.explain(review_model(), text, "negative", processor=review_tokenizer())
         >>> e.segments("sentences").top(1)[0][0]
-        'It was hardly a delight.'
+        'The film was boring.'
         """
         from relprop.explanation.segments import segmented
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import InputError, first_line, out_of_memory
+from relprop.errors import OptionError, first_line, out_of_memory
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
 from relprop.tracer.judge import model_outputs, rows_of
@@ -37,7 +37,7 @@ class Deletion:
     def values(self, rows: Sequence[Row]) -> Iterator[tuple[int, Values]]:
         """For each row, in any order, its place and the values of the program's outputs, (1, *those
         of one sample), at the places of the whole text: of a position that is gone those of the
-        last one before it. Raises ``InputError`` where the model fails."""
+        last one before it. Raises ``OptionError`` where the model fails."""
         sizes = [0 if self.padded else int(gone.sum()) for _, gone in rows]
         for size in sorted(set(sizes)):
             same = [k for k, found in enumerate(sizes) if found == size]
@@ -80,8 +80,9 @@ class Deletion:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            raise InputError(
-                f"the model fails without some positions of {self.name!r}: {first_line(error)}",
+            raise OptionError(
+                f"leave_one_out: the model fails without some positions of {self.name!r}: "
+                f"{first_line(error)}",
                 then=["leave out positions of text alone: groups="],
             ) from error
         made = {

@@ -458,7 +458,7 @@ REFUSED = {
     ),
     "no timm name": (
         lambda saved, tmp: ("timm:vitty", picture()),
-        r"'timm:vitty' could not be loaded: RuntimeError: Unknown model",
+        r"has no model 'vitty' then timm:\w*vit_tiny",
     ),
     "neither a folder nor an id": (
         lambda saved, tmp: ("no such/folder/anywhere", "a"),

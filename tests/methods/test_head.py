@@ -198,6 +198,7 @@ def test_moves_behind_the_head(change, target, method, passed, monkeypatch):
     assert_same(explained(case, target, method), few)
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.JointStartWarning")
 def test_callables_that_are_sums_pass_term_by_term_and_others_whole(passed, monkeypatch):
     torch.manual_seed(0)
     model, inputs = _llama()

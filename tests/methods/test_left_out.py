@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import relprop
-from relprop.errors import InputError, OptionError
+from relprop.errors import OptionError
 
 SIZES = {
     "vocab_size": 40,
@@ -169,5 +169,5 @@ def test_pictures_are_refused_and_a_model_that_fails_is_named():
                 raise ValueError("seven tokens, please")
             return super().forward(ids)
 
-    with pytest.raises(InputError, match="fails without some positions of 'input_0'"):
+    with pytest.raises(OptionError, match="fails without some positions of 'input_0'"):
         relprop.explain(Fixed().eval(), IDS, 0, method="leave_one_out")

@@ -377,6 +377,7 @@ def test_a_pixel():
     assert_same(e, relprop.explain(model, inputs, region(2, one)))
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.JointStartWarning")
 def test_a_region_starts_as_one_with_equal_weights():
     """The mean of many logits: y_t and ∇A of the mean, one relevance pass that starts with 1/n at
     each, and rows that are a mean, too."""
@@ -400,6 +401,7 @@ def test_a_region_starts_as_one_with_equal_weights():
     assert closeness(256 * e.row, mean.row) <= EXACT  # a callable counts every place it reads once
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.JointStartWarning")
 def test_a_callable_may_read_a_constant_mask():
     model, inputs, mask = models.segformer(), {"pixel_values": pictures()}, disc(radius=6)
     assert mask.sum() > 64

@@ -21,6 +21,7 @@ from relprop.tracer.editing import (
     reshaped,
     shape_of,
     swap,
+    val,
 )
 from relprop.tracer.passes.spelling.picking import row_index
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
@@ -76,6 +77,7 @@ def _write_into(node: fx.Node) -> None:
     for term in terms:
         sign, write = term
         put = is_call(write, aten.index_put) and not argument(write, "accumulate")
+        put = put and not any(_is_mask(index) for index in arguments(write)[1])
         writes = put or (is_call(write, aten.scatter) and is_tensor(arguments(write)[-1]))
         alone = sign > 0 and writes and len(write.users) == 1
         if not alone or not is_number(operand(write), 0):
@@ -87,9 +89,15 @@ def _write_into(node: fx.Node) -> None:
             return
 
 
+def _is_mask(index: fx.Node | None) -> bool:
+    return index is not None and val(index).dtype == torch.bool
+
+
 def _are_once(indices: list[fx.Node | None], constants: Constants) -> bool:
     """Whether an index and, of the samples or heads beside it, each its own name no place twice."""
     given = [index for index in indices if index is not None]
+    if any(_is_mask(index) for index in given):
+        return False
     live = [i for i in given if constants.value(i) is None]
     beside = [constants.value(i) for i in given if constants.value(i) is not None]
     if len(live) != 1 or len(beside) > 1:
