@@ -21,3 +21,4 @@ fig = relprop.plot.heatmap(alone, scenes.images[0], title=f"why {first}?").figur
 
 title = f"why {first} and not {second}?"
 fig_contrast = relprop.plot.heatmap(against, scenes.images[0], title=title).figure
+print(against.summary())

@@ -19,3 +19,4 @@ fig = relprop.plot.heads(explanation, block=3, kind="attention")[0].figure
 # The relevance of the same heads, for this one class:
 
 fig_relevance = relprop.plot.heads(explanation, block=3, kind="relevance")[0].figure
+print(explanation.summary())
