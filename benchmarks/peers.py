@@ -347,7 +347,7 @@ def _write(result: dict[str, Any], folder: Path) -> None:
     result["environment"] = versions | {"cores": os.cpu_count(), "threads": 1}
     result["installed"] = INSTALLED
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    write_page(RESULT.parent, REPEATS)
+    write_page(RESULT.parent)
 
 
 def _apart(folder: Path, peer: str, name: str, method: str) -> dict[str, Any]:

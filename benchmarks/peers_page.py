@@ -25,7 +25,7 @@ given to relprop and to each library that has a method for it, each in an enviro
 and the raw numbers, [peers.json](peers.json). What each library is for, and what it is better
 at, is in [Beside other libraries](comparison.md).
 
-Time is CPU time on one thread, the median of {repeats} calls after a first one, ÷ that of the
+Time is CPU time on one thread, the median of three calls after a first one, ÷ that of the
 model's plain forward pass in the same process; FLOPs are those of the products and convolutions
 of one call, ÷ those of the forward pass; memory is the growth of the resident set during a call.
 relprop compares its graph with the model's own forward pass in every call; `verify=False` leaves
@@ -37,21 +37,23 @@ Measured with torch {torch}, Python {python}, on {cores} cores; the machine did 
 """
 
 
-def write_page(folder: Path, repeats: int) -> None:
+def write_page(folder: Path) -> None:
     """``peers.md`` beside ``peers.json``."""
     result = json.loads((folder / "peers.json").read_text())
-    figures: list[Record] = result["figures"]
+    (folder / "peers.md").write_text(markdown(result))
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The page, relprop's own rows after the plain gradient."""
+    first = {"plain": 0, "relprop": 1}
+    figures: list[Record] = sorted(result["figures"], key=lambda f: first.get(f["peer"], 2))
     loads = sorted(f["load"] for f in figures)
-    opening = OPENING.format(
-        repeats=repeats,
-        load=f"{loads[0]:.1f} to {loads[-1]:.1f}",
-        **{key: result["environment"][key] for key in ("torch", "python", "cores")},
-    )
-    libraries = ", ".join(package for named in result["installed"].values() for package in named)
+    environment = {key: result["environment"][key] for key in ("torch", "python", "cores")}
+    opening = OPENING.format(load=f"{loads[0]:.1f} to {loads[-1]:.1f}", **environment)
     agreements = {(a["peer"], a["model"], a["method"]): a for a in result["agreement"]}
     tables = (_table(model, figures, agreements) for model in INPUTS)
-    installed = f"Installed: {libraries}.\n".replace("--ignore-requires-python, ", "")
-    (folder / "peers.md").write_text("\n".join((opening, *tables, installed)))
+    libraries = (p for named in result["installed"].values() for p in named if p[0] != "-")
+    return "\n".join((opening, *tables, f"Installed: {', '.join(libraries)}.\n"))
 
 
 def _table(
