@@ -4,7 +4,6 @@ documents, and its tokenizer of whole words with a chat template; made by
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relprop.demo.lookups import ADJECTIVES, IDLE, NOUNS, PEOPLE, VERBS
-from relprop.errors import OptionError
+from relprop.demo.shipped import fill, numbers, transformers_for
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -48,7 +47,7 @@ def lookup_model(*, pretrained: bool = True) -> LlamaForCausalLM:
     """A Llama (4 layers, 4 heads, width 64; 0.2 M parameters) in eval mode that continues the chat
     of a ``Lookup``: logits (batch, positions, vocabulary). Raises ``OptionError`` without
     ``transformers``."""
-    transformers, ids = _transformers(), vocabulary()
+    transformers, ids = transformers_for("lookup"), vocabulary()
     config = transformers.LlamaConfig(
         vocab_size=len(ids),
         hidden_size=64,
@@ -66,17 +65,14 @@ def lookup_model(*, pretrained: bool = True) -> LlamaForCausalLM:
     with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
         model = transformers.LlamaForCausalLM(config)
     if pretrained:
-        from safetensors.torch import load_file
-
-        missing = model.load_state_dict(load_file(WEIGHTS), strict=False).missing_keys
-        assert missing in ([], ["lm_head.weight"])  # tied to the embedding
+        fill(model, WEIGHTS)
     return model.eval()
 
 
 def lookup_tokenizer() -> PreTrainedTokenizerFast:
     """The model's tokenizer (whole words and marks), with a chat template. Raises
     ``OptionError`` without ``transformers``."""
-    transformers = _transformers()
+    transformers = transformers_for("lookup")
     import tokenizers
 
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary(), unk_token=UNKNOWN))
@@ -99,14 +95,4 @@ def lookup_tokenizer() -> PreTrainedTokenizerFast:
 def lookup_numbers() -> dict[str, Any]:
     """How the shipped weights were trained and how often they are right on held-out lookups, as
     the training script wrote it."""
-    numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
-    return numbers
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        fact = 'the lookup model needs transformers: pip install "transformers>=5.0"'
-        raise OptionError(fact) from None
-    return transformers
+    return numbers(NUMBERS)

@@ -4,7 +4,6 @@ from the package, never downloaded."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relprop.demo.quadrants import ANSWERS, COLOURS, QUESTIONS, SIDE
-from relprop.errors import OptionError
+from relprop.demo.shipped import fill, numbers, transformers_for
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor
@@ -39,7 +38,7 @@ def quadrant_model(*, pretrained: bool = True) -> LlavaForConditionalGeneration:
     Its input is what ``quadrant_processor`` makes of ``{"images": ..., "text": "<image>" +
     question}``. Raises ``OptionError`` without ``transformers``.
     """
-    transformers, ids = _transformers(), vocabulary()
+    transformers, ids = transformers_for("quadrant"), vocabulary()
     width = {"num_attention_heads": 4, "intermediate_size": 128}
     vision = transformers.CLIPVisionConfig(
         image_size=SIDE, patch_size=PATCH, hidden_size=48, num_hidden_layers=1, **width
@@ -65,17 +64,14 @@ def quadrant_model(*, pretrained: bool = True) -> LlavaForConditionalGeneration:
     with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
         model = transformers.LlavaForConditionalGeneration(config)
     if pretrained:
-        from safetensors.torch import load_file
-
-        model.load_state_dict(load_file(WEIGHTS), strict=False)
-        model.tie_weights()
+        fill(model, WEIGHTS)
     return model.eval()
 
 
 def quadrant_processor() -> LlavaProcessor:
     """The model's processor: pictures of any size and words, of which it knows those of
     ``vocabulary``. Raises ``OptionError`` without ``transformers``."""
-    transformers = _transformers()
+    transformers = transformers_for("quadrant")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     ids = vocabulary()
@@ -110,14 +106,4 @@ def quadrant_processor() -> LlavaProcessor:
 def quadrant_numbers() -> dict[str, Any]:
     """How the shipped weights were trained and how often they are right on other pictures, as the
     training script wrote it."""
-    numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
-    return numbers
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        fact = 'the quadrant model needs transformers: pip install "transformers>=5.0"'
-        raise OptionError(fact) from None
-    return transformers
+    return numbers(NUMBERS)

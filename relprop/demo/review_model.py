@@ -5,14 +5,13 @@ tokens."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from relprop.demo.reviews import LABELS
-from relprop.errors import OptionError
+from relprop.demo.shipped import fill, numbers, transformers_for
 
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
@@ -31,7 +30,7 @@ def review_model(*, pretrained: bool = True) -> BertForSequenceClassification:
     Its input is what ``review_tokenizer`` makes of ``Reviews``' texts: (batch, tokens), at
     most 128. Raises ``OptionError`` without ``transformers``.
     """
-    transformers = _transformers()
+    transformers = transformers_for("review")
     config = transformers.BertConfig(
         vocab_size=PIECES,
         hidden_size=64,
@@ -49,16 +48,14 @@ def review_model(*, pretrained: bool = True) -> BertForSequenceClassification:
     with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
         model = transformers.BertForSequenceClassification(config)
     if pretrained:
-        from safetensors.torch import load_file
-
-        model.load_state_dict(load_file(WEIGHTS))
+        fill(model, WEIGHTS)
     return model.eval()
 
 
 def review_tokenizer(path: Path = TOKENIZER) -> PreTrainedTokenizerFast:
     """The model's tokenizer (lower case, WordPiece), from one ``tokenizer.json``. Raises
     ``OptionError`` without ``transformers``."""
-    tokenizer: PreTrainedTokenizerFast = _transformers().PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerFast = transformers_for("review").PreTrainedTokenizerFast(
         tokenizer_file=str(path),
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -73,14 +70,4 @@ def review_tokenizer(path: Path = TOKENIZER) -> PreTrainedTokenizerFast:
 def review_numbers() -> dict[str, Any]:
     """How the shipped weights were trained and how often they are right on held-out reviews, as the
     training script wrote it."""
-    numbers: dict[str, Any] = json.loads(NUMBERS.read_text())
-    return numbers
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        fact = 'the review model needs transformers: pip install "transformers>=5.0"'
-        raise OptionError(fact) from None
-    return transformers
+    return numbers(NUMBERS)
