@@ -23,8 +23,8 @@ SHOWN: ContextVar[Progress | None] = ContextVar("SHOWN", default=None)
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Around an import of Rich, which draws one of Python's
-    random numbers when it is first imported, and that is put back."""
+    """Around an import of Rich, which draws one of Python's random numbers when it is first
+    imported: that is put back."""
     before = random.getstate()
     try:
         yield
