@@ -196,7 +196,44 @@ def plain_difference(m, x):
     return m.last(x + (m.block(x) - x))
 
 
-BASES = {"dropped": dropped_hidden, "passed": passed_chosen, "plain": plain}
+# -- one token picked several times; some features of the picked tokens changed
+
+
+def best(m, x):
+    return m.router(x).squeeze(-1).argmax(1, keepdim=True).unsqueeze(-1)
+
+
+def repeated_joined(m, x):
+    one = x.gather(1, best(m, x).expand(-1, 1, WIDTH))
+    return m.last(torch.cat([x[:, :1], one, one, one], 1))
+
+
+def repeated_expanded(m, x):
+    return m.last(torch.cat([x[:, :1], x.gather(1, best(m, x).expand(-1, 3, WIDTH))], 1))
+
+
+def half(m, x):
+    return m.block.mlp(x)[..., : WIDTH // 2]
+
+
+def halved_chosen(m, x):
+    changed = x[..., : WIDTH // 2] + half(m, x).masked_fill(m.hidden(x)[..., None], 0)
+    return m.last(torch.cat([changed, x[..., WIDTH // 2 :]], -1))
+
+
+def halved_added(m, x):
+    where = m.kept(x)
+    index = where.unsqueeze(-1).expand(-1, -1, WIDTH // 2)
+    return m.last(x.scatter_add(1, index, half(m, picked(x, where))))
+
+
+BASES = {
+    "dropped": dropped_hidden,
+    "passed": passed_chosen,
+    "plain": plain,
+    "repeated": repeated_joined,
+    "halved": halved_chosen,
+}
 WRITTEN = [
     function
     for name, function in list(globals().items())

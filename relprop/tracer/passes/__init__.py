@@ -145,7 +145,6 @@ PASSES = (
     Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
-    Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(join_sums_by_index, "experts' tokens come back at once"),
     Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),

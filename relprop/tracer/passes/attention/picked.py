@@ -26,7 +26,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.labels import along
+from relprop.tracer.labels import LARGEST, along
 
 PICKS = frozenset({Kind.GATHER, Kind.INDEX})
 #: What lies between the values of all keys and those that were picked.
@@ -44,6 +44,8 @@ def spread_picked(graph: fx.Graph, constants: Constants) -> None:
 def _spread(node: fx.Node, constants: Constants) -> fx.Node | None:
     weights, picked = arguments(node)
     if rank(weights) < 3 or shape_of(weights)[-2] != 1 or rank(weights) != rank(picked):
+        return None
+    if val(picked).numel() > LARGEST:  # not tried out; it is explained as it stands
         return None
     way = _way(picked)
     last = [i for i, n in enumerate(way) if _picks_by_input(n, constants)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, fx
 
@@ -54,9 +56,9 @@ def _exponents(at: fx.Node, e: fx.Node, axis: int, constants: Constants) -> fx.N
     own = kind(e) is Kind.SOFTMAX and arguments(e)[1] - rank(e) == axis - rank(at)
     if is_call(e, aten.exp) or own:
         return operand(e)
-    if (kept := _kept(at, e, constants)) is not None:
-        scores = _exponents(at, kept[0], axis, constants)
-        return None if scores is None else _without(at, scores, kept[1])
+    if (part := kept(e, constants)) is not None:
+        scores = _exponents(at, part.x, axis, constants)
+        return None if scores is None else _without(at, scores, part.hidden(at))
     if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in arguments(e)):
         return None
     both = [_exponents(at, x, axis, constants) for x in arguments(e)]
@@ -64,15 +66,32 @@ def _exponents(at: fx.Node, e: fx.Node, axis: int, constants: Constants) -> fx.N
     return None if None in both else emit(at, op, *both)
 
 
-def _kept(at: fx.Node, e: fx.Node, constants: Constants) -> tuple[fx.Node, fx.Node] | None:
-    """The tensor of which a call keeps some numbers, all others being 0, and which are those."""
-    if is_call(e, aten.where) and is_number(arguments(e)[2], 0):
-        return arguments(e)[1], emit(at, aten.logical_not.default, operand(e))
-    if is_call(e, aten.masked_fill) and is_number(arguments(e)[2], 0):
-        return operand(e), arguments(e)[1]
-    for inner, mask in (e.args, arguments(e)[::-1]) if is_call(e, aten.mul) else ():
-        if is_tensor(inner) and is_mask(mask, constants):
-            return inner, emit(at, aten.eq.Scalar, mask, 0)
+@dataclass(frozen=True)
+class Kept:
+    """What a call keeps of ``x``, all else being 0: where a ``condition`` holds, or, ``negated``,
+    where it does not. The condition is truth values, or a mask of zeros and ones."""
+
+    x: fx.Node
+    condition: fx.Node
+    negated: bool = False
+
+    def hidden(self, at: fx.Node) -> fx.Node:
+        """Where nothing is kept, as truth values."""
+        return self.condition if self.negated else emit(at, aten.eq.Scalar, self.condition, 0)
+
+
+def kept(node: fx.Node, constants: Constants) -> Kept | None:
+    """What a choice between a tensor and 0, a fill by 0, or a product with a mask keeps."""
+    args = arguments(node)
+    if is_call(node, aten.masked_fill) and is_number(args[2], 0):
+        return Kept(args[0], args[1], negated=True)
+    if is_call(node, aten.where) and len(args) == 3:
+        for x, other, negated in ((args[1], args[2], False), (args[2], args[1], True)):
+            if is_tensor(x) and is_number(other, 0):
+                return Kept(x, args[0], negated)
+    for x, mask in (args, args[::-1]) if is_call(node, aten.mul) else ():
+        if is_tensor(x) and is_mask(mask, constants):
+            return Kept(x, mask)
     return None
 
 

@@ -69,22 +69,24 @@ def as_gather(node: fx.Node) -> fx.Node | None:
 
 
 def _whole_rows(gather: fx.Node) -> fx.Node | None:
-    """A ``gather`` of whole rows, by one index that is repeated along all other axes."""
+    """A ``gather`` of whole rows, by one index."""
     x, dim, index = arguments(gather)[:3]
-    axis, picked, shape = dim % max(rank(x), 1), shape_of(index), shape_of(x)
-    one = row_index(dim, index)
-    if one is None or [*picked[:axis], *picked[axis + 1 :]] != [*shape[:axis], *shape[axis + 1 :]]:
+    where = row_index(gather, x, dim, index)
+    if where is None:
         return None
-    return emit(gather, aten.index.Tensor, x, [*[None] * axis, reshaped(gather, one, [-1])])
+    return emit(gather, aten.index.Tensor, x, [*[None] * (dim % rank(x)), where])
 
 
-def row_index(dim: int, index: fx.Node) -> fx.Node | None:
-    """What is repeated along all axes but one in an index along that."""
+def row_index(at: fx.Node, x: fx.Node, dim: int, index: fx.Node) -> fx.Node | None:
+    """Which rows of ``x`` an index along an axis names, (rows,), if it names whole ones: each of
+    its numbers is repeated along all other axes of ``x``."""
     if kind(index) is not Kind.EXPAND:
         return None
-    one = operand(index)
+    one, axis, wide = operand(index), dim % max(rank(x), 1), shape_of(index)
     lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
-    return one if math.prod(lengths) == lengths[dim % rank(index)] else None
+    repeated = math.prod(lengths) == lengths[axis] == wide[axis]
+    whole = all(n == s for i, (n, s) in enumerate(zip(wide, shape_of(x), strict=True)) if i != axis)
+    return reshaped(at, one, [-1]) if repeated and whole else None
 
 
 def _of_one_axis(node: fx.Node) -> fx.Node | None:

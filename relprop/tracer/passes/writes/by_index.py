@@ -8,7 +8,7 @@ import math
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations import argument, is_call, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -21,6 +21,7 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
+from relprop.tracer.passes.spelling.picking import row_index
 from relprop.tracer.passes.writes.masks import mask_of
 from relprop.tracer.passes.writes.places import put, put_slice
 
@@ -39,18 +40,9 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
 
 
 def _rows_of(node: fx.Node) -> fx.Node | None:
-    """The places to which ``scatter_add`` brings whole rows: one index, repeated along all other
-    axes."""
+    """The places to which ``scatter_add`` brings whole rows."""
     base, dim, index, source = arguments(node)[:4]
-    axis = dim % max(rank(node), 1)
-    if kind(index) is not Kind.EXPAND or shape_of(index) != shape_of(source):
-        return None
-    one = operand(index)
-    lengths = [1] * (rank(index) - rank(one)) + shape_of(one)
-    if math.prod(lengths) != lengths[axis] or lengths[axis] != shape_of(source)[axis]:
-        return None
-    shapes = [[s for i, s in enumerate(shape_of(x)) if i != axis] for x in (base, source)]
-    return reshaped(node, one, [-1]) if shapes[0] == shapes[1] else None
+    return row_index(node, base, dim, index) if shape_of(index) == shape_of(source) else None
 
 
 def put_by_index(node: fx.Node) -> fx.Node | None:

@@ -3,6 +3,7 @@ written back."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import torch
@@ -18,7 +19,6 @@ from relprop.tracer.editing import (
     is_number,
     is_tensor,
     rank,
-    reshaped,
     shape_of,
     swap,
     val,
@@ -42,33 +42,32 @@ def _written_back(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.scatter_add):
         base, dim, index, source = arguments(node)[:4]
         once = shape_of(index) == shape_of(source) and _is_once(index, dim % rank(node), constants)
-        return _into(node, base, source, [dim, index]) if once else None
+        return _along(node, base, source, dim, index) if once else None
     if is_call(node, aten.index_add) and is_number(argument(node, "alpha") or 1, 1):
         base, dim, index, source = arguments(node)[:4]
         once = rank(index) == 1 and _is_once(index, 0, constants)
-        return _into(node, base, source, [*[None] * (dim % rank(node)), index]) if once else None
+        return _at(node, base, source, [*[None] * (dim % rank(node)), index]) if once else None
     if is_call(node, aten.index_put) and argument(node, "accumulate"):
         base, indices, source = arguments(node)[:3]
-        return _into(node, base, source, indices) if _are_once(indices, constants) else None
+        return _at(node, base, source, indices) if _are_once(indices, constants) else None
     return None
 
 
-def _into(node: fx.Node, base: fx.Node, source: fx.Node, where: list[object]) -> fx.Node:
-    """``source`` added to what is in ``base`` at some places: an index of each axis, or an axis and
-    the index along it."""
-    if isinstance(where[0], int) and (rows := row_index(*where)) is not None:  # type: ignore[arg-type]
-        where = [*[None] * (where[0] % rank(base)), reshaped(node, rows, [-1])]
-    along = isinstance(where[0], int)
+def _at(node: fx.Node, base: fx.Node, source: fx.Node, indices: list[fx.Node | None]) -> fx.Node:
+    """``base`` with ``source`` added to what is at some places, by an index of each axis."""
     if not is_number(base, 0):
-        there = (
-            emit(node, aten.gather.default, base, *where)  # type: ignore[arg-type]
-            if along
-            else emit(node, aten.index.Tensor, base, list(where))  # type: ignore[arg-type]
-        )
+        source = emit(node, aten.add.Tensor, emit(node, aten.index.Tensor, base, indices), source)
+    return emit(node, aten.index_put.default, base, indices, source)
+
+
+def _along(node: fx.Node, base: fx.Node, source: fx.Node, dim: int, index: fx.Node) -> fx.Node:
+    """The same by one index along an axis, as ``scatter`` has it."""
+    if (rows := row_index(node, base, dim, index)) is not None:
+        return _at(node, base, source, [*[None] * (dim % rank(base)), rows])
+    if not is_number(base, 0):
+        there = emit(node, aten.gather.default, base, dim, index)
         source = emit(node, aten.add.Tensor, there, source)
-    if along:
-        return emit(node, aten.scatter.src, base, *where, source)  # type: ignore[arg-type]
-    return emit(node, aten.index_put.default, base, list(where), source)  # type: ignore[arg-type]
+    return emit(node, aten.scatter.src, base, dim, index, source)
 
 
 def _write_into(node: fx.Node) -> None:
@@ -83,39 +82,40 @@ def _write_into(node: fx.Node) -> None:
         if not alone or not is_number(operand(write), 0):
             continue
         base = added(node, [t for t in terms if t is not term])
-        if shape_of(base) == shape_of(write):
-            _, *where, source = arguments(write)[:4]
-            swap(node, _into(node, base, source, list(where[0]) if put else where))
-            return
+        if shape_of(base) != shape_of(write):
+            continue
+        if put:
+            indices, source = arguments(write)[1:3]
+            swap(node, _at(node, base, source, indices))
+        else:
+            dim, index, source = arguments(write)[1:4]
+            swap(node, _along(node, base, source, dim, index))
+        return
 
 
 def _is_mask(index: fx.Node | None) -> bool:
+    """Whether an index is one of truth values."""
     return index is not None and val(index).dtype == torch.bool
 
 
 def _are_once(indices: list[fx.Node | None], constants: Constants) -> bool:
     """Whether an index and, of the samples or heads beside it, each its own name no place twice."""
     given = [index for index in indices if index is not None]
-    if any(_is_mask(index) for index in given):
-        return False
-    live = [i for i in given if constants.value(i) is None]
-    beside = [constants.value(i) for i in given if constants.value(i) is not None]
-    if len(live) != 1 or len(beside) > 1:
+    held = [value for index in given if (value := constants.value(index)) is not None]
+    live = [index for index in given if constants.value(index) is None]
+    if any(_is_mask(index) for index in given) or len(live) != 1 or len(held) > 1:
         return False
     (index,) = live
     for axis in range(rank(index)):
         others = [size for i, size in enumerate(shape_of(index)) if i != axis]
         if _is_once(index, axis, constants):
-            return all(isinstance(b, Tensor) and _counts(b, others) for b in beside)
+            return all(isinstance(b, Tensor) and _counts(b, others) for b in held)
     return False
 
 
 def _counts(beside: Tensor, others: list[int]) -> bool:
     """Whether a constant has another number for each place along the other axes."""
-    count = 1
-    for size in others:
-        count *= size
-    return beside.numel() == count == len(beside.unique())
+    return beside.numel() == math.prod(others) == len(beside.unique())
 
 
 def _is_once(index: fx.Node, axis: int, constants: Constants) -> bool:
