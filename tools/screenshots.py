@@ -1,6 +1,7 @@
 """Pictures of the site and of a report as a reader sees them: wide and on a phone, light and dark.
 
     make docs && python -m tools.screenshots --out build/screenshots
+    make docs && python -m tools.screenshots --docs    # those that the documentation shows
 
 Also says which page can be scrolled sideways, which none should.
 """
@@ -18,8 +19,9 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 
-WIDTHS, SCHEMES, HEIGHT = (1280, 390), ("light", "dark"), 900
+WIDTHS, SCHEMES, HEIGHT, TALL = (1280, 390), ("light", "dark"), 900, 1960
 SITE = Path(__file__).parents[1] / "docs/_build/html"
+PICTURES = Path(__file__).parents[1] / "docs/pictures"
 PAGES = {"site": "index.html", "gallery": "gallery/index.html", "methods": "methods.html"}
 
 
@@ -52,11 +54,29 @@ def taken(browser: Any, pages: dict[str, Path], out: Path) -> Iterator[tuple[str
             context.close()
 
 
+def for_docs(browser: Any, report: Path, out: Path) -> None:
+    """The report for its first target, light, and for its second one, dark; the site's first
+    page."""
+    for target, scheme in enumerate(SCHEMES):
+        page = browser.new_page(viewport={"width": 1100, "height": TALL}, color_scheme=scheme)
+        page.goto(report.resolve().as_uri())
+        page.locator("#target").select_option(index=target)
+        page.wait_for_timeout(300)
+        page.screenshot(path=out / f"report-{scheme}.png")
+        page.close()
+    page = browser.new_page(viewport={"width": WIDTHS[0], "height": HEIGHT}, color_scheme="light")
+    page.goto((SITE / PAGES["site"]).resolve().as_uri())
+    page.wait_for_timeout(300)
+    page.screenshot(path=out / "site.png")
+    page.close()
+
+
 def main() -> None:
     """Take all pictures; exit code 1 if a page can be scrolled sideways."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/screenshots"))
     parser.add_argument("--site", type=Path, default=SITE, help="what make docs built")
+    parser.add_argument("--docs", action="store_true", help="write docs/pictures alone")
     given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -64,6 +84,10 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        if given.docs:
+            for_docs(browser, report(Path(folder)), PICTURES)
+            browser.close()
+            return
         pages = {name: given.site / page for name, page in PAGES.items()}
         there = {name: path for name, path in pages.items() if path.exists()}
         found = dict(taken(browser, there | {"report": report(Path(folder))}, given.out))
