@@ -14,6 +14,7 @@ from torch import nn
 
 from relprop.adapters.base import ready
 from relprop.errors import InputError, message
+from relprop.opening.bounds import bounded, refuse_counts
 from relprop.opening.rows import Foreign, refusing
 
 ELSEWHERE = (
@@ -44,6 +45,7 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
             written = json.loads(config.read_text(encoding="utf-8"))
             if not isinstance(written, dict):
                 raise TypeError(f"it holds {type(written).__name__}, not settings by name")
+        refuse_counts(written, name)
         if "architecture" in written and "model_type" not in written:  # as timm writes it
             return _timm(f"local-dir:{folder}", name), _opened(inputs), processor
         name = str(folder)
@@ -65,7 +67,7 @@ def _timm(source: str, name: str) -> nn.Module:
             f"timm {timm.__version__} has no model {source!r}",
             then=then or ["timm.list_models() lists them"],
         )
-    with refusing(f"{name!r} could not be loaded", ELSEWHERE):
+    with refusing(f"{name!r} could not be loaded", ELSEWHERE), bounded(name):
         model: nn.Module = timm.create_model(source, pretrained=True).eval()
         return model
 
@@ -74,7 +76,7 @@ def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_co
     """A model of ``transformers``, its inputs, and the processor that was saved with it."""
     transformers = _library("transformers", name)
     try:
-        with refusing(f"{name!r} could not be loaded", ELSEWHERE):
+        with refusing(f"{name!r} could not be loaded", ELSEWHERE), bounded(name):
             config = _config(transformers, name, trust_remote_code)
             named = _class(config, name, trust_remote_code)
             model = named.from_pretrained(name, config=config).eval()
@@ -123,8 +125,11 @@ def _alike(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _config(transformers: Foreign, name: str, trust_remote_code: bool) -> Foreign:
-    """The model's config. Raises ``InputError`` where it is code that may not run."""
+    """The model's config. Raises ``InputError`` where it is code that may not run, and where it
+    counts more parts than can be."""
     try:
+        settings, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        refuse_counts(settings, name)
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except ValueError as error:
         if "trust_remote_code" not in str(error):
