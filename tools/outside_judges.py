@@ -21,18 +21,22 @@ METHODS = ("transformer_attribution", "gae", "rollout", "attnlrp", "gradient_x_i
 
 
 def metrics() -> Mapping[str, Any]:
-    """Quantus' metrics by name, as they come: where the evidence is, how few pixels hold it, what
-    happens when pixels are taken away. Raises ``OptionError`` without Quantus."""
+    """Quantus' metrics by name: where the largest pixel is, how much of the map and of its largest
+    pixels lies on the digit, how few pixels hold the map (larger is better), and the class's mean
+    probability while pixels are taken away (smaller is better).
+
+    Raises ``OptionError`` without Quantus."""
     try:
         import quantus
     except ImportError:
         raise OptionError('Quantus is needed: pip install "relprop[quantus]"') from None
     how = {"disable_warnings": True, "display_progressbar": False}
-    flips = {"features_in_step": 32, "perturb_baseline": "black", "return_auc_per_sample": True}
+    sizes = how | {"abs": True}  # of a signed map, the sum inside is no part of the whole sum
+    flips = {"features_in_step": 32, "perturb_baseline": "black"}
     return {
-        "PointingGame": quantus.PointingGame(**how),
-        "RelevanceMassAccuracy": quantus.RelevanceMassAccuracy(**how),
-        "RelevanceRankAccuracy": quantus.RelevanceRankAccuracy(**how),
+        "PointingGame": quantus.PointingGame(**sizes),
+        "RelevanceMassAccuracy": quantus.RelevanceMassAccuracy(**sizes),
+        "RelevanceRankAccuracy": quantus.RelevanceRankAccuracy(**sizes),
         "Sparseness": quantus.Sparseness(**how),
         "PixelFlipping": quantus.PixelFlipping(**flips, **how),
     }

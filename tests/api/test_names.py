@@ -26,11 +26,12 @@ def test_misspelt_names_and_options_are_errors_for_a_type_checker(tmp_path):
     page = tmp_path / "page.py"
     right = ["relprop.explain", "relprop.testing.check_rule"]
     right += [f"relprop.{f}(m, x, method='gae', head_fusion='max')" for f in ("explain", "compile")]
-    right += ["relprop.explain(m, x, **{'mine': 1})"]
+    right += ["relprop.explain(m, x, method='mine', **own)"]  # options of a method of one's own
     wrong = ["relprop.explian", "relprop.testing.check_rul"]
     wrong += [f"relprop.{f}(m, x, methd='gae')" for f in ("explain", "compile", "compare")]
     wrong += ["relprop.explain_generation(m, x, nsteps=3)", "relprop.explain(m, x, n_steps='3')"]
     lines = ["from typing import Any", "import relprop", "m: Any = None", "x: Any = None"]
+    lines += ["own: dict[str, Any] = {'mine': 1}"]
     page.write_text("\n".join(lines + right + wrong) + "\n")
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

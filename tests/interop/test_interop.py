@@ -171,3 +171,6 @@ def test_quantus_finds_maps_where_the_digit_is():
     for metric in ("RelevanceMassAccuracy", "RelevanceRankAccuracy"):
         best, blind = found["transformer_attribution"][metric], found["random"][metric]
         assert best > 2 * blind and best > found["rollout"][metric]
+    assert all(row["RelevanceMassAccuracy"] <= 1 for row in found.values())
+    left = {method: row["PixelFlipping"] for method, row in found.items()}
+    assert max(left, key=left.get) == "random" and 0 <= left["attnlrp"] < left["random"] / 2

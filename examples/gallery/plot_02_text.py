@@ -39,7 +39,7 @@ print("reasons of the grammar:", *reasons)
 print("highest scores:", strongest(explanation.words(shortest)))
 
 # %%
-# The tokens of the review as bars; grey ones are no content.
+# The words of the review, the stronger the more they count:
 
 alone = relprop.explain(model, [sample.inputs], processor=tokenizer)
 fig = alone.plot()
@@ -48,7 +48,7 @@ fig = alone.plot()
 # These scores are never negative: they say where the answer was read, not which way each word
 # pulled. A signed method at the input says which way. Here AttnLRP,
 # whose scores add up to the logit less what biases and constants absorb
-# (:doc:`/methods-relevance`); red is for the answer, blue against it.
+# (:doc:`/methods-relevance`); orange is for the answer, blue against it.
 
 signed = relprop.explain(
     model,
