@@ -5,7 +5,7 @@ alone is then made once for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import sum_of
 from relprop.interpreter.walk import Pending, Walk, apply, join, walk
 from relprop.plan import Plan
 from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -24,7 +26,17 @@ Hook = Callable[[Tensor], Tensor | None]
 #: and what it leaves for nodes further on.
 Passage = Callable[[Tensor, Values], tuple[Walk, Pending]]
 
-__all__ = ["Hook", "Passage", "Passing", "Walk", "abreast", "pending_at", "propagate", "shares_at"]
+__all__ = [
+    "Hook",
+    "Passage",
+    "Passing",
+    "Walk",
+    "abreast",
+    "pending_at",
+    "propagate",
+    "shares_at",
+    "shares_of",
+]
 
 
 @dataclass
@@ -192,3 +204,25 @@ def shares_at(plan: Plan, values: Values, node: fx.Node, relevance: Tensor) -> M
         return {i: sum_of(share) for i, share in enumerate(shares) if share is not None}
 
     return per_sample(one_sample, relevance, batched)  # type: ignore[no-any-return]
+
+
+def shares_of(
+    plan: Plan, values: Values, node: fx.Node, relevance: Tensor, operands: Collection[fx.Node]
+) -> Tensor:
+    """What some operands of ``node`` are given together of ``relevance`` (batch first), element by
+    element of the node's own value, whatever was broadcast to it."""
+    step, shape = plan.step_at[node], val(node).shape
+    read = {n: detached(v) for n, v in values.items()}
+    batched = {n: v for n, v in read.items() if is_batched(n)}
+    fixed = {n: v for n, v in read.items() if n not in batched}
+
+    def one_sample(arrived: Tensor, given: Values) -> Tensor:
+        known = fixed | given
+        wide = {o: known[o].expand(shape) for o in operands}
+        shares = apply(step, arrived, known | wide, None).shares
+        found = [s for s, o in zip(shares, step.operands, strict=True) if o in operands]
+        parts = [part for part in found if isinstance(part, Tensor)]
+        return sum(parts[1:], parts[0])
+
+    made: Tensor = per_sample(one_sample, relevance, batched)
+    return made

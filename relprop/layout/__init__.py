@@ -6,5 +6,6 @@ tensor. Knows no attention and no relevance.
 """
 
 from relprop.layout.lattice import Layout, lay_out, placing
+from relprop.layout.places import Places, places_of
 
-__all__ = ["Layout", "lay_out", "placing"]
+__all__ = ["Layout", "Places", "lay_out", "places_of", "placing"]

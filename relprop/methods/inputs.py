@@ -27,7 +27,11 @@ Baseline = Tensor | float | Mapping[str, Tensor | float | None] | None
 
 def lrp(at: InputStudy) -> Mapping[str, Tensor]:
     """Relevance by Eq. 4 (z⁺, rule set ``lrp``), or by any other rule set, down to the inputs.
-    Signed where adds are: Eq. 6."""
+    Signed where adds are: Eq. 6.
+
+    Option of all methods of relevance at the input: ``positions=True`` adds to each token what the
+    position terms at its place received (Bakish et al. 2025).
+    """
     return at.relevances
 
 

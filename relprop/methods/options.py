@@ -23,6 +23,7 @@ class SeedlessOptions(TypedDict, total=False):
     n_steps: int
     noise: float
     normalize_rows: bool
+    positions: bool
     stdev: float | Mapping[str, float]
     stdevs: float | Mapping[str, float]
     stride: object

@@ -38,6 +38,7 @@ from relprop.runner.method import Method
 
 GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
+PLACED = ("positions",)
 
 SHIPPED: dict[str, Method] = {
     method.name: replace(method, plain=PLAIN[method.name])
@@ -169,6 +170,7 @@ SHIPPED: dict[str, Method] = {
             RELEVANCE,
             level="input",
             rules="lrp",
+            shared=PLACED,
             signed=True,
             cost="3",
             source="Binder et al., ICANN 2016",
@@ -204,6 +206,7 @@ SHIPPED: dict[str, Method] = {
             RELEVANCE,
             level="input",
             rules="attnlrp",
+            shared=PLACED,
             signed=True,
             cost="2",
             source="Achtibat et al., ICML 2024",
@@ -215,6 +218,7 @@ SHIPPED: dict[str, Method] = {
             RELEVANCE,
             level="input",
             rules="cp_lrp",
+            shared=PLACED,
             signed=True,
             cost="2",
             source="Ali et al., ICML 2022",
@@ -226,6 +230,7 @@ SHIPPED: dict[str, Method] = {
             RELEVANCE,
             level="input",
             rules="epsilon",
+            shared=PLACED,
             signed=True,
             cost="2",
             source="Bach et al., PLOS ONE 2015",
@@ -237,6 +242,7 @@ SHIPPED: dict[str, Method] = {
             RELEVANCE,
             level="input",
             rules=lambda options: rules.lrp_gamma(options["gamma"], options["conv_gamma"]),
+            shared=PLACED,
             signed=True,
             cost="4",
             source="Achtibat et al., ICML 2024",

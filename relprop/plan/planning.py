@@ -15,6 +15,7 @@ from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
 from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
+from relprop.plan.positions import PositionTerms, position_terms
 from relprop.plan.steps import PICK, Finding, Step, argument_names, other_role
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
@@ -30,7 +31,7 @@ from relprop.tracer.program import Program, Site, describe, is_floating
 class Plan:
     """What to do at every node, from the target down. ``steps`` run in order; ``keep`` are the
     values they read; ``wanted`` where relevance is handed out. ``memo``: what others worked out
-    about this plan."""
+    about this plan. ``positions``: where position terms enter, if relevance ends at them, too."""
 
     program: Program
     rules: RuleSet
@@ -41,6 +42,7 @@ class Plan:
     joined: frozenset[fx.Node]
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
+    positions: PositionTerms = field(default_factory=dict)
     memo: Memo = field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @cached_property
@@ -100,13 +102,14 @@ def make_plan(
     wanted: frozenset[fx.Node],
     *,
     on_unknown: str = "generic",
+    positions: bool = False,
 ) -> Plan:
     """Match every node on the way from ``starts`` up to ``wanted`` with a rule.
 
     ``on_unknown="error"`` refuses an op without a rule anywhere between input and target, naming
     op, module path and source line; so does an op of which PyTorch cannot take a derivative,
     always. ``"collect"`` refuses nothing and lists these among the findings: for a report, not for
-    a run.
+    a run. ``positions``: relevance ends at position terms, too, and is handed out where they enter.
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
@@ -117,8 +120,11 @@ def make_plan(
     )
     if on_unknown == "error":
         _refuse_unknown(flow, starts, treated, rules)
-    seen = frozenset(w for w in wanted if w in flow.members and w not in inner)
-    planning = Planning(program, rules, flow, seen, gate_notes(flow, sites), on_unknown, findings)
+    terms = position_terms(program, flow) if positions else {}
+    terms = {n: found for n, found in terms.items() if n not in treated}
+    seen = frozenset(w for w in {*wanted, *terms} if w in flow.members and w not in inner)
+    notes = gate_notes(flow, sites)
+    planning = Planning(program, rules, flow, seen, notes, on_unknown, findings, terms)
     steps = planning.steps(starts, outputs, inner)
     return planning.plan(starts, steps, sites)
 
@@ -150,6 +156,7 @@ class Planning:
     notes: Mapping[fx.Node, Note]
     on_unknown: str = "generic"
     findings: list[Finding] = field(default_factory=list)
+    positions: PositionTerms = field(default_factory=dict)
     needed: set[fx.Node] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,14 +186,16 @@ class Planning:
 
     def _step(self, node: fx.Node) -> Step:
         operands, rebuild = template(node, self.program.dtype)
-        roles = tuple("activation" if o in self.flow.members else other_role(o) for o in operands)
-        flows = [role == "activation" for role in roles]
+        terms = self.positions.get(node, ())
+        flows = [o in self.flow.members or o in terms for o in operands]
+        both = zip(operands, flows, strict=True)
+        roles = tuple("activation" if flow else other_role(o) for o, flow in both)
         return Step(
             node,
             self._rule(node, lone=sum(flows) == 1),
             operands,
             roles,
-            tuple(o in self.needed and f for o, f in zip(operands, flows, strict=True)),
+            tuple(o in self.needed or o in terms for o in operands),
             rebuild,
             node.target,  # type: ignore[arg-type]
             node.target,
@@ -219,6 +228,7 @@ class Planning:
             joined,
             tuple(self.findings),
             sites,
+            {n: terms for n, terms in self.positions.items() if n in {s.node for s in steps}},
         )
 
 

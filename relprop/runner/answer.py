@@ -18,6 +18,8 @@ from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
+from relprop.runner.placed import OWN_POSITIONS
+from relprop.runner.relevance import POSITIONS
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Described, Run
@@ -230,14 +232,19 @@ def _block(values: SiteValues) -> Block:
 def at_input(study: InputStudy) -> Numbers:
     """``scores`` are the method's numbers summed over the axes that are no positions; nothing is
     rolled up, so ``row`` is ``scores`` and ``identity`` 0."""
-    by = study.needs.question.by
-    found = checked_attributions(study, by.function(study, **study.settings))
+    by, ledger = study.needs.question.by, study.ledger
+    own = {k: v for k, v in study.settings.items() if k in by.own_options()}
+    found = checked_attributions(study, by.function(study, **own))
     scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
+    if study.needs.positions is not None:
+        placed, rest = study.needs.positions.scores(study)
+        scores = {name: part + placed[name] for name, part in scores.items()}
+        ledger = None if ledger is None else ledger.with_reached(OWN_POSITIONS, POSITIONS, rest)
     kept = "input" in study.needs.question.keep
     return Numbers(
         {name: (part, torch.zeros_like(part)) for name, part in scores.items()},
         {name: found[name].detach() for name in scores} if kept else {},
-        ledger=study.ledger,
+        ledger=ledger,
     )
 
 

@@ -31,12 +31,13 @@ Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
 #: Options that are the same wherever a method has them: which sites (in forward order, −1 nearest
 #: the output), rows of Ā divided by their sums,
 #: how heads become one map, and which part of each map, its smallest entries, is set to 0 before
-#: the roll-up.
+#: the roll-up; at the input, whether what position terms receive is their tokens'.
 SHARED: dict[str, object] = {
     "layers": None,
     "normalize_rows": False,
     "head_fusion": "mean",
     "discard_ratio": 0.0,
+    "positions": False,
 }
 
 #: What a method may ask to be computed for it.

@@ -18,6 +18,7 @@ from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
+from relprop.runner.placed import Placed
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.runner.sites import (
@@ -44,6 +45,7 @@ class Needs:
     """``held``: nodes whose values are kept from the forward pass to the answer. ``watch``: nodes
     that stay attached to autograd. ``backward``: how the graph is passed backward. ``sites``: the
     attention sites between input and target, ``chosen`` those of them that ``layers=`` names.
+    ``positions``: where position terms enter, if they have scores, too.
     ``layers``: the outputs of the chosen sites' layers, ``features`` the tensors that
     ``target_layers=`` names. ``facts``: how the answer is made. ``notices``: what the user is to be
     warned of."""
@@ -57,6 +59,7 @@ class Needs:
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
+    positions: Placed | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[RelpropWarning, ...] = ()
 
@@ -120,8 +123,11 @@ def needs_at_input(
     reached = reached_inputs(session, starts)
     if unread := [name for name in session.chosen if name not in reached]:
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
-    leaves = tuple(reached.values())
-    plan = session.plan(starts, frozenset(leaves)) if "relevance" in question.needs else None
+    leaves, placed = tuple(reached.values()), question.settings.get("positions") is True
+    plan = None
+    if "relevance" in question.needs:
+        plan = session.plan(starts, frozenset(leaves), positions=placed)
+    positions = Placed.of(session, plan, reached) if placed else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
     facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
     notices, forms = session.notices(plan), PLAIN
@@ -138,12 +144,14 @@ def needs_at_input(
     backward = Backward(
         session.program, read_by(walked, in_chunks, heads), walked, None, forms, in_chunks, heads
     )
+    watch = leaves if positions is None else (*leaves, *positions.nodes)
     return Needs(
         session,
         question,
-        held=frozenset(leaves),
-        watch=leaves if by_gradient or "gradient" in question.needs else (),
+        held=frozenset(leaves).union(() if positions is None else positions.read),
+        watch=watch if by_gradient or "gradient" in question.needs else (),
         backward=backward,
+        positions=positions,
         facts=facts,
         notices=notices,
     )

@@ -12,6 +12,7 @@ from relprop.errors import JointStartWarning, message, warn
 from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.ledger import added as joined
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
@@ -21,9 +22,11 @@ from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets import Start, Term
 from relprop.tracer.calls import Values
-from relprop.tracer.program import Program, place
+from relprop.tracer.program import place
 from relprop.tracer.queries import Attention
 
+#: Under which name the ledger has what position terms received.
+POSITIONS = "positions"
 Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
 
 
@@ -100,8 +103,10 @@ class Relevance:
             away = account.arrived.device != home
             return account.with_tensors(lambda t: t.to(home)) if away else account
 
-        program = self.plan.program
-        reached = {_end_name(program, n): amount.to(home) for n, amount in walk.ended.items()}
+        reached: dict[str, Tensor] = {}
+        for node, amount in walk.ended.items():
+            name = _end_name(self.plan, node)
+            reached = joined(reached, {name: amount.to(home)})
         return Ledger(tuple(map(brought, walk.accounts)), self.started.to(like), reached)
 
 
@@ -160,13 +165,15 @@ def united(needs: Mapping[int, Needs]) -> dict[int, Needs]:
     for i, n in needs.items():
         q, plan = n.question, n.backward.plan
         if plan is not None and q.ledger is False and not (q.hooks or n.backward.segments):
-            key = (n.session.rules, plan.starts, q.by.starts_with, frozenset(n.backward.in_chunks))
+            chunked = frozenset(n.backward.in_chunks)
+            key = (n.session.rules, plan.starts, q.by.starts_with, chunked, bool(plan.positions))
             alike.setdefault(key, []).append(i)
     for some in alike.values():
         plans = [p for i in some if (p := needs[i].backward.plan) is not None]
         wanted = frozenset[fx.Node]().union(*(p.wanted for p in plans))
         for i in some:
-            found[i] = _by(needs[i], needs[some[0]].session.plan(plans[0].starts, wanted))
+            session, positions = needs[some[0]].session, bool(plans[0].positions)
+            found[i] = _by(needs[i], session.plan(plans[0].starts, wanted, positions=positions))
     return found
 
 
@@ -190,6 +197,8 @@ def _passage(plan: Plan, attention: Attention) -> Passage:
     return passage
 
 
-def _end_name(program: Program, node: fx.Node) -> str:
-    leaf = next((name for name, n in program.leaves.items() if n is node), None)
+def _end_name(plan: Plan, node: fx.Node) -> str:
+    leaf = next((name for name, n in plan.program.leaves.items() if n is node), None)
+    if leaf is None and any(node in terms for terms in plan.positions.values()):
+        return POSITIONS
     return f"input {leaf}" if leaf is not None else f"attention {place(node).call}"

@@ -57,15 +57,23 @@ class Session:
         """The same program under another rule set."""
         return replace(self, rules=named(rules, PRESETS))
 
-    def plan(self, starts: tuple[fx.Node, ...], wanted: frozenset[fx.Node]) -> Plan:
-        """The relevance pass from ``starts`` up to ``wanted``."""
+    def plan(
+        self,
+        starts: tuple[fx.Node, ...],
+        wanted: frozenset[fx.Node],
+        *,
+        positions: bool = False,
+    ) -> Plan:
+        """The relevance pass from ``starts`` up to ``wanted``, and to ``positions``, too."""
+        how = self.on_unknown
 
         def make() -> Plan:
+            program, rules = self.program, self.rules
             return make_plan(
-                self.program, self.model, self.rules, starts, wanted, on_unknown=self.on_unknown
+                program, self.model, rules, starts, wanted, on_unknown=how, positions=positions
             )
 
-        return self.kept(("relevance", self.rules, starts, wanted, self.on_unknown), make)
+        return self.kept(("relevance", self.rules, starts, wanted, how, positions), make)
 
     def notices(self, plan: Plan | None) -> tuple[RelpropWarning, ...]:
         """What the user is to be warned of: operations that took the generic rule, added rules that

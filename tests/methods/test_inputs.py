@@ -362,7 +362,7 @@ WRONG = {
         lambda: explain(method="integrated_gradients", steps=3),
     ),
     "option of another method": (
-        r"'lrp' has no option 'n_steps'; it has none",
+        r"'lrp' has no option 'n_steps'; it has positions",
         lambda: explain(method="lrp", n_steps=3),
     ),
     "layers": (

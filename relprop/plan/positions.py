@@ -1,0 +1,79 @@
+"""Position terms: what a model adds to its tokens, or turns them by, and makes of no explained
+input: position tables, waves, segments, the angles of rotary embeddings.
+
+Found from structure, never from names. Positional LRP (Bakish et al. 2025) takes them for a part of
+the input, beside the tokens: they are activations to the rules, and relevance ends at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
+from relprop.tracer.atoms import is_token
+from relprop.tracer.editing import shape_of, tensor_inputs
+from relprop.tracer.order import Flow
+from relprop.tracer.program import Program, is_floating
+
+#: The sums and products at which positions enter, each with the operands that hold them.
+PositionTerms = Mapping[fx.Node, tuple[fx.Node, ...]]
+
+
+def position_terms(program: Program, flow: Flow) -> PositionTerms:
+    """Where positions enter the tokens: sums with a tensor that has their axis and that no
+    explained input enters, and the two products of a rotation, x·C + J(x)·S.
+
+    What is added to the scores of attention (masks, relative positions) is a term of no one token
+    and is none.
+    """
+    scores = _scores(program, flow)
+    sums = [n for n in flow.nodes if kind(n) is Kind.SUM and n not in scores]
+    turning = {product for node in sums for product in _rotation(node, flow)}
+    found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for node in flow.nodes:
+        if node in turning or node in sums:
+            beside = dict.fromkeys(o for o in tensor_inputs(node) if o not in flow.members)
+            terms = tuple(o for o in beside if is_floating(o) and _spans_tokens(program, node, o))
+            found |= {node: terms} if terms and flow.inputs[node] else {}
+    return found
+
+
+def _scores(program: Program, flow: Flow) -> set[fx.Node]:
+    """What the softmax of any attention site is made of, back to a product of matrices."""
+    left = [site.softmax for site in program.sites if site.softmax in flow.members]
+    found = set(left)
+    while left:
+        above = [n for n in flow.inputs[left.pop()] if kind(n) in ELEMENTWISE | MOVES]
+        left += [n for n in above if n not in found]
+        found.update(above)
+    return found
+
+
+def _spans_tokens(program: Program, node: fx.Node, operand: fx.Node) -> bool:
+    """Whether an operand differs along an axis of the result that is tokens."""
+    axes = program.axes.get(node, ())[::-1]
+    both = zip(axes, shape_of(node)[::-1], shape_of(operand)[::-1], strict=False)
+    return any(is_token(axis) and size == own > 1 for axis, size, own in both)
+
+
+def _rotation(node: fx.Node, flow: Flow) -> tuple[fx.Node, ...]:
+    """The two products of one tensor's numbers, here and in other places, that a sum is of."""
+    terms = flow.inputs[node]
+    if len(terms) != 2 or any(kind(t) is not Kind.PRODUCT for t in terms):
+        return ()
+    turned = [flow.inputs[t] for t in terms]
+    if any(
+        len(live) != 1 or len(tensor_inputs(t)) != 2 for live, t in zip(turned, terms, strict=True)
+    ):
+        return ()
+    one, other = (_sources(live[0], flow) for live in turned)
+    return terms if one == other and turned[0] != turned[1] else ()
+
+
+def _sources(node: fx.Node, flow: Flow) -> set[fx.Node]:
+    """The tensors of which one shows numbers, in other places or with another sign."""
+    if kind(node) in MOVES or kind(node) is Kind.AFFINE:
+        return set().union(*(_sources(i, flow) for i in flow.inputs[node]))
+    return {node}

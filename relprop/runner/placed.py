@@ -1,0 +1,90 @@
+"""What position terms receive, as scores of their tokens: positional LRP (Bakish et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, fx
+
+from relprop.errors import OptionError, message
+from relprop.interpreter.batch import shares_of
+from relprop.layout import Places, places_of
+from relprop.plan import Plan
+from relprop.runner.positions import positions
+from relprop.runner.session import Session
+from relprop.tracer.editing import val
+
+if TYPE_CHECKING:
+    from relprop.runner.input_study import InputStudy
+
+#: Under which name the ledger has what the positions of a model's own tokens received.
+OWN_POSITIONS = "positions of the model's own tokens"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The position terms of a ``plan``, and at which positions of each input, by name, the elements
+    of the sums and products are that they enter."""
+
+    plan: Plan
+    places: Mapping[fx.Node, Mapping[str, Places]]
+
+    @classmethod
+    def of(cls, session: Session, plan: Plan | None, leaves: Mapping[str, fx.Node]) -> Placed:
+        """Those of a relevance pass. Raises ``OptionError`` where there are none."""
+        if plan is None or not plan.positions:
+            raise _none()
+        program, entering = session.program, tuple(plan.positions)
+        axes = {name: (leaf, positions(program, leaf)) for name, leaf in leaves.items()}
+        attention = frozenset(site.contraction for site in program.sites)
+        places = session.kept(
+            ("places", entering, tuple(axes)),
+            lambda: places_of(entering, axes, session.flow, attention),
+        )
+        return cls(plan, places)
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The sums and products."""
+        return tuple(self.plan.positions)
+
+    @property
+    def read(self) -> set[fx.Node]:
+        """What must be kept of the forward pass."""
+        return self.plan.read_at(self.nodes)
+
+    def scores(self, study: InputStudy) -> tuple[dict[str, Tensor], Tensor]:
+        """What position terms receive at each position of each explained input, (batch, positions),
+        by name; and what those of the model's own tokens do (a class token, which is at no position
+        of an input), (batch,)."""
+        batch, like = len(study.start.scalars), next(iter(study.relevances.values()))
+        counts = {n: _count(study, leaf) for n, leaf in study.leaves.items()}
+        found = {name: like.new_zeros(batch, count) for name, count in counts.items()}
+        whole = like.new_zeros(batch)
+        for node, terms in self.plan.positions.items():
+            arrived = study.relevance(node)
+            assert arrived is not None
+            values = study.run.values(study.session, self.plan.read_at([node]))
+            share = shares_of(self.plan, values, node, arrived, terms)
+            whole = whole + share.flatten(1).sum(1)
+            for name, there in self.places[node].items():
+                found[name] = found[name] + there.brought(share)
+        return found, whole - torch.stack([part.sum(1) for part in found.values()]).sum(0)
+
+
+def _count(study: InputStudy, leaf: fx.Node) -> int:
+    sizes = [val(leaf).shape[i] for i in positions(study.program, leaf)]
+    return torch.Size(sizes).numel()
+
+
+def _none() -> OptionError:
+    fact = (
+        "positions=True: relevance passes no position terms of this model: it adds no tensor to "
+        "its tokens that has their axis, and turns no queries and keys"
+    )
+    relative = "relative positions, which attention's scores have, are of no one token"
+    kept = "leave positions= out: what such terms absorb is in e.ledger.absorbed()"
+    return OptionError(message(fact, then=[relative, kept]))
