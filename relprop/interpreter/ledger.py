@@ -221,13 +221,6 @@ class Ledger:
             "residual": sum((a.residual for a in self.accounts), zero),
         }
 
-    def with_reached(self, name: str, of: str, amount: Tensor) -> Ledger:
-        """The same with ``amount``, (batch,), of what reached ``of`` under a ``name`` of its
-        own."""
-        part = amount.to(self.started)
-        moved = added(self.reached, {of: -part, name: part})
-        return replace(self, reached=moved)
-
     def worst(self) -> float:
         """The largest |residual|/Σ|R| of any node and sample: the books balance if it is below
         1e-5."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from relprop import rules
 from relprop.methods.attention import rollout, transformer_attribution
@@ -38,7 +39,8 @@ from relprop.runner.method import Method
 
 GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
-PLACED = ("positions",)
+#: Relevance at the input.
+BY_RULES = partial(Method, level="input", shared=("positions",), signed=True)
 
 SHIPPED: dict[str, Method] = {
     method.name: replace(method, plain=PLAIN[method.name])
@@ -164,14 +166,11 @@ SHIPPED: dict[str, Method] = {
             cost="masks + 1",
             source="Xie et al., IJCAI 2023",
         ),
-        Method(
+        BY_RULES(
             "lrp",
             lrp,
             RELEVANCE,
-            level="input",
             rules="lrp",
-            shared=PLACED,
-            signed=True,
             cost="3",
             source="Binder et al., ICANN 2016",
         ),
@@ -200,50 +199,38 @@ SHIPPED: dict[str, Method] = {
             cost="2 n_steps + 4",
             source="Sundararajan et al., ICML 2017",
         ),
-        Method(
+        BY_RULES(
             "attnlrp",
             attnlrp,
             RELEVANCE,
-            level="input",
             rules="attnlrp",
-            shared=PLACED,
-            signed=True,
             cost="2",
             source="Achtibat et al., ICML 2024",
             starts_with="output",
         ),
-        Method(
+        BY_RULES(
             "cp_lrp",
             cp_lrp,
             RELEVANCE,
-            level="input",
             rules="cp_lrp",
-            shared=PLACED,
-            signed=True,
             cost="2",
             source="Ali et al., ICML 2022",
             starts_with="output",
         ),
-        Method(
+        BY_RULES(
             "epsilon_lrp",
             epsilon_lrp,
             RELEVANCE,
-            level="input",
             rules="epsilon",
-            shared=PLACED,
-            signed=True,
             cost="2",
             source="Bach et al., PLOS ONE 2015",
             starts_with="output",
         ),
-        Method(
+        BY_RULES(
             "lrp_gamma",
             lrp_gamma,
             RELEVANCE,
-            level="input",
             rules=lambda options: rules.lrp_gamma(options["gamma"], options["conv_gamma"]),
-            shared=PLACED,
-            signed=True,
             cost="4",
             source="Achtibat et al., ICML 2024",
             starts_with="output",

@@ -2,6 +2,16 @@
 meet."""
 
 from relprop.plan.planning import Plan, flowing, make_field_plan, make_plan
+from relprop.plan.positions import POSITIONS
 from relprop.plan.steps import Edge, Finding, Step
 
-__all__ = ["Edge", "Finding", "Plan", "Step", "flowing", "make_field_plan", "make_plan"]
+__all__ = [
+    "POSITIONS",
+    "Edge",
+    "Finding",
+    "Plan",
+    "Step",
+    "flowing",
+    "make_field_plan",
+    "make_plan",
+]

@@ -3,7 +3,6 @@ here; the run is straight-line code."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +15,15 @@ from relprop.operations import Kind, kind
 from relprop.plan.gates import gate_notes
 from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
 from relprop.plan.positions import PositionTerms, position_terms
-from relprop.plan.steps import PICK, Finding, Step, argument_names, other_role
+from relprop.plan.steps import (
+    PICK,
+    Finding,
+    Step,
+    argument_names,
+    kept,
+    other_role,
+    used_twice,
+)
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -71,7 +78,7 @@ class Plan:
     def keep_outside(self, inside: Collection[fx.Node]) -> frozenset[fx.Node]:
         """What is kept if the steps of some nodes make themselves what they read."""
         steps = [s for s in self.steps if s.node not in inside]
-        return _kept(steps) | self.joined.difference(inside)
+        return kept(steps) | self.joined.difference(inside)
 
     @property
     def generic(self) -> tuple[fx.Node, ...]:
@@ -217,27 +224,19 @@ class Planning:
 
     def plan(self, starts: tuple[fx.Node, ...], steps: list[Step], sites: tuple[Site, ...]) -> Plan:
         """The plan of these steps."""
-        joined = _used_twice(starts, steps) if self.rules.fan_out is not None else frozenset()
+        joined = used_twice(starts, steps) if self.rules.fan_out is not None else frozenset()
         return Plan(
             self.program,
             self.rules,
             starts,
             tuple(steps),
             self.wanted,
-            _kept(steps) | joined,
+            kept(steps) | joined,
             joined,
             tuple(self.findings),
             sites,
             {n: terms for n, terms in self.positions.items() if n in {s.node for s in steps}},
         )
-
-
-def _used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.Node]:
-    """The nodes at which several relevances meet."""
-    uses = Counter(starts)
-    for step in steps:
-        uses.update(o for o, n in zip(step.operands, step.needed, strict=True) if n)
-    return frozenset(n for n, count in uses.items() if count > 1)
 
 
 def _refuse_unknown(
@@ -251,17 +250,6 @@ def _refuse_unknown(
             continue
         if rules.for_op(node.target) is None and any(flow.reaches(node, s) for s in starts):
             _unknown(node, rules, "error", [])
-
-
-def _kept(steps: list[Step]) -> frozenset[fx.Node]:
-    """What the rules read, and always what is not differentiable (indices, masks): a move needs
-    those."""
-    keep: set[fx.Node] = set()
-    for step in steps:
-        if "output" in step.rule.reads:
-            keep.add(step.node)
-        keep |= {o for o in step.operands if "inputs" in step.rule.reads or not is_floating(o)}
-    return frozenset(keep)
 
 
 def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Finding]) -> Rule:

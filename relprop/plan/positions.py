@@ -17,6 +17,8 @@ from relprop.tracer.editing import shape_of, tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, is_floating
 
+#: Under which name the ledger has what position terms receive.
+POSITIONS = "positions"
 #: The sums and products at which positions enter, each with the operands that hold them.
 PositionTerms = Mapping[fx.Node, tuple[fx.Node, ...]]
 

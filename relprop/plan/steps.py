@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.rules.call import Call, Operand
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
-from relprop.tracer.facts import booked_as, place, role
+from relprop.tracer.facts import booked_as, is_floating, place, role
 
 #: Where a share goes: a node, and which of its outputs.
 Edge = tuple[fx.Node, int]
@@ -117,3 +118,22 @@ def argument_names(node: fx.Node, operands: tuple[fx.Node, ...]) -> tuple[str, .
         fx.node.map_arg(value, inside.append)
         found += [label] * len(inside)
     return tuple(found)
+
+
+def used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.Node]:
+    """The nodes at which several relevances meet."""
+    uses = Counter(starts)
+    for step in steps:
+        uses.update(o for o, n in zip(step.operands, step.needed, strict=True) if n)
+    return frozenset(n for n, count in uses.items() if count > 1)
+
+
+def kept(steps: list[Step]) -> frozenset[fx.Node]:
+    """What the rules read, and always what is not differentiable (indices, masks): a move needs
+    those."""
+    keep: set[fx.Node] = set()
+    for step in steps:
+        if "output" in step.rule.reads:
+            keep.add(step.node)
+        keep |= {o for o in step.operands if "inputs" in step.rule.reads or not is_floating(o)}
+    return frozenset(keep)

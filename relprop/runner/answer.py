@@ -18,8 +18,7 @@ from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
-from relprop.runner.placed import OWN_POSITIONS
-from relprop.runner.relevance import POSITIONS
+from relprop.runner.placed import apart
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
 from relprop.runner.rollup import Pairs
 from relprop.runner.run import Described, Run
@@ -239,7 +238,7 @@ def at_input(study: InputStudy) -> Numbers:
     if study.needs.positions is not None:
         placed, rest = study.needs.positions.scores(study)
         scores = {name: part + placed[name] for name, part in scores.items()}
-        ledger = None if ledger is None else ledger.with_reached(OWN_POSITIONS, POSITIONS, rest)
+        ledger = None if ledger is None else apart(ledger, rest)
     kept = "input" in study.needs.question.keep
     return Numbers(
         {name: (part, torch.zeros_like(part)) for name, part in scores.items()},

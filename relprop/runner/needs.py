@@ -113,20 +113,17 @@ def needs_at_input(
     cuts: Cuts,
 ) -> Needs:
     """What a method at the input needs. Raises ``OptionError`` for what only attention has."""
-    if question.keep - {"input"}:
-        raise OptionError(
-            f"keep={sorted(question.keep - {'input'})} is for methods over attention; "
-            f"method {question.method!r} has 'input' to keep"
-        )
+    if others := sorted(question.keep - {"input"}):
+        has = f"method {question.method!r} has 'input' to keep"
+        raise OptionError(f"keep={others} is for methods over attention; {has}")
     possible = possible_starts(session.program, list(targets))
     starts = tuple(n for n in possible if n in session.flow.members)
     reached = reached_inputs(session, starts)
     if unread := [name for name in session.chosen if name not in reached]:
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
-    leaves, placed = tuple(reached.values()), question.settings.get("positions") is True
-    plan = None
-    if "relevance" in question.needs:
-        plan = session.plan(starts, frozenset(leaves), positions=placed)
+    leaves, wanted = tuple(reached.values()), frozenset(reached.values())
+    passed, placed = "relevance" in question.needs, question.settings.get("positions") is True
+    plan = session.plan(starts, wanted, positions=placed) if passed else None
     positions = Placed.of(session, plan, reached) if placed else None
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
     facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
@@ -136,20 +133,17 @@ def needs_at_input(
         found = question.why_walked or apart or forms_of(plan)
         facts["relevance"] = f"walked: {found}" if isinstance(found, str) else ONE_GRADIENT
         forms = forms if isinstance(found, str) else found
-    walked = plan if forms is PLAIN else None
-    by_gradient = forms is not PLAIN
-    heads = Heads.of(
-        session.program, question, walked, starts, targets, cuts, differentiated=by_gradient
-    )
-    backward = Backward(
-        session.program, read_by(walked, in_chunks, heads), walked, None, forms, in_chunks, heads
-    )
+    walked, program = plan if forms is PLAIN else None, session.program
+    once = forms is not PLAIN
+    heads = Heads.of(program, question, walked, starts, targets, cuts, differentiated=once)
+    read = read_by(walked, in_chunks, heads)
+    backward = Backward(program, read, walked, None, forms, in_chunks, heads)
     watch = leaves if positions is None else (*leaves, *positions.nodes)
     return Needs(
         session,
         question,
-        held=frozenset(leaves).union(() if positions is None else positions.read),
-        watch=watch if by_gradient or "gradient" in question.needs else (),
+        held=wanted.union(() if positions is None else positions.read),
+        watch=watch if once or "gradient" in question.needs else (),
         backward=backward,
         positions=positions,
         facts=facts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,17 +11,15 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, message
 from relprop.interpreter.batch import shares_of
+from relprop.interpreter.ledger import Ledger, added
 from relprop.layout import Places, places_of
-from relprop.plan import Plan
+from relprop.plan import POSITIONS, Plan
 from relprop.runner.positions import positions
 from relprop.runner.session import Session
 from relprop.tracer.editing import val
 
 if TYPE_CHECKING:
     from relprop.runner.input_study import InputStudy
-
-#: Under which name the ledger has what the positions of a model's own tokens received.
-OWN_POSITIONS = "positions of the model's own tokens"
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,14 @@ class Placed:
             for name, there in self.places[node].items():
                 found[name] = found[name] + there.brought(share)
         return found, whole - torch.stack([part.sum(1) for part in found.values()]).sum(0)
+
+
+def apart(ledger: Ledger, own: Tensor) -> Ledger:
+    """Books in which what the positions of the model's own tokens received, (batch,), is an entry
+    of its own."""
+    part = own.to(ledger.started)
+    moved = {POSITIONS: -part, "positions of the model's own tokens": part}
+    return replace(ledger, reached=added(ledger.reached, moved))
 
 
 def _count(study: InputStudy, leaf: fx.Node) -> int:

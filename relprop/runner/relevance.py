@@ -16,7 +16,7 @@ from relprop.interpreter.ledger import added as joined
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
-from relprop.plan import Plan
+from relprop.plan import POSITIONS, Plan
 from relprop.runner.backward import read_by
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
@@ -25,8 +25,6 @@ from relprop.tracer.calls import Values
 from relprop.tracer.program import place
 from relprop.tracer.queries import Attention
 
-#: Under which name the ledger has what position terms received.
-POSITIONS = "positions"
 Hooks = Mapping[fx.Node, Callable[[Tensor], Tensor | None]]
 
 
