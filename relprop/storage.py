@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 FORMAT = "relprop-explanation-3"
 GENERATION = "relprop-generation-1"
-TENSORS = ("scores", "row", "identity", "content", "source", "matrix", "input", "layers", "spans")
+OF_TOKENS = ("scores", "row", "identity", "content", "padding", "source")
+TENSORS = (*OF_TOKENS, "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "texts", "clock")
 PLAIN = ("method", "rules", "facts")
 MAPS = ("attention", "gradient", "relevance")

@@ -153,6 +153,11 @@ class Adapter:
         may have length 1); ``None``: all of them."""
         return None
 
+    def padding(self, model: nn.Module, given: Given) -> Tensor | None:
+        """Which positions are padding, bool, of ``given.tensor``'s shape (axes without positions
+        may have length 1); ``None``: none of them."""
+        return None
+
     def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:
         """The ids that are special tokens, whatever text they stand in: what a saved explainer
         remembers of ``content``."""

@@ -30,10 +30,11 @@ class Places(Protocol):
 
 
 def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -> dict[str, Any]:
-    """The fields of ``TokenScores`` that say what the tokens are: content, labels, words, texts,
-    the clock, the original pictures."""
+    """The fields of ``TokenScores`` that say what the tokens are: content, padding, labels, words,
+    texts, the clock, the original pictures."""
     return {
         "content": _content(adapter.content(model, given), given, places),
+        "padding": _padding(adapter.padding(model, given), places),
         "tokens": _labels(_for_all(adapter, adapter.tokens(model, given), given, places), places),
         "words": _words(adapter.words(model, given), places),
         "texts": _texts(adapter.texts(model, given), places),
@@ -100,6 +101,14 @@ def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
     inside = (places.spans[..., 1] > 0) & (places.spans[..., 0] < torch.tensor(places.extent))
     placed = placed & inside.all(1)
     return placed if known is None else placed & _at_middles(known.cpu(), places)
+
+
+def _padding(known: Tensor | None, places: Places) -> Tensor | None:
+    """Which tokens were made from padding, the middle of what they were made from being that;
+    ``None`` where that or their places are not known."""
+    if known is None or places.spans is None:
+        return None
+    return _at_middles(known, places) & (places.source >= 0)
 
 
 def _at_middles(known: Tensor, places: Places) -> Tensor:

@@ -172,6 +172,11 @@ class HuggingFace(Adapter):
         special = is_special(given, self.special_ids(model, given.prepared.processor))
         return ~special if mask is None else ~special & mask.cpu()
 
+    def padding(self, model: nn.Module, given: Given) -> Tensor | None:
+        """By the mask that goes with the input."""
+        mask = no_padding(given)
+        return None if mask is None else ~mask.cpu()
+
     def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:
         """The tokenizer's, else the config's."""
         return tuple(sorted(special_ids(model, tokenizer_of(processor))))

@@ -46,6 +46,7 @@ def _refuse_unfit_stream(stream: TokenScores, batch: int) -> None:
     for name in ("scores", "row", "identity", "content"):
         _has(name, getattr(stream, name), (batch, tokens))
     _has("source", stream.source, (tokens,))
+    _may_have("padding", stream.padding, (batch, tokens))
     _may_have("matrix", stream.matrix, (batch, tokens, tokens))
     _fits("content", stream.content.dtype == torch.bool)
     _fits("sizes", all(isinstance(n, int) and n > 0 for size in sizes for n in size))

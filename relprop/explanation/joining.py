@@ -15,7 +15,7 @@ from relprop.explanation.explanation import Explanation
 from relprop.explanation.tokens import Block, TokenScores
 from relprop.interpreter.ledger import Ledger, join_ledgers
 
-TENSORS = ("scores", "row", "identity", "content", "matrix", "input", "layers")
+TENSORS = ("scores", "row", "identity", "content", "padding", "matrix", "input", "layers")
 LISTS = ("tokens", "words", "texts", "originals", "pictures")
 KINDS = ("attention", "gradient", "relevance")
 

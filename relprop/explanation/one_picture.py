@@ -32,6 +32,7 @@ def one_picture(stream: TokenScores, number: int) -> TokenScores:
     return replace(
         stream,
         **{n: getattr(stream, n)[:, mine] for n in ("scores", "row", "identity", "content")},
+        padding=None if stream.padding is None else stream.padding[:, mine],
         layers=None if stream.layers is None else stream.layers[:, :, mine],
         tokens=None,
         words=None,

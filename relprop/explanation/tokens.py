@@ -27,12 +27,14 @@ class TokenNames:
     """What the tokens of one input are, for every sample of a batch.
 
     ``content`` (batch, tokens), bool: which tokens are patches or words, and not class tokens,
-    separators or padding. ``tokens``: a label for each token, for text. ``words``: for each sample
+    separators or padding. ``padding`` (batch, tokens), bool: which are padding; ``None`` where none
+    is known to be. ``tokens``: a label for each token, for text. ``words``: for each sample
     its words, each with the tokens it is made of. ``texts``: each sample's text, the characters of
     each token in it, and where the turns of a chat stand.
     """
 
     content: Tensor
+    padding: Tensor | None = None
     tokens: list[list[str]] | None = None
     words: list[list[tuple[str, list[int]]]] | None = None
     texts: list[Text] | None = None

@@ -50,6 +50,7 @@ def pooled_tokens(tokens: TokenScores) -> tuple[TokenScores, str | None]:
         row=summed(tokens.row),
         identity=summed(tokens.identity),
         content=summed(tokens.content) > 0,
+        padding=None,
         source=torch.arange(math.prod(coarse)),
         grid=coarse if tokens.grid is not None else None,
         **per_token,

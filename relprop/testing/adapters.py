@@ -24,9 +24,9 @@ def check_adapter(
 
     The laws: the adapter *fits* the model; it *prepares* tensors with the batch first; the *inputs*
     it names are there; there is a *label* for every position, *words* are made of positions that
-    there are, *content* is bool and of the input's shape, the *clock* names an axis; *classes* are
-    strings that are found again; whether the model *predicts the next token*, and where, can be
-    told. What the adapter leaves out (``None``) is not asked for.
+    there are, *content* and *padding* are bool and of the input's shape, the *clock* names an axis;
+    *classes* are strings that are found again; whether the model *predicts the next token*, and
+    where, can be told. What the adapter leaves out (``None``) is not asked for.
 
     Raises ``CheckFailed``, which names every law that is broken and what to do.
 
@@ -34,7 +34,7 @@ def check_adapter(
     >>> from relprop.demo.review_model import review_model, review_tokenizer
     >>> kind, texts = relprop.adapters.HuggingFace, ["great acting", "a dull plot , sadly"]
     >>> print(relprop.testing.check_adapter(kind, review_model(), texts, processor=review_tokenizer()))
-    adapter HuggingFace: fits, prepares, inputs, labels, words, content, clock, classes, next token
+    adapter HuggingFace: fits, prepares, inputs, labels, words, content, padding, clock, classes, next token
     """  # noqa: E501
     examination = Examination(f"adapter {adapter.__name__}")
     fits = adapter.fits(model)
@@ -95,23 +95,24 @@ def _positions(examination: Examination, adapter: Adapter, model: nn.Module, giv
         fact = f"{len(words)} rows, positions {min(places, default=0)} to {max(places, default=0)}"
         then = f"a row per sample, each word with positions from 0 to {count - 1}"
         examination.law("words", right, fact, then)
-    content = _tried(examination, "content", lambda: adapter.content(model, given))
-    if content is not None:
-        _content(examination, content, given.tensor)
+    for law, says in (("content", adapter.content), ("padding", adapter.padding)):
+        found = _tried(examination, law, lambda says=says: says(model, given))  # type: ignore[misc]
+        if found is not None:
+            _of_positions(examination, law, found, given.tensor)
     clock = _tried(examination, "clock", lambda: adapter.clock(model, given))
     right = clock is None or (0 < clock[0] < given.tensor.dim() and clock[1] > 0)
     then = "(axis of the input, seconds per step), or None"
     examination.law("clock", right, f"clock() returned {clock}", then)
 
 
-def _content(examination: Examination, content: Any, tensor: Tensor) -> None:
-    right = isinstance(content, Tensor) and content.dtype == torch.bool
-    right = right and content.dim() == tensor.dim()
-    right = right and all(c in (1, n) for c, n in zip(content.shape, tensor.shape, strict=True))
-    got = f"{content.dtype} {list(content.shape)}" if isinstance(content, Tensor) else content
+def _of_positions(examination: Examination, law: str, said: Any, tensor: Tensor) -> None:
+    right = isinstance(said, Tensor) and said.dtype == torch.bool
+    right = right and said.dim() == tensor.dim()
+    right = right and all(c in (1, n) for c, n in zip(said.shape, tensor.shape, strict=True))
+    got = f"{said.dtype} {list(said.shape)}" if isinstance(said, Tensor) else said
     then = "bool, of the input's shape; an axis without positions may have length 1"
-    fact = f"content() returned {got} for an input {list(tensor.shape)}"
-    examination.law("content", right, fact, then)
+    fact = f"{law}() returned {got} for an input {list(tensor.shape)}"
+    examination.law(law, right, fact, then)
 
 
 def _next_token(

@@ -101,6 +101,59 @@ def test_special_tokens_positions_and_biases_are_told():
     assert not without.absorbed and not without.attention
 
 
+def llama():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        attention_bias=True,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_the_first_token_is_no_padding(tmp_path):
+    model, ids = llama(), torch.tensor([[7, 8, 9, 10, 11, 12], [3, 3, 7, 8, 9, 10]])
+    mask = (torch.arange(6) >= torch.tensor([[0], [2]])).long()
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    options = {"method": "transformer_attribution", "keep": "blocks"}
+    both = relprop.explain(model, inputs, (5, 9), **options)
+    assert torch.equal(both.streams["input_ids"].padding, mask == 0)
+    both.save(tmp_path / "e.safetensors")
+    parts = relprop.explain(model, inputs, (5, 9), **options, batch_size=1)
+    for e in (both, both[1], relprop.load(tmp_path / "e.safetensors"), parts):
+        found = e.sinks()
+        received = {"attention": e.blocks[1].attention, "relevance": e.blocks[1].relevance.abs()}
+        amounts = {kind: maps[-1].sum((0, 1)) for kind, maps in received.items()}
+        for kind, columns in {**amounts, "scores": e.scores[-1].abs()}.items():
+            share = list(getattr(found, kind).values())[-1].first[-1]
+            assert float(share) == pytest.approx(float(columns[2] / columns.sum()), rel=1e-5)
+            assert float(share) > 0.01
+    alone = relprop.explain(model, {"input_ids": ids[1:, 2:]}, (3, 9), **options).sinks()
+    shares = [s.scores["input_ids"].first[-1] for s in (both.sinks(), alone)]
+    assert float(shares[0]) == pytest.approx(float(shares[1]), rel=0.01)
+
+
+def test_what_each_block_absorbed():
+    ids = torch.tensor([[7, 8, 9, 10]])
+    e = relprop.explain(llama(), ids, (3, 5), method="attnlrp", ledger=True)
+    found = e.sinks().absorbed_in
+    assert list(found) == ["model.layers.0", "model.layers.1"]
+    for name, share in found.items():
+        inside = [a for a in e.ledger.accounts if a.path.startswith(name)]
+        kept = sum(amount for a in inside for amount in a.absorbed.values())
+        assert float(share) == pytest.approx(float(kept / e.ledger.started)) and float(share) != 0
+    whole = e.ledger.totals()["absorbed"] / e.ledger.started
+    assert float(sum(found.values())) == pytest.approx(float(whole))
+    assert "absorbed in model.layers.0" in str(e.sinks())
+
+
 def test_the_page_runs(capsys):
     page = (Path(__file__).parents[2] / "docs/sinks.md").read_text()
     (block,) = page.split("```python\n")[1:]
