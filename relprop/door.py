@@ -10,6 +10,7 @@ need not look at it; and what reads texts has one name, ``processor``.
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from contextvars import ContextVar
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from relprop.errors import (
     CallError,
@@ -31,6 +34,7 @@ from relprop.errors import (
     warn,
 )
 
+_nesting = torch._C._functorch.get_dynamic_layer_stack_depth
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 HERE = str(Path(__file__).parent)
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -69,12 +73,14 @@ def _guarded_function(function: Any, name: str) -> Any:
             options = _with_processor(options)
         if _inside.get():
             return function(*args, **options)
-        token = _inside.set(True)
+        token, before = _inside.set(True), (sys.exception(), torch.is_grad_enabled(), _nesting())
         try:
             return function(*args, **options)
-        except (RelpropError, Warning):
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if (interrupt := _interrupt(error, *before)) is not None:
+                raise interrupt from None
+            if isinstance(error, (RelpropError, Warning)) or not isinstance(error, Exception):
+                raise
             raise answered(error, name, function) from error
         finally:
             _inside.reset(token)
@@ -89,6 +95,25 @@ def _guarded_function(function: Any, name: str) -> Any:
             raise answered(error, name, function) from error
 
     return numbered if inspect.isgeneratorfunction(function) else door
+
+
+def _interrupt(
+    error: BaseException, handled: BaseException | None, grad: bool, nesting: int
+) -> KeyboardInterrupt | None:
+    """The user's interrupt, if there was one since ``handled`` was: ending in the middle of
+    something may raise more. PyTorch and the model are left as they were: blocks that were entered
+    or left at that moment are held by tracebacks, and end when these let go of their frames;
+    PyTorch's own need not."""
+    chain = [error]
+    while (before := chain[-1].__context__) is not None and before is not handled:
+        chain.append(before)
+    interrupt = next((e for e in chain if isinstance(e, KeyboardInterrupt)), None)
+    if interrupt is not None:
+        for one in chain:
+            traceback.clear_frames(one.__traceback__)
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(nesting)
+        torch.set_grad_enabled(grad)
+    return interrupt
 
 
 def _with_processor(options: dict[str, Any]) -> dict[str, Any]:

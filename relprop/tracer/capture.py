@@ -152,10 +152,19 @@ def _weights_of_integers(model: nn.Module) -> str:
 @contextlib.contextmanager
 def _tracing(flat: Flat) -> Iterator[None]:
     """Tracers warn and log when they refuse; the fallback reports instead. They write Python code
-    for every graph on their way, none of which is ever run: a fifth of the time of a capture."""
+    for every graph on their way, none of which is ever run: a fifth of the time of a capture. What
+    they switch in PyTorch is switched back also where they are interrupted in the middle of it."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     flat.traced = True
     try:
-        with unwarned(), unlogged(), of_one_thread(), _use_lazy_graph_module(True):
+        with (
+            torch._C._ForceDispatchKeyGuard(included, excluded),
+            unwarned(),
+            unlogged(),
+            of_one_thread(),
+            _use_lazy_graph_module(True),
+        ):
             yield
     finally:
         flat.traced = False

@@ -8,12 +8,15 @@ module runs on, and afterwards it puts tensors without values in their places.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from relprop.tracer.undoing import undone
 
 #: A hook that brings a module's weights to a device, and the attribute of the module that it is.
 Hook = Any
@@ -112,16 +115,16 @@ def loaded(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Other tensors in place of those without values, and hooks that leave them there."""
-    with ExitStack() as stack:
+    with undone() as steps:
         hooks = [hook for module in model.modules() for hook in _offloading(module)]
         for path, module in model.named_modules() if hooks else ():
             for table in (module._parameters, module._buffers):
                 for name, held in list(table.items()):
                     if held is not None and held.device.type == "meta":
-                        stack.callback(table.__setitem__, name, held)
+                        steps.append(partial(table.__setitem__, name, held))
                         table[name] = by(f"{path}.{name}" if path else name, held)
         for hook in hooks:
-            stack.callback(setattr, hook, "offload", True)
+            steps.append(partial(setattr, hook, "offload", True))
             hook.offload = False
         yield
 

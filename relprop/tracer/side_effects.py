@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relprop.tracer.undoing import undone
+
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
 WIDTH = 10_000  # larger containers are put back, but what is in them is not looked into
 CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType)
@@ -45,10 +47,9 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
         for one in values:
             one()
 
-    try:
+    with undone() as steps:
+        steps.append(put_back)
         yield put_back
-    finally:
-        put_back()
 
 
 def _containers(model: nn.Module) -> list[object]:

@@ -8,44 +8,48 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from relprop.tracer.offloaded import devices_of
+from relprop.tracer.undoing import undone
 
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
 #: Models that were captured in their own modules, for want of a shadow: one thread at a time.
 UNSHADOWED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _counting = threading.Lock()
-_evaluated: dict[int, tuple[nn.Module, int]] = {}  # in train mode but for us, and how often
+#: Modules in train mode but for us, and for whom.
+_evaluated: dict[int, tuple[nn.Module, set[object]]] = {}
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model as in ``eval()``; each module's own flag is put back when the last thread that
     needs it so is done."""
-    changed = []
-    with _counting:
-        for module in model.modules():
-            _, count = _evaluated.get(id(module), (module, 0))
-            if module.training or count:
-                module.training = False
-                _evaluated[id(module)] = module, count + 1
-                changed.append(module)
-    try:
-        yield
-    finally:
+    me = object()
+    with undone() as steps:
         with _counting:
-            for module in changed:
-                _, count = _evaluated.pop(id(module))
-                if count > 1:
-                    _evaluated[id(module)] = module, count - 1
-                else:
-                    module.training = True
+            for module in list(model.modules()):
+                if module.training or id(module) in _evaluated:
+                    steps.append(partial(_put_back, module, me))
+                    _evaluated.setdefault(id(module), (module, set()))[1].add(me)
+                    module.training = False
+        yield
+
+
+def _put_back(module: nn.Module, me: object) -> None:
+    """A module's own flag again, unless it is in eval mode for others, too."""
+    with _counting:
+        _, needed = _evaluated.get(id(module), (module, set[object]()))
+        needed.discard(me)
+        if id(module) in _evaluated and not needed:
+            module.training = True
+            del _evaluated[id(module)]
 
 
 class _Begins:
@@ -65,14 +69,17 @@ def unwarned(start: str = "") -> Iterator[None]:
     change, and might leave behind, what other threads are shown."""
     entry: object = ("ignore", _Begins(start), Warning, None, 0)
     filters: Any = warnings.filters
-    filters.insert(0, entry)
-    try:
-        yield
-    finally:
+
+    def show() -> None:
         now: Any = warnings.filters
         for held in (filters, now):  # another thread may have put in a copy
             if entry in held:
                 held.remove(entry)
+
+    with undone() as steps:
+        steps.append(show)
+        filters.insert(0, entry)
+        yield
 
 
 @contextmanager
@@ -88,13 +95,11 @@ def unlogged() -> Iterator[None]:
         for name, logger in list(logging.root.manager.loggerDict.items())
         if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"
     ]
-    try:
+    with undone() as steps:
         for logger in loggers:
+            steps.append(partial(logger.removeFilter, others))
             logger.addFilter(others)
         yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(others)
 
 
 @contextmanager
@@ -115,18 +120,16 @@ def _gpus(model: nn.Module) -> list[int]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
     put back. A model without a shadow is read by one thread at a time."""
-    devices = _gpus(model)
-    with ExitStack() as stack:
-        if model in UNSHADOWED:
-            stack.enter_context(TRACING)
-        stack.enter_context(torch.random.fork_rng(devices))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-        if devices:
-            stack.enter_context(torch.autocast("cuda", enabled=False))
-        stack.enter_context(evaluating(model))
-        # vmap runs an op without a batching rule sample by sample
-        stack.enter_context(unwarned("There is a performance drop"))
+    devices, slow = _gpus(model), "There is a performance drop"  # vmap without a batching rule
+    with (
+        TRACING if model in UNSHADOWED else nullcontext(),
+        torch.random.fork_rng(devices),
+        torch.inference_mode(False),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False) if devices else nullcontext(),
+        evaluating(model),
+        unwarned(slow),
+    ):
         yield
 
 
@@ -138,15 +141,14 @@ def as_python(model: nn.Module) -> Iterator[None]:
     Models that offer several implementations of their attention or of their experts use those that
     are made of ordinary products. One thread at a time: some of it is set for all of them.
     """
-    with ExitStack() as stack:
-        stack.enter_context(TRACING)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
+    fast = torch.backends.mha
+    with TRACING, undone() as steps:
+        stance = torch.compiler.set_stance("force_eager")  # sets it
+        steps.append(partial(stance.__exit__, None, None, None))
+        steps.append(partial(fast.set_fastpath_enabled, fast.get_fastpath_enabled()))
+        fast.set_fastpath_enabled(False)
         for config in _configs(model):
-            stack.callback(vars(config).update, vars(config).copy())
+            steps.append(partial(vars(config).update, vars(config).copy()))
         for module in model.modules():
             _choose_products(module)
         yield

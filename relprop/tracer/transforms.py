@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,26 +26,27 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
 from relprop.operations import Args, Kwargs, Operator, Value
+from relprop.tracer.undoing import undone
 
 
 @contextmanager
 def seen_through() -> Iterator[None]:
     """While this is active, a trace of operations as the user calls them records those inside a
     transform as they are after it."""
-    with ExitStack() as stack:
-        _replaced(stack, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
+    with undone() as steps:
+        _replaced(steps, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
-            _replaced(stack, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
-        _replaced(stack, flexible, "flex_attention_hop", _attention)
-        _replaced(stack, indexing.TransformGetItemToIndex, "__torch_function__", _by_places)
+            _replaced(steps, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
+        _replaced(steps, flexible, "flex_attention_hop", _attention)
+        _replaced(steps, indexing.TransformGetItemToIndex, "__torch_function__", _by_places)
         _replaced(
-            stack, custom_function_call, "python_key_table", {ProxyTorchDispatchMode: _called}
+            steps, custom_function_call, "python_key_table", {ProxyTorchDispatchMode: _called}
         )
         yield
 
 
-def _replaced(stack: ExitStack, owner: object, name: str, new: object) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
+def _replaced(steps: list[Callable[[], object]], owner: object, name: str, new: object) -> None:
+    steps.append(partial(setattr, owner, name, getattr(owner, name)))
     setattr(owner, name, new)
 
 
