@@ -168,7 +168,8 @@ def answered(error: Exception, name: str, function: Any = None) -> RelpropError:
 
 
 def _is_yours(filename: str) -> bool:
-    return not filename.startswith((HERE, "<", *LIBRARIES))
+    """Not of relprop, Python or a library; compiled ones name their files from their own root."""
+    return not filename.startswith((HERE, "<", *LIBRARIES)) and Path(filename).is_absolute()
 
 
 def _of_a_call(error: TypeError, name: str, function: Any) -> CallError:

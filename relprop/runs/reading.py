@@ -70,7 +70,7 @@ class RunResults:
         pa = arrow()
         parts = [schema(self.columns).empty_table()]
         for number, shard in enumerate(self._catalogue.shards):
-            rows = shard.table()
+            rows = shard.table(self.columns)
             counts = self._catalogue.number[rows["index"].to_numpy()] == number
             parts.append(rows if counts.all() else rows.filter(pa.array(counts)))
         return pa.concat_tables(parts).sort_by("index")  # a stable sort
@@ -80,7 +80,7 @@ class RunResults:
         held: OrderedDict[Path, dict[int, list[dict[str, Any]]]] = OrderedDict()
         for index, shard in self._catalogue.in_order():
             if shard.path not in held:
-                held[shard.path] = _by_index(shard)
+                held[shard.path] = self._by_index(shard)
                 while len(held) > OPEN:
                     held.popitem(last=False)
             held.move_to_end(shard.path)
@@ -89,7 +89,7 @@ class RunResults:
     def rows_of(self, index: int) -> list[dict[str, Any]]:
         """One sample's rows; none if it is not done."""
         shard = self._catalogue.of(index)
-        return [] if shard is None else _by_index(shard).get(index, [])
+        return [] if shard is None else self._by_index(shard).get(index, [])
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """One sample's tensors by name. Raises ``OptionError`` if the sample is not done."""
@@ -104,13 +104,12 @@ class RunResults:
             raise OptionError(f"tensors({index}): {why}", then=then)
         return shard.tensors(index)
 
+    def _by_index(self, shard: Shard) -> dict[int, list[dict[str, Any]]]:
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in shard.table(self.columns).to_pylist():
+            found.setdefault(row["index"], []).append(row)
+        return found
+
     def __repr__(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return f"RunResults({self.folder.name!r}, {self.done} of {self.samples} samples{failed})"
-
-
-def _by_index(shard: Shard) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
-    for row in shard.table().to_pylist():
-        found.setdefault(row["index"], []).append(row)
-    return found

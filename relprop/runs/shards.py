@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -60,16 +61,22 @@ class Shard:
         """Whether there is a file of tensors beside the rows."""
         return bool(self.tensors_digest)
 
-    def table(self) -> pa.Table:
-        """Its rows, in the samples' order."""
+    def table(self, columns: Mapping[str, str]) -> pa.Table:
+        """Its rows, in the samples' order: the work's ``columns``, and of its own samples alone."""
         pa = arrow()
         try:
-            table = pa.parquet.ParquetFile(self.path).read().replace_schema_metadata(None)
+            file = pa.parquet.ParquetFile(self.path)
+            _check_claims(file.metadata)
+            table = file.read().replace_schema_metadata(None)
             found = _digest_of_rows(table)
         except Exception as error:  # bytes that changed are wrong in any way
             raise _damaged(self.path, error) from error
         if found != self.rows:
             raise _damaged(self.path, "the checksum of its rows is another one")
+        if table.schema != schema(columns):
+            raise _damaged(self.path, "its columns are not those of this run")
+        if not set(table["index"].to_pylist()) <= set(self.indices.tolist()):
+            raise _damaged(self.path, "it has rows of samples that are not its own")
         return table
 
     def check_size(self) -> None:
@@ -150,6 +157,17 @@ def schema(columns: Mapping[str, str]) -> pa.Schema:
             raise RelpropError(f"column {name!r} of type {kind!r}", then=[then])
     own = [(name, kinds[kind]) for name, kind in columns.items()]
     return pa.schema([("index", pa.int64()), ("key", pa.string()), *own])
+
+
+def _check_claims(footer: pa.parquet.FileMetaData) -> None:
+    """Raise ``ValueError`` for more rows than there is memory for: equal ones take no place in a
+    file."""
+    cells, free = footer.num_rows * footer.num_columns, psutil.virtual_memory().available
+    if cells * 8 > free:
+        raise ValueError(
+            f"its {footer.num_rows} rows take at least {cells * 8 / 1e9:.3g} GB of memory, of "
+            f"which {free / 1e9:.3g} GB are free"
+        )
 
 
 def _digest_of_rows(table: pa.Table) -> str:
@@ -242,6 +260,8 @@ def _read(path: Path, samples: int) -> Shard:
             raise ValueError("the checksum of its list of samples is another one")
         facts = json.loads(metadata[META])
         indices = np.asarray(facts["indices"], dtype=np.int64)
+        if indices.ndim != 1:
+            raise ValueError("its list of samples is none")
         told = (str(facts["rows"]), str(facts.get("tensors", "")), int(facts.get("bytes", 0)))
     except Exception as error:  # bytes that changed are wrong in any way
         raise _damaged(path, error) from error

@@ -9,7 +9,7 @@ import torch
 
 import relprop
 from relprop import adapters, data, evaluation, methods, plot, runs, targets
-from relprop.door import guarded
+from relprop.door import _is_yours, guarded
 from relprop.errors import CallError, OptionError, RelpropError, UnforeseenError
 from tests.fuzz.world import OWN, OWN_AT_INPUT, rows, state, world
 
@@ -103,6 +103,7 @@ def test_what_nobody_foresaw_is_said_with_its_place_and_its_cause():
     assert isinstance(caught.value.__cause__, TypeError) and "test_bad_calls.py" in str(
         caught.value
     )
+    assert not _is_yours("pyarrow/error.pxi") and _is_yours(__file__)
     with pytest.raises(OptionError, match="did you mean 'loud'") as caught:
         shout("a", lod=True)
     assert isinstance(caught.value, CallError) and isinstance(caught.value, TypeError)

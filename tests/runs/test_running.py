@@ -3,6 +3,7 @@ folders, progress."""
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -11,6 +12,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -18,7 +21,7 @@ import relprop
 from relprop.errors import InputError, OptionError, RelpropError, RelpropWarning
 from relprop.runs import Record, Summary, batches, disk, manifest, read_run, run
 from relprop.runs.progress import Progress
-from relprop.runs.shards import write_shard
+from relprop.runs.shards import META, META_DIGEST, _digest_of_rows, _sha, write_shard
 from tests.common.models import build, sample
 from tests.runs.works import Numbers, committed, contents, same
 
@@ -421,6 +424,85 @@ def test_a_damaged_shard_is_named(tmp_path):
     for path in (first, second):
         path.unlink()
     assert run(Numbers(16), tmp_path, resume=True, batch_size=8, progress=False).done == 16
+
+
+def written_anew(path, facts=..., table=None):
+    """A shard that says something else, with the right checksums."""
+    metadata = pyarrow.parquet.read_schema(path).metadata
+    table = pyarrow.parquet.ParquetFile(path).read() if table is None else table
+    facts = json.loads(metadata[META]) if facts is ... else facts
+    if isinstance(facts, dict) and "rows" in facts:
+        facts = {**facts, "rows": _digest_of_rows(table)}
+    said = json.dumps(facts).encode()
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata({META: said, META_DIGEST: _sha(said)}), path
+    )
+
+
+FOOTERS = {
+    "nothing": {},
+    "a list": [],
+    "no object": 3,
+    "none": None,
+    **{
+        f"indices {i!r}": {"indices": i, "rows": ""}
+        for i in (3, None, [], [[0, 1], [2, 3]], {"0": 1}, ["x"], [-1], [8], [10**30], [[]])
+    },
+    **{
+        f"bytes {b!r}": {"indices": list(range(8)), "rows": "", "tensors": "0", "bytes": b}
+        for b in (-1, "x", None, math.inf, [1])
+    },
+}
+
+
+@pytest.mark.parametrize("facts", FOOTERS.values(), ids=FOOTERS)
+def test_a_shard_with_an_odd_footer_is_named(tmp_path, facts):
+    run(Numbers(8), tmp_path, progress=False)
+    (path,) = (tmp_path / "shards").glob("*.parquet")
+    written_anew(path, facts)
+    with pytest.raises(InputError, match=f"{path.stem}(?s:.*)cannot be read: (?s:.*)delete"):
+        contents(read_run(tmp_path))
+
+
+def other(table, name, values, kind=None):
+    return table.set_column(table.schema.names.index(name), name, pyarrow.array(values, kind))
+
+
+TABLES = {
+    "a column less": (lambda t: t.drop_columns(["value"]), "columns"),
+    "a column more": (lambda t: t.append_column("z", t["value"]), "columns"),
+    "another type": (lambda t: other(t, "value", ["x"] * len(t)), "columns"),
+    "nested": (lambda t: other(t, "value", [{"a": [1]}] * len(t)), "columns"),
+    "other names": (lambda t: t.rename_columns(["a", *t.schema.names[1:]]), "columns"),
+    "a name twice": (
+        lambda t: t.rename_columns(["index", "index", *t.schema.names[2:]]),
+        "columns",
+    ),
+    "no columns": (lambda t: t.select([]), "columns"),
+    "no index": (lambda t: other(t, "index", [None] * len(t), pyarrow.int64()), "not its own"),
+    "others' samples": (lambda t: other(t, "index", [10**9] * len(t)), "not its own"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("way", ["table", "rows", "rows_of"])
+def test_a_shard_with_rows_of_another_kind_is_named(tmp_path, change, said, way):
+    run(Numbers(8), tmp_path, progress=False)
+    (path,) = (tmp_path / "shards").glob("*.parquet")
+    written_anew(path, table=change(pyarrow.parquet.ParquetFile(path).read()))
+    results = read_run(tmp_path)
+    with pytest.raises(InputError, match=f"{path.name} cannot be read: .*{said}"):
+        list(results.rows_of(1) if way == "rows_of" else getattr(results, way)())
+
+
+def test_more_rows_than_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    run(Numbers(8), tmp_path, progress=False)
+    results = read_run(tmp_path)
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "read", lambda self: pytest.fail("read"))
+    free = type(psutil.virtual_memory())(*[100] * len(psutil.virtual_memory()))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(InputError, match=r"its \d+ rows take at least \S+ GB of memory, of which"):
+        results.table()
 
 
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])
