@@ -12,7 +12,8 @@ import torch
 
 from relprop.errors import OptionError
 from relprop.views.escape import visible
-from relprop.views.shown import Name, checked, named, target_of, units
+from relprop.views.regions import regions
+from relprop.views.shown import checked, target_of
 
 if TYPE_CHECKING:
     from relprop.explanation import Explanation, TokenScores
@@ -127,15 +128,15 @@ def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"summary(k={k!r}): a positive number of words, tokens or patches")
     sample = checked(explanation, sample)
-    parts = units(explanation, sample, what="summary()").inside()
+    parts = regions(explanation, sample)
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
-    against = f"; against it most: {visible(named(name), 40)}" if least < 0 else ""
+    against = f"; against it most: {visible(name, 40)}" if least < 0 else ""
     sentence = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
     warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
     return "\n".join([sentence, *warnings])
 
 
-def _strongest(parts: list[tuple[Name, float]], k: int) -> str:
+def _strongest(parts: list[tuple[str, float]], k: int) -> str:
     """The ``k`` parts with the largest positive scores, in shares of all positive scores."""
     positive = [part for part in parts if part[1] > 0]
     total = sum(score for _, score in positive)
@@ -144,7 +145,7 @@ def _strongest(parts: list[tuple[Name, float]], k: int) -> str:
     best = [part for i, part in enumerate(shares) if i == 0 or part[1] >= SHOWN]
     if not best:
         return " nothing: no part has a positive score"
-    names = ", ".join(f"{visible(named(name), 40)} ({share:.2f})" for name, share in best)
+    names = ", ".join(f"{visible(name, 40)} ({share:.2f})" for name, share in best)
     left = len(positive) - len(best)
     if len(positive) == len(parts) >= MANY and shares[0][1] * len(parts) <= EVEN:
         return f" all {len(parts)} parts alike: none has more than {shares[0][1]:.2g} of the score"

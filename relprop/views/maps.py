@@ -19,7 +19,8 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
-from relprop.views.overlay import laid
+from relprop.views.overlay import full_colour, laid
+from relprop.views.sequences import show_time
 from relprop.views.shown import Units, checked, named, only, target_of, units
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def heatmap(
             where the model's image was cut. ``None``: the picture that was kept, if one was;
             ``False``: none.
         strongest: the score at the scale's end, for maps on one scale; ``None``: this map's largest
-            |score|.
+            |score|, where every pixel has a score that which one pixel in a hundred exceeds.
 
     Raises ``OptionError`` for what is no image, ``InputError`` for an image whose size is neither
     the model's nor the picture's, or of the wrong range.
@@ -64,9 +65,13 @@ def heatmap(
     """
     sample = checked(explanation, sample)
     heat, image = laid(explanation, sample, image)
-    axes = axes_or_new(ax, 4.0, 3.6)
+    height = 3.2 * heat.shape[0] / heat.shape[1]
+    axes = axes_or_new(ax, 4.0, min(max(height, 1.2), 5.0) + 0.4)
     title = f"target {target_of(explanation, sample)}" if title is None else title
+    stream = only(explanation, "heatmap()")
+    strongest = full_colour(heat, stream) if strongest is None else strongest
     drawn = show_heatmap(axes, heat, title, image, scale=scale_of(heat, strongest=strongest))
+    show_time(axes, stream)
     if colorbar:
         add_scale(drawn, axes, "score")
     return axes
@@ -152,12 +157,15 @@ def _compare_maps(
 ) -> list[Axes]:
     both = [laid(e, sample, image) for e in found.values()]
     heats, under = [heat for heat, _ in both], [picture for _, picture in both]
+    streams = [only(e, "compare()") for e in found.values()]
+    full = [full_colour(heat, s) for heat, s in zip(heats, streams, strict=True)]
     if not shared:
-        heats = [heat / (heat.abs().max() or 1.0) for heat in heats]
+        heats = [heat / most for heat, most in zip(heats, full, strict=True)]
     axes = _panels(ax, len(heats), 2.3 * heats[0].shape[0] / heats[0].shape[1] + 0.25)
-    common = scale_of(*heats, strongest=None if shared else 1.0)
+    common = scale_of(*heats, strongest=max(full) if shared else 1.0)
     for panel, label, heat, picture in zip(axes, found, heats, under, strict=True):
         drawn = show_heatmap(panel, heat, label, picture, scale=common)
+        show_time(panel, streams[0])
     if colorbar:
         add_scale(drawn, axes, "score" if shared else "share of each map's strongest", shrink=0.7)
     return axes

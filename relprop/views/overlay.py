@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from relprop.adapters.pictures import Original, thumbnail
@@ -12,6 +13,7 @@ from relprop.errors import InputError, OptionError, message
 from relprop.views.colours import colours
 from relprop.views.heat import original_heatmap
 from relprop.views.pixels import pixels
+from relprop.views.regions import single_pixels
 from relprop.views.shown import only
 
 if TYPE_CHECKING:
@@ -23,9 +25,10 @@ STRONGEST = 0.9  # the opacity of the strongest score over a picture; half its s
 def laid(explanation: Explanation, sample: int, image: Any) -> tuple[Tensor, np.ndarray | None]:
     """One sample's map (H, W), and the picture under it, (H, W) or (H, W, channels) in [0, 1].
 
-    ``image``: the model's own image or the picture it was made from, by their sizes; of one size
-    for both, a PIL picture and one like that which was kept is the latter. ``None``: the picture
-    that was kept, if one was; ``False``: none. Raises ``InputError`` for an image of another size.
+    Of a spectrogram time runs to the right and pitch upwards. ``image``: the model's own image or
+    the picture it was made from, by their sizes; of one size for both, a PIL picture and one like
+    that which was kept is the latter. ``None``: the picture that was kept, if one was; ``False``:
+    none. Raises ``InputError`` for an image of another size.
     """
     stream = only(explanation, "heatmap()")
     _refuse_no_picture(stream)
@@ -33,11 +36,31 @@ def laid(explanation: Explanation, sample: int, image: Any) -> tuple[Tensor, np.
     if image is None and kept is not None:
         return original_heatmap(stream, sample, (kept.shape[1], kept.shape[2])), pixels(kept)
     if image is None or image is False:
-        return explanation.heatmap()[sample].detach().cpu(), None
+        return turned(explanation.heatmap()[sample].detach().cpu(), stream), None
     shown = pixels(image)
     if is_original(image, shown.shape[:2], stream, sample):
         return original_heatmap(stream, sample).detach().cpu(), shown
-    return explanation.heatmap()[sample].detach().cpu(), shown
+    under = turned(torch.tensor(shown), stream).numpy()
+    return turned(explanation.heatmap()[sample].detach().cpu(), stream), under
+
+
+def turned(values: Tensor, stream: TokenScores) -> Tensor:
+    """A map or a picture as it is looked at: of a spectrogram time to the right, pitch upwards."""
+    if stream.clock is None:
+        return values
+    return (values.transpose(0, 1) if stream.clock[0] == 0 else values).flip(0)
+
+
+def full_colour(heat: Tensor, stream: TokenScores) -> float:
+    """The |score| that has the strongest colour: the map's largest; where every pixel has a score,
+    that which one in a hundred exceeds, since a few pixels would leave all others without colour.
+    """
+    sizes = heat.detach().abs().double().flatten().cpu()
+    largest = float(sizes.max())
+    if not single_pixels(stream):
+        return largest or 1.0
+    rank = max(1, round(0.99 * len(sizes)))
+    return float(sizes.kthvalue(rank).values) or largest or 1.0
 
 
 def is_original(image: Any, size: tuple[int, ...], stream: TokenScores, sample: int) -> bool:

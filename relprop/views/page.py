@@ -14,8 +14,8 @@ import numpy as np
 from relprop.views.audit import concerns, heading
 from relprop.views.colours import hexadecimal, ink, shade
 from relprop.views.escape import markup
-from relprop.views.overlay import blended, laid
-from relprop.views.shown import named, units
+from relprop.views.overlay import blended, full_colour, laid, turned
+from relprop.views.shown import named, only, units
 
 if TYPE_CHECKING:
     from relprop.explanation import Explanation
@@ -92,13 +92,13 @@ def _image(explanation: Explanation, sample: int) -> str:
 
 def heat_png(explanation: Explanation, sample: int, image: Any = None) -> bytes:
     """One sample's heat map as PNG, over ``image``, or the picture that was kept."""
-    values, picture = laid(explanation, sample, image)
+    stream, (values, picture) = only(explanation, "heatmap()"), laid(explanation, sample, image)
     if picture is None:
         scale = SIDE / max(values.shape)
-        size = [max(1, round(n * scale)) for n in values.shape]
-        values = explanation.heatmap((size[0], size[1]))[sample].cpu()
-    shares = values.double().numpy()
-    return png(blended(shares / (np.abs(shares).max() or 1.0), picture))
+        size = [max(1, round(n * scale)) for n in stream.image or ()]
+        values = turned(explanation.heatmap((size[0], size[1]))[sample].cpu(), stream)
+    shares = values.double().numpy() / full_colour(values, stream)
+    return png(blended(shares, picture))
 
 
 def png(rgb: np.ndarray) -> bytes:

@@ -32,6 +32,20 @@ def plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
     return fig
 
 
+def show_time(axes: Axes, tokens: TokenScores) -> None:
+    """Seconds below a spectrogram's map, and its bands beside it; nothing of a picture's."""
+    if tokens.clock is None or tokens.image is None or len(tokens.image) != 2:
+        return
+    time, second = tokens.clock
+    for drawn in axes.images:
+        drawn.set_extent((0, tokens.image[time] * second, 0, tokens.image[1 - time]))
+    axes.set_aspect("auto")
+    axes.set_axis_on()
+    axes.set_xlabel("seconds", fontsize=LABEL)
+    axes.set_ylabel("band, the lowest pitch below", fontsize=LABEL)
+    bare(axes)
+
+
 def _is_recording(tokens: TokenScores) -> bool:
     """Whether tokens without labels were made from several steps of the input each."""
     if tokens.tokens is not None or tokens.spans is None:

@@ -1,0 +1,89 @@
+"""What the parts of an explanation are called in a sentence: words and patches as they are, a
+stretch of sound by its seconds, and of single pixels, of which a map has thousands, whole areas."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from relprop.views.shown import named, only, place_of, units
+
+if TYPE_CHECKING:
+    from relprop.explanation import Explanation, TokenScores
+
+AREAS = 8  # along the longer side of a picture, where every pixel has a score
+STRETCHES = 32  # of a long sequence whose positions have no names
+AXES = ("frames", "rows", "columns")
+
+
+def regions(explanation: Explanation, sample: int) -> list[tuple[str, float]]:
+    """One sample's content in order: each part by name, with the sum of its scores.
+
+    Raises ``OptionError`` where the explanation has no parts to show."""
+    stream = only(explanation, "summary()")
+    found = units(explanation, sample, what="summary()")
+    if found.kind in ("words", "tokens"):
+        return [(named(name), score) for name, score in found.inside()]
+    axes, step = _areas(stream)
+    if step > 1:
+        return _summed(stream, sample, axes, step)
+    if stream.clock is None or stream.spans is None:
+        return [(named(name), score) for name, score in found.inside()]
+    ends = [list(zip(*pair, strict=True)) for pair in _clamped(stream)]
+    names = [_named(stream, places) for places in ends]
+    parts = zip(names, found.scores, found.content, strict=True)
+    return [(name, score) for name, score, content in parts if content]
+
+
+def single_pixels(stream: TokenScores) -> bool:
+    """Whether every pixel of an image has a score of its own."""
+    return stream.grid is not None and stream.grid == stream.image
+
+
+def _areas(stream: TokenScores) -> tuple[tuple[int, ...], int]:
+    """The axes along which single positions are scored, and how many of them make an area's side;
+    1 where parts are named one by one."""
+    if stream.grid is not None:
+        return stream.grid, -(-max(stream.grid) // AREAS) if single_pixels(stream) else 1
+    count = stream.scores.shape[1]
+    alone = stream.spans is None or bool((stream.spans.diff(dim=-1) <= 1).all())
+    return (count,), -(-count // STRETCHES) if alone and count > 4 * STRETCHES else 1
+
+
+def _summed(
+    stream: TokenScores, sample: int, axes: tuple[int, ...], step: int
+) -> list[tuple[str, float]]:
+    """Areas of ``step`` positions along each axis, the last ones of what is left."""
+    scores = (stream.scores[sample] * stream.content[sample]).double().tolist()
+    sums: dict[tuple[int, ...], list[float]] = {}
+    for source, score in zip(stream.source.tolist(), scores, strict=True):
+        place = place_of(source, axes)
+        if place is not None:
+            sums.setdefault(tuple(p // step for p in place), []).append(score)
+
+    def ends(area: tuple[int, ...]) -> list[tuple[int, int]]:
+        both = zip(area, axes, strict=True)
+        return [(k * step, min((k + 1) * step, length)) for k, length in both]
+
+    return [(_named(stream, ends(area)), math.fsum(values)) for area, values in sums.items()]
+
+
+def _clamped(stream: TokenScores) -> list[tuple[list[int], list[int]]]:
+    """Each token's first positions along the input's axes, and those after its last."""
+    assert stream.spans is not None
+    lengths = stream.spans.new_tensor(stream.extent)[:, None]
+    inside = stream.spans.clamp(min=0).minimum(lengths)
+    return [(first, last) for first, last in inside.long().movedim(-1, 1).tolist()]
+
+
+def _named(stream: TokenScores, places: list[tuple[int, int]]) -> str:
+    """``rows 4–7 × columns 8–11``; of what has a clock ``0.48–0.56 s × bands 8–15``."""
+    time, second = stream.clock or (None, 0.0)
+    others = ("bands",) * 2 if time is not None else AXES[-len(places) :]
+    others = ("positions",) if len(places) == 1 else others
+    return " × ".join(
+        f"{first * second:.2f}–{end * second:.2f} s"
+        if axis == time
+        else f"{others[axis]} {first}–{end - 1}"
+        for axis, (first, end) in enumerate(places)
+    )
