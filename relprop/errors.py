@@ -132,6 +132,10 @@ class ReportSizeWarning(RelpropWarning):
     """A report is larger than ``megabytes=`` allows, with maps as coarse as they get."""
 
 
+class UnnamedClassWarning(RelpropWarning):
+    """The model has another number of classes than of labels, so that none is shown."""
+
+
 class UndefinedValueWarning(RelpropWarning):
     """A measure is not defined for some samples, whose value is NaN."""
 

@@ -3,6 +3,7 @@ it: the class's label, and the probability that belongs to its logit."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -11,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Given, describe
 from relprop.adapters.processing import tokenizer_of
-from relprop.errors import TargetError
+from relprop.errors import RelpropWarning, TargetError, UnnamedClassWarning
 from relprop.interpreter.points import Excerpt, Made
 from relprop.layout import Layout, lay_out, placing
 from relprop.numerics import at_least_float32
@@ -22,6 +23,8 @@ from relprop.runner.session import Session
 from relprop.targets import class_output
 from relprop.targets.start import has_batch_axis
 
+#: What transformers calls classes that nobody has named.
+NOBODYS = re.compile(r"LABEL_\d+")
 #: Each sample's label, and its probability, (batch,).
 Names = tuple[tuple[str | None, ...] | None, Tensor | None]
 
@@ -86,7 +89,17 @@ def names_of(
     logits = value[:, 0] if has_batch_axis(output.node) else value
     known = session.adapter.labels(session.model)
     found = probabilities(session.adapter, session.model, logits)
+    session.tell(_notice_of_labels(known, logits.shape[1]))
     return names_among(chosen, known, found, logits.shape[1])
+
+
+def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning]:
+    """Of labels that cannot be those of so many classes, one of which may mean "nothing"."""
+    if all(map(NOBODYS.fullmatch, known)) or len(known) in (classes, classes - 1):
+        return []
+    fact = f"the output has {classes} classes and the model {len(known)} labels: none is shown"
+    then = "make them as many: config.id2label, or labels() of your adapter"
+    return [UnnamedClassWarning(fact, then=[then])]
 
 
 def _tokens_named(

@@ -233,6 +233,29 @@ def test_labels_that_two_classes_share_are_refused(registered):
         relprop.explain(Model().eval(), x, "crane")
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+def test_labels_of_another_number_of_classes_are_said_and_not_shown(registered, count, recwarn):
+    class Numbered(Adapter):
+        name = "class"
+
+        @classmethod
+        def fits(cls, model):
+            return isinstance(model, Model)
+
+        def labels(self, model):
+            return tuple(f"{self.name}{i}" for i in range(count))
+
+    registered(Numbered)
+    e = relprop.explain(Model().eval(), torch.randn(1, 4, 3), 1)
+    said = [str(w.message) for w in recwarn if w.category is relprop.errors.UnnamedClassWarning]
+    assert e.labels == (("class1",) if count == 3 else None)
+    assert len(said) == (count in (1, 5))
+    assert all(f"3 classes and the model {count} labels" in s for s in said)
+    Numbered.name = "LABEL_"  # transformers' own, of as many classes as a config has by itself
+    relprop.explain(Model().eval(), torch.randn(1, 4, 3), 1)
+    assert len(recwarn) == len(said)
+
+
 def test_a_function_that_fails_is_named_and_ready_inputs_pass():
     model, x = Model().eval(), torch.randn(2, 4, 3)
     assert torch.equal(
