@@ -18,7 +18,7 @@ from torch.utils._pytree import register_pytree_node
 
 from relprop.interpreter.walk import Pending, Walk, call_of, walk
 from relprop.numerics import total
-from relprop.operations import Args, Kwargs, Value
+from relprop.operations import Args, Kwargs, Value, is_call
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.tracer.calls import Values, call_node
@@ -254,6 +254,12 @@ def map_rows(
 def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) -> Tensor:
     """∂y_t/∂A of one sample, from that of the site's result."""
     site = by.attention.site
+    values = inside[site.values]
+    gradient = gradient.to(inside[site.contraction].dtype)
+    product = is_call(site.contraction, torch.ops.aten.matmul)
+    if product and site.contraction.args == (site.attention, site.values) and values.dim() > 1:
+        made: Tensor = gradient @ values.mT
+        return made.sum_to_size(inside[site.attention].shape)
     below = depending(by.attention.nodes, {site.attention}) - {site.attention}
     nodes = [n for n in by.attention.nodes if n in below]
 
@@ -265,5 +271,5 @@ def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) 
         return made
 
     _, pull = torch.func.vjp(result, inside[site.attention])  # type: ignore[misc]
-    found: Tensor = pull(gradient.to(inside[site.contraction].dtype))[0]
+    found: Tensor = pull(gradient)[0]
     return found

@@ -157,12 +157,9 @@ def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> Map
     ``cause``, elsewhere the stabiliser's."""
 
     def made() -> dict[str, Tensor]:
-        left = relevance - s * z
-        nothing = s == 0
-        return {
-            cause: total(torch.where(nothing, left, 0.0)),
-            STABILISER: total(torch.where(nothing, 0.0, left)),
-        }
+        left = torch.addcmul(relevance, s, z, value=-1)
+        nothing = total(torch.where(s == 0, left, 0.0))
+        return {cause: nothing, STABILISER: total(left) - nothing}
 
     return Deferred(made)
 

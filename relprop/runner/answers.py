@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from relprop.errors import (
     NoAttentionError,
@@ -27,6 +28,8 @@ from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
 from relprop.targets import NoStart, Start
 
+#: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.
+FEW = 2
 #: By its number, why a question cannot be answered.
 Refused = dict[int, RelpropError]
 
@@ -68,6 +71,8 @@ def _answers_of(
     begin: Callable[[str], None],
 ) -> list[dict[int, Explanation]]:
     """The same for questions that share a forward pass; ``begin`` is told of each."""
+    if len(targets) > FEW:
+        needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     asked = list(needs.values())
     done = run(asked, part)
     done.may_differentiate = compare(done)

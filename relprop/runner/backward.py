@@ -4,14 +4,16 @@ parts of the graph run at once."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from relprop.interpreter.reading import Reading
 from relprop.plan import Plan
 from relprop.runner.heads import Heads
+from relprop.tracer.follow import depending
 from relprop.tracer.forms import PLAIN, Forms
+from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program
 from relprop.tracer.queries import Attention
 from relprop.tracer.segments import Segment
@@ -25,7 +27,7 @@ class Backward:
     ``in_chunks``: the attention sites whose map is never whole, some queries at a time, by their
     contraction. ``heads``: how the end of the graph is passed. ``segments``: what runs one after
     another, if the graph is cut. ``abreast``: from how many places relevance may be walked side by
-    side."""
+    side; ``spare``: how many bytes may be kept beside that from one target to the next."""
 
     program: Program
     read: frozenset[fx.Node]
@@ -36,6 +38,15 @@ class Backward:
     heads: Heads
     segments: tuple[Segment, ...] = ()
     abreast: int = 1
+    spare: int = 0
+
+    def keeping_chunks(self) -> Backward:
+        """The same, in which chunks of attention sites are kept from one target to the next, as far
+        as there is room."""
+        read = frozenset[fx.Node]() if self.plan is None else self.plan.keep
+        kept = KeptChunks(read.union(*map(_looked_at, self.in_chunks.values())), self.spare)
+        found = {end: replace(a, kept=kept) for end, a in self.in_chunks.items()}
+        return replace(self, in_chunks=found)
 
     @property
     def by_gradient(self) -> bool:
@@ -69,6 +80,12 @@ class Backward:
         plans = (p for p in (self.plan, self.rollup) if p is not None)
         found = {n for plan in plans for n in plan.read_at(nodes)} & self.read
         return found.union(*(r.entering for n, r in self.heads.readings.items() if n in nodes))
+
+
+def _looked_at(attention: Attention) -> set[fx.Node]:
+    """What is read of a site beside what rules read: the map, and what is made of it."""
+    below = depending(attention.nodes, {attention.site.attention})
+    return below.union(*(n.all_input_nodes for n in below))
 
 
 def read_by(

@@ -31,6 +31,8 @@ TIMES = 2
 #: From how many targets relevance is walked side by side, at the most: what they share, which is
 #: half of one walk, is then an eighth of that for each.
 ABREAST = 8
+#: How many bytes of chunks are kept from one target to the next, at the most.
+KEPT = 2**29
 #: How often the largest value is there at once for each of them: relevance on its way, in rules.
 ON_THE_WAY = 4
 #: Where a container says how much memory it may have, and how much it has.
@@ -81,11 +83,12 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     """
     needs = make(None)
     if memory is None:
-        return _side_by_side(needs, ABREAST)
+        return _side_by_side(needs, ABREAST, KEPT)
     budget = int(SHARE * free_memory(device)) if isinstance(memory, str) else memory
     for bound in (_at_most, taken):
         if (bytes_ := bound(needs, batch)) <= budget:
-            return _side_by_side(needs, _abreast(needs, batch, budget - bytes_))
+            left = (budget - bytes_) // 2
+            return _side_by_side(needs, _abreast(needs, batch, left), min(left, KEPT))
     _refuse_maps(needs, batch, int(budget / SHARE) if isinstance(memory, str) else budget)
     small = make(0)
     if why := _why_in_one_piece(small):
@@ -93,8 +96,8 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     return cut(small, batch, budget)
 
 
-def _side_by_side(needs: Needs, abreast: int) -> Needs:
-    return replace(needs, backward=replace(needs.backward, abreast=abreast))
+def _side_by_side(needs: Needs, abreast: int, spare: int) -> Needs:
+    return replace(needs, backward=replace(needs.backward, abreast=abreast, spare=spare))
 
 
 def _abreast(needs: Needs, batch: int, left: int) -> int:

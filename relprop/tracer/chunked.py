@@ -78,26 +78,49 @@ class Chunked:
         is given all values in the site, the chunk of ``along`` (tensors like the site's result),
         all of ``beside``, and which chunk it is."""
         for chunk in filter(wanted, self.chunks()):
-            fixed, given = self.part(chunk)
+            inside = self.inside(chunk)
+            own = {n: v for n, v in inside.items() if is_batched(n)}
             here = tree_map(lambda t, chunk=chunk: t.narrow(self.axis, *chunk), along)
 
             def one_sample(
-                given: tuple[Tensor, ...],
+                own: Values,
                 here: Value,
                 beside: Value,
-                fixed: Values = fixed,
+                inside: Values = inside,
                 chunk: Chunk = chunk,
             ) -> Value:
-                return function(self.values(fixed, given, chunk.size), here, beside, chunk)
+                return function(inside | own, here, beside, chunk)
 
-            yield chunk, per_sample(one_sample, given, here, beside)
+            yield chunk, per_sample(one_sample, own, here, beside)
+
+    def inside(self, chunk: Chunk) -> Values:
+        """All values in the site for a chunk, batch first where they differ from sample to sample;
+        those that are kept are not made again."""
+        kept, key = self.attention.kept, (self.attention.site.contraction, chunk)
+        if kept is not None and key in kept.found:
+            return kept.found[key]
+        fixed, given = self.part(chunk)
+        nodes = [n for n in self.attention.nodes if is_batched(n)]
+        for node in self.attention.nodes:
+            if not is_batched(node):
+                sizes = self.attention.sizes(node, chunk.size)
+                fixed[node] = self.forms.call(node, fixed, self.dtype, sizes)
+
+        def one_sample(*given: Tensor) -> tuple[Value, ...]:
+            known = self.values(fixed, given, chunk.size)
+            return tuple(known[n] for n in nodes)
+
+        entering = fixed | dict(zip(self.batched, given, strict=True))
+        made = entering | dict(zip(nodes, per_sample(one_sample, *given), strict=True))
+        return made if kept is None else kept.keep(key, made, entering.keys() & made.keys())
 
     def values(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Values:
         """All values in the site for one sample and ``count`` queries."""
         known = fixed | dict(zip(self.batched, given, strict=True))
         for node in self.attention.nodes:
-            sizes = self.attention.sizes(node, count)
-            known[node] = self.forms.call(node, known, self.dtype, sizes)
+            if node not in known:
+                sizes = self.attention.sizes(node, count)
+                known[node] = self.forms.call(node, known, self.dtype, sizes)
         return known
 
     def result(self, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk) -> Tensor:

@@ -17,6 +17,7 @@ from relprop.tracer.attention import after_reshape
 from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of, tensor_inputs, val
 from relprop.tracer.facts import is_batched, is_floating
 from relprop.tracer.follow import depending
+from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program, Site
 
 #: Where an operation is told the sizes of its result, by position.
@@ -45,13 +46,14 @@ class Attention:
 
     ``nodes``: the calls from the scores to the contraction, in order. ``entering``: the tensors
     that these read from outside. ``axes``: along which axis the queries lie, of every one of both
-    that has them.
+    that has them. ``kept``: where chunks are kept from one target to the next.
     """
 
     site: Site
     nodes: tuple[fx.Node, ...]
     entering: tuple[fx.Node, ...]
     axes: Mapping[fx.Node, int]
+    kept: KeptChunks | None = None
 
     @property
     def queries(self) -> int:

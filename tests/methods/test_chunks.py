@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 import relprop
 from relprop.interpreter import crossing
 from relprop.rules.sums import Add
+from relprop.runner import memory
 from relprop.tracer import bind, chunked, trace_program
 
 EXACT = 1e-11
@@ -429,3 +430,27 @@ class LargestTensor(TorchDispatchMode):
             if held and t.device.type != "meta":
                 self.bytes = max(self.bytes, t.untyped_storage().nbytes())
         return made
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "partial_lrp"])
+def test_chunks_are_made_once_for_all_targets_as_far_as_memory_allows(monkeypatch, method):
+    """What is kept changes no number; without room every target makes its chunks anew."""
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 400)
+    model, inputs, _ = _llama()
+    targets, made, inside = [(i, 3) for i in (4, 6, 7, 10)], [], chunked.Chunked.values
+
+    def counting(self, fixed, given, count):
+        made.append(count)
+        return inside(self, fixed, given, count)
+
+    monkeypatch.setattr(chunked.Chunked, "values", counting)
+    found, counts = [], []
+    for room in (memory.KEPT, 9000, 0):
+        monkeypatch.setattr(memory, "KEPT", room)
+        made.clear()
+        found.append(relprop.explain_many(model, inputs, targets, method=method))
+        counts.append(len(made))
+    assert counts[0] < counts[1] < counts[2] and counts[0] < counts[2] / 2
+    for kept, some, none in zip(*found, strict=True):
+        assert torch.equal(kept.scores, none.scores) and torch.equal(some.scores, none.scores)
+        assert kept.ledger.balanced() and kept.ledger.worst() == none.ledger.worst()
