@@ -20,9 +20,9 @@ from relprop.numerics import total
 from relprop.plan import Step
 from relprop.rules.call import Split, Total
 from relprop.tracer.calls import HoldsTensors
-from relprop.tracer.program import place
 
 Key = TypeVar("Key")
+TO_INPUTS, UNREAD = "to_inputs", "unread"
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class Amounts:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Tensor], Tensor, Tensor]] = {}
+        self._nothing: Tensor | None = None
 
     def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both sums."""
@@ -142,6 +143,12 @@ class Amounts:
             known = self._known[id(x)] = ref(x), total(x), total(x.abs())
         return known[1:]
 
+    def nothing(self, like: Tensor) -> Tensor:
+        """The sum of what there is not, as other sums are."""
+        if self._nothing is None or self._nothing.device != like.device:
+            self._nothing = torch.zeros_like(like)
+        return self._nothing
+
 
 def account_of(
     step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split, amounts: Amounts
@@ -149,27 +156,29 @@ def account_of(
     """One step's books, for one sample: what became of ``relevance`` by the rule's ``split``."""
     arrived = relevance if isinstance(relevance, tuple) else (relevance,)
     came, magnitude = _added([amounts.of(r) for r in arrived])
-    handed = [amounts.of(share) for share in split.shares if isinstance(share, Tensor)]
+    handed: list[tuple[Tensor, Tensor]] = []
     flowed: dict[str, Tensor] = {}
     absorbed: dict[str, Tensor] = {}
     for i, share in enumerate(split.shares):
         if share is None:
             continue
-        amount = amounts.of(share)[0] if isinstance(share, Tensor) else share.value
-        if step.roles[i] == "activation":
-            flowed = added(flowed, {"to_inputs" if step.needed[i] else "unread": amount})
-        else:
-            absorbed = added(absorbed, {step.names[i]: amount})
-    nothing = torch.zeros_like(came)
+        if isinstance(share, Tensor):
+            handed.append(amounts.of(share))
+        amount = share.value if isinstance(share, Total) else handed[-1][0]
+        activation = step.roles[i] == "activation"
+        to = flowed if activation else absorbed
+        name = step.names[i] if not activation else TO_INPUTS if step.needed[i] else UNREAD
+        to[name] = to[name] + amount if name in to else amount
+    nothing = amounts.nothing(came)
     return Account(
         step.node.name,
-        place(step.node).call,
+        step.path,
         step.op_name,
         step.rule.name,
         came,
         torch.maximum(magnitude, _added(handed)[1]) if handed else magnitude,
-        flowed.get("to_inputs", nothing),
-        flowed.get("unread", nothing),
+        flowed.get(TO_INPUTS, nothing),
+        flowed.get(UNREAD, nothing),
         absorbed,
         dict(split.lost),
     )
@@ -182,6 +191,8 @@ def sum_of(share: Tensor | Total) -> Tensor:
 
 def _added(amounts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Σ and Σ|·| of several tensors together."""
+    if len(amounts) == 1:
+        return amounts[0]
     sums, magnitudes = zip(*amounts, strict=True)
     return sum(sums[1:], sums[0]), sum(magnitudes[1:], magnitudes[0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
@@ -151,7 +152,8 @@ def call_of(step: Step, relevance: Relevance, values: Values, extra: Tensor | No
     """What a step's rule is told of one sample."""
     first = relevance[0] if isinstance(relevance, tuple) else relevance
     dtype, output = at_least_float32(first.dtype), values.get(step.node)
-    tensors = tuple(_operand(node, values, dtype, first.device) for node in step.operands)
+    device = first.device
+    tensors = tuple([_operand(node, values, dtype, device) for node in step.operands])
     call = step.call(tensors, output, extra).widened(dtype)
     if step.rule.divides_by_output and _was_rounded(output, dtype):
         return replace(call, output=call.apply(*call.inputs))
@@ -173,4 +175,10 @@ def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.de
     if not isinstance(meta, Tensor):
         return meta
     kind = dtype if meta.is_floating_point() else meta.dtype
-    return torch.zeros((), dtype=kind, device=device).expand(meta.shape)
+    plain = torch._C._len_torch_dispatch_stack() == 0  # else something else than a tensor is made
+    return (_zeros if plain else _zeros.__wrapped__)(meta.shape, kind, device)
+
+
+@lru_cache(1024)
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)

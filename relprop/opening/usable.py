@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from relprop.errors import InputError, message
 from relprop.opening.wrapped import refuse_opaque, unwrapped
 from relprop.tracer.binding import Inputs
+from relprop.tracer.modules import named_tensors
 from relprop.tracer.offloaded import device_of, moves_inputs
 
 
@@ -43,8 +44,9 @@ def check_devices(model: nn.Module, inputs: Inputs) -> None:
     what it is given."""
     hooked = moves_inputs(model)
     first: tuple[str, torch.device] | None = None
-    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        where = device_of(model, name)
+    for name, parameter in named_tensors(model):
+        away = parameter.device.type == "meta"  # it may be brought from where it is kept
+        where = device_of(model, name) if away else parameter.device
         _refuse_without_values(name, parameter, where)
         first = first or (name, where)
         if where != first[1] and not hooked:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from relprop.errors import InputError
+from relprop.tracer.modules import named_modules
 
 
 def unwrapped(model: object) -> object:
@@ -66,10 +67,10 @@ def base_model(model: nn.Module) -> nn.Module:
 
 def refuse_opaque(model: nn.Module) -> None:
     """Refuse modules whose weights or code no graph can hold, each by its name."""
-    for path, module in model.named_modules():
-        kind = type(module).__name__
-        named = f"module {path!r} ({kind})" if path else f"the model ({kind})"
+    for path, module in named_modules(model):
         for fact, then in _opaque(module):
+            kind = type(module).__name__
+            named = f"module {path!r} ({kind})" if path else f"the model ({kind})"
             raise InputError(f"{named} {fact}", then=then)
 
 

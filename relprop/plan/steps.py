@@ -64,7 +64,18 @@ class Step:
         """How the ledger calls what each operand absorbs."""
         return tuple(booked_as(o) or "a constant" for o in self.operands)
 
-    @property
+    @cached_property
+    def path(self) -> str:
+        """Which module's call it is part of."""
+        return place(self.node).call
+
+    @cached_property
+    def _told(self) -> tuple[tuple[str, bool, str, str], ...]:
+        """What is said of each operand beside its value."""
+        booked = map(booked_as, self.operands)
+        return tuple(zip(self.roles, self.needed, booked, self.arguments, strict=True))
+
+    @cached_property
     def op_name(self) -> str:
         """What the operation is called: a module call by its class, one of relprop's own by its
         function."""
@@ -73,19 +84,14 @@ class Step:
 
     def call(self, tensors: tuple[Tensor, ...], output: Value, extra: Tensor | None) -> Call:
         """What the rule is told, for one sample's tensors."""
-        operands = tuple(
-            Operand(t, r, n, booked_as(node), a)  # type: ignore[arg-type]
-            for t, r, n, node, a in zip(
-                tensors, self.roles, self.needed, self.operands, self.arguments, strict=True
-            )
-        )
+        operands = tuple([Operand(t, *told) for t, told in zip(tensors, self._told, strict=True)])  # type: ignore[arg-type]
         return Call(
             self.op,
             operands,
             output,
             self.rebuild,
             self.function,
-            place(self.node).call,
+            self.path,
             extra,
             self.note,
         )

@@ -101,29 +101,33 @@ class Call:
         """What the plan noted for rules of this kind; the defaults where it noted nothing."""
         return self.note if isinstance(self.note, kind) else kind()
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that enter, activations and parameters alike, in order of appearance."""
-        return tuple(operand.value for operand in self.operands)
+        return tuple([operand.value for operand in self.operands])
 
-    @property
+    @cached_property
     def activations(self) -> tuple[int, ...]:
         """Which operands relevance can travel on to, as positions in ``inputs``."""
-        return tuple(i for i, operand in enumerate(self.operands) if operand.flows)
+        return tuple([i for i, operand in enumerate(self.operands) if operand.flows])
+
+    @cached_property
+    def _given(self) -> tuple[Args, Kwargs]:
+        return self.template(*self.inputs)
 
     @property
     def args(self) -> Args:
         """The positional arguments, tensors in place."""
-        return self.template(*self.inputs)[0]
+        return self._given[0]
 
     @property
     def kwargs(self) -> Kwargs:
         """The keyword arguments, tensors in place."""
-        return self.template(*self.inputs)[1]
+        return self._given[1]
 
     def argument(self, position: int, name: str, default: object = None) -> Value:
         """An argument wherever it was given: by position or by name."""
-        args, kwargs = self.template(*self.inputs)
+        args, kwargs = self._given
         return args[position] if len(args) > position else kwargs.get(name, default)
 
     def apply(self, *inputs: Tensor) -> Value:
@@ -144,20 +148,13 @@ class Call:
         """The same call with its floating tensors in ``dtype``: relevance is never computed in half
         precision."""
 
-        def wide(x: Value) -> Value:
-            return (
-                x.to(dtype)
-                if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype
-                else x
-            )
+        def narrow(x: Value) -> bool:
+            return isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype
 
-        tensors = [
-            t
-            for t in (*self.inputs, self.output)
-            if isinstance(t, Tensor) and t.is_floating_point()
-        ]
-        if all(t.dtype == dtype for t in tensors):
+        if not narrow(self.output) and not any(map(narrow, self.inputs)):
             return self
-        operands = tuple(replace(operand, value=wide(operand.value)) for operand in self.operands)
-        output = wide(self.output) if isinstance(self.output, Tensor) else self.output
+        operands = tuple(
+            replace(o, value=o.value.to(dtype)) if narrow(o.value) else o for o in self.operands
+        )
+        output = self.output.to(dtype) if narrow(self.output) else self.output
         return replace(self, operands=operands, output=output)

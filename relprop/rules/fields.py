@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from relprop.numerics import per_count
 from relprop.rules.call import Call
 from relprop.rules.coarse import Shape, as_fine, finer
 from relprop.rules.families import move
@@ -34,10 +35,7 @@ def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     axes = tuple(d + 1 if d >= 0 else d for d in dims)
     summed = field.sum(axes, keepdim=True) if axes else field
     count = summed[-1:]
-    present = count > 0
-    return torch.where(present, summed[:-1] / torch.where(present, count, 1.0), 0.0), present.to(
-        field.dtype
-    )
+    return per_count(summed[:-1], count), count.sign()
 
 
 def spread(numbers: Tensor, present: Tensor) -> Field:
@@ -67,11 +65,8 @@ def sum_axis(field: Field, axis: int, tokens: bool, times: int = 1) -> Field:
     if not tokens:
         return field.sum(axis, keepdim=True) * times
     numbers, present = field[:-1], field[-1:]
-    numbers = torch.where(present > 0, numbers / torch.where(present > 0, present, 1.0), 0.0).sum(
-        axis, keepdim=True
-    )
-    here = (present > 0).any(axis, keepdim=True).to(field.dtype)
-    return torch.cat([numbers * times, here])
+    numbers = per_count(numbers, present).sum(axis, keepdim=True)
+    return torch.cat([numbers * times, present.sign().amax(axis, keepdim=True)])
 
 
 def operand_shape(call: Call, index: int) -> tuple[int, ...]:
@@ -86,10 +81,8 @@ def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
     anywhere = torch.zeros_like(fields[0][-1:])
     for field in fields:
         count = field[-1:]
-        numbers = numbers + torch.where(
-            count > 0, field[:-1] / torch.where(count > 0, count, 1.0), 0.0
-        )
-        anywhere = torch.maximum(anywhere, (count > 0).to(field.dtype))
+        numbers = numbers + per_count(field[:-1], count)
+        anywhere = torch.maximum(anywhere, count.sign())
     return torch.cat([numbers, anywhere])
 
 
@@ -130,7 +123,7 @@ def moved(field: Field, call: Call, inverse: Inverse) -> Fields:
 
 
 def _once(field: Field) -> Field:
-    return torch.cat([field[:-1], (field[-1:] > 0).to(field.dtype)])
+    return torch.cat([field[:-1], field[-1:].sign()])
 
 
 def moved_back(field: Field, call: Call, result: Shape) -> list[Field]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from relprop.numerics import Divide, safe_divide, sign, smallest, total
+from relprop.numerics import Divide, just_below, safe_divide, sign, smallest, total
 from relprop.operations import packet
 from relprop.rules.call import Call, Deferred, Split
 
@@ -74,9 +75,9 @@ class Add:
         numbers and truth values are terms like any other.
         """
         terms = tuple(u.to(relevance.dtype) for u in terms)
-        limit = torch.finfo(relevance.dtype).max / 4
-        masks = [u < -limit for u in terms]
-        terms = tuple(torch.where(m, 0.0, u) for m, u in zip(masks, terms, strict=True))
+        least = -torch.finfo(relevance.dtype).max / 4
+        masks = [u < least for u in terms]
+        terms = tuple(torch.threshold(u, just_below(least, u.dtype), 0.0) for u in terms)
         z = sum(terms[1:], terms[0])
         if self.relative:
             size = sum((u.abs() for u in terms[1:]), terms[0].abs())
@@ -85,22 +86,21 @@ class Add:
             r = self.divide(relevance, z)
             shares = [u * r for u in terms]
         else:
-            zero = z == 0
-            divisor, shared = torch.where(zero, 1.0, z), torch.where(zero, 0.0, relevance)
-            shares = [u / divisor * shared for u in terms]
-        alone = _one_left(masks)
+            divisor = torch.threshold(z.abs(), 0.0, math.inf).copysign(z)
+            shares = [u / divisor * relevance for u in terms]
         return tuple(
-            torch.where(alone & ~m, relevance, share)
-            for m, share in zip(masks, shares, strict=True)
+            torch.where(alone, relevance, share)
+            for alone, share in zip(_alone(masks), shares, strict=True)
         )
 
 
-def _one_left(masks: Sequence[Tensor]) -> Tensor:
-    """Where a single term is no mask."""
+def _alone(masks: Sequence[Tensor]) -> Sequence[Tensor]:
+    """For each term, where all others are masks and it is none."""
     if len(masks) == 2:
-        return masks[0] ^ masks[1]
-    left = [(~m).to(torch.int8) for m in torch.broadcast_tensors(*masks)]
-    return torch.stack(left).sum(0) == 1
+        return [masks[1] > masks[0], masks[0] > masks[1]]
+    left = [~m for m in masks]
+    single = torch.stack([m.to(torch.int8) for m in torch.broadcast_tensors(*left)]).sum(0) == 1
+    return [single & m for m in left]
 
 
 def _fitted(parts: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
@@ -127,5 +127,9 @@ def lemma2(
     even = factor.abs() if divide is safe_divide else torch.zeros_like(factor)
     factors = [torch.where(s == 0, even, s.sign() * factor) for s in sums]
     scaled = tuple(share * f.to(share.dtype) for share, f in zip(shares, factors, strict=True))
-    rest = torch.where(nothing, 0.0, arrived - factor * scale)
-    return Split(scaled, {cause: torch.where(nothing, arrived, 0.0), STABILISER: rest})
+
+    def lost() -> dict[str, Tensor]:
+        rest = torch.where(nothing, 0.0, arrived - factor * scale)
+        return {cause: torch.where(nothing, arrived, 0.0), STABILISER: rest}
+
+    return Split(scaled, Deferred(lost))

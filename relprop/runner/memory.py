@@ -24,6 +24,9 @@ from relprop.tracer.weights import fetched
 Make = Callable[[int | None], Needs]
 #: Of the memory that is free, the part that an answer may take where nobody says how much.
 SHARE = 0.5
+#: What takes no more bytes is not asked whether it fits: to know what is free takes the system
+#: as long as a small model.
+LITTLE = 2**24
 #: How often a chunk of attention maps is there at once: all that rules and gradients make of it.
 MAPS = 8
 #: How often the values of a segment are there at once: as they are, as gradients, in rules.
@@ -84,7 +87,12 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     needs = make(None)
     if memory is None:
         return _side_by_side(needs, ABREAST, KEPT)
-    budget = int(SHARE * free_memory(device)) if isinstance(memory, str) else memory
+    if not isinstance(memory, str):
+        budget = memory
+    elif _at_most(needs, batch) <= LITTLE:
+        budget = LITTLE
+    else:
+        budget = int(SHARE * free_memory(device))
     for bound in (_at_most, taken):
         if (bytes_ := bound(needs, batch)) <= budget:
             left = (budget - bytes_) // 2

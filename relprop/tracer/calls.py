@@ -3,7 +3,7 @@ under ``vmap``, for every sample of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -97,7 +97,8 @@ def _filled(x: Value, value: Callable[[fx.Node], Value], dtype: torch.dtype | No
     if isinstance(x, dict):
         return {k: _filled(v, value, dtype) for k, v in x.items()}
     if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
-        return (list if isinstance(x, list) else tuple)([_filled(v, value, dtype) for v in x])
+        parts = [v if type(v) in NUMBERS else _filled(v, value, dtype) for v in x]
+        return parts if isinstance(x, list) else tuple(parts)
     if isinstance(x, slice):
         return slice(*(_filled(v, value, dtype) for v in (x.start, x.stop, x.step)))
     return dtype if dtype is not None and isinstance(x, torch.dtype) and x.is_floating_point else x
@@ -131,7 +132,7 @@ def together(node: fx.Node, values: V) -> V:
     """The tensors among the values that a call reads, on one device: where they lie on several, on
     the one on which the model made this call."""
     devices: dict[torch.device, None] = {}
-    _note_devices(values, devices)
+    _note_devices((values,), devices)
     if len(devices) < 2:
         return values
     where = place(node).device or next(iter(devices))
@@ -139,15 +140,14 @@ def together(node: fx.Node, values: V) -> V:
     return moved
 
 
-def _note_devices(value: Value, found: dict[torch.device, None]) -> None:
-    if isinstance(value, Tensor):
-        found[value.device] = None
-    elif isinstance(value, dict):
-        for part in value.values():
-            _note_devices(part, found)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _note_devices(part, found)
+def _note_devices(values: Iterable[Value], found: dict[torch.device, None]) -> None:
+    for value in values:
+        if isinstance(value, Tensor):
+            found[value.device] = None
+        elif isinstance(value, dict):
+            _note_devices(value.values(), found)
+        elif isinstance(value, (list, tuple)):
+            _note_devices(value, found)
 
 
 def cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from relprop.tracer.modules import modules_of, named_modules
 from relprop.tracer.undoing import undone
 
 #: A hook that brings a module's weights to a device, and the attribute of the module that it is.
@@ -63,7 +64,7 @@ def devices_of(model: nn.Module) -> set[torch.device]:
 
 def moves_inputs(model: nn.Module) -> bool:
     """Whether hooks bring what a module is given to the device on which it runs."""
-    hooks = (hook for module in model.modules() for hook in _hooks(module))
+    hooks = (hook for module in modules_of(model) for hook in _hooks(module))
     return any(getattr(hook, "execution_device", None) is not None for hook in hooks)
 
 
@@ -74,7 +75,7 @@ def runs_on(model: nn.Module, given: Tensor) -> torch.device:
 
 def is_offloaded(model: nn.Module) -> bool:
     """Whether any weight is kept elsewhere between calls."""
-    return any(True for module in model.modules() for _ in _offloading(module))
+    return any(True for module in modules_of(model) for _ in _offloading(module))
 
 
 @contextmanager
@@ -116,8 +117,8 @@ def loaded(model: nn.Module) -> Iterator[None]:
 def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
     """Other tensors in place of those without values, and hooks that leave them there."""
     with undone() as steps:
-        hooks = [hook for module in model.modules() for hook in _offloading(module)]
-        for path, module in model.named_modules() if hooks else ():
+        hooks = [hook for module in modules_of(model) for hook in _offloading(module)]
+        for path, module in named_modules(model) if hooks else ():
             for table in (module._parameters, module._buffers):
                 for name, held in list(table.items()):
                     if held is not None and held.device.type == "meta":
@@ -160,7 +161,7 @@ def _offloading(module: nn.Module) -> Iterator[Hook]:
 
 def _hooks(module: nn.Module) -> Iterator[Hook]:
     """The hooks of a module, those inside others, too."""
-    left = [vars(module).get(HOOK)]
+    left = [vars(module)[HOOK]] if HOOK in vars(module) else []
     while left:
         hook = left.pop()
         left += getattr(hook, "hooks", ())

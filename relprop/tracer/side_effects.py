@@ -20,11 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relprop.tracer.modules import modules_of
 from relprop.tracer.undoing import undone
 
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
 WIDTH = 10_000  # larger containers are put back, but what is in them is not looked into
-CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType)
+CONTAINERS = frozenset(
+    {dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType}
+)
 OFTEN = frozenset({str, int, float, bool, type(None), Tensor, nn.Parameter})
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Tensor)
 
@@ -33,10 +36,10 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
-    found = _containers(model)
-    held = [(container, _held(container)) for container in found if container]
-    empty = [container for container in found if not container]  # most of a module's are
-    values = [_values_restored(t) for t in _tensors(model)]
+    modules = modules_of(model)
+    found, empty = _containers(modules)
+    held = [(container, _held(container)) for container in found]
+    values = [_values_restored(t) for t in _tensors(modules)]
 
     def put_back() -> None:
         for container in filter(None, empty):
@@ -52,10 +55,9 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
         yield put_back
 
 
-def _containers(model: nn.Module) -> list[object]:
-    """Every mutable container near a module's attributes, a hook or a patched forward, each
-    once."""
-    modules = list(model.modules())
+def _containers(modules: list[nn.Module]) -> tuple[list[object], list[object]]:
+    """Every mutable container near a module's attributes, a hook or a patched forward: those that
+    hold something, each once, and those that are empty, as most of a module's are."""
     hooks = [
         f
         for m in modules
@@ -66,16 +68,22 @@ def _containers(model: nn.Module) -> list[object]:
         )
     ]
     found: dict[int, object] = {}
+    empty: list[object] = []
     roots: tuple[list[object], list[object]] = [vars(m) for m in modules], hooks
     for level, depth in zip(roots, DEPTHS, strict=True):
         reached = {id(m) for m in modules}
         for _ in range(depth):
-            once = {id(v): v for v in level if type(v) not in OFTEN}
+            once: dict[int, object] = {}
+            for v in level:
+                if type(v) in CONTAINERS and not v:
+                    empty.append(v)
+                elif type(v) not in OFTEN:
+                    once[id(v)] = v
             new = [v for i, v in once.items() if i not in reached and not isinstance(v, PLAIN)]
             reached.update(map(id, new))
             found.update((id(v), v) for v in new if type(v) in CONTAINERS)
-            level = [part for v in new if type(v) not in CONTAINERS or v for part in _parts(v)]
-    return list(found.values())
+            level = [part for v in new for part in _parts(v)]
+    return list(found.values()), empty
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -149,16 +157,11 @@ def _restore(container: object, before: Collection[object]) -> None:
         container.extend(before)
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
+def _tensors(modules: list[nn.Module]) -> Iterator[Tensor]:
     """Buffers, and tensors that are attributes of a module."""
-    for module in model.modules():
-        for value in (*module._buffers.values(), *vars(module).values()):
-            if (
-                isinstance(value, Tensor)
-                and not value.is_inference()
-                and value.device.type != "meta"
-            ):
-                yield value
+    tables = [table for m in modules for table in (m._buffers, vars(m))]
+    held = [v for table in tables for v in table.values() if isinstance(v, Tensor)]
+    return (t for t in held if not t.is_inference() and t.device.type != "meta")
 
 
 def _values_restored(tensor: Tensor) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
+from relprop.tracer.modules import setting
 from relprop.tracer.offloaded import HOOK
 
 
@@ -39,7 +40,7 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> Iterator[Hashabl
     yield tuple((k, *_kind(t, seen)) for k, t in tensors if t is not None)
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
     yield tuple((k, _Same(f)) for k, f in hooks)
-    yield getattr(getattr(module, "config", None), "_attn_implementation", None)
+    yield getattr(setting(module, "config"), "_attn_implementation", None)
 
 
 def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:

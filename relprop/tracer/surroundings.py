@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.tracer.modules import modules_of, setting
 from relprop.tracer.offloaded import devices_of
 from relprop.tracer.undoing import undone
 
@@ -34,7 +35,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     me = object()
     with undone() as steps:
         with _counting:
-            for module in list(model.modules()):
+            for module in modules_of(model):
                 if module.training or id(module) in _evaluated:
                     steps.append(partial(_put_back, module, me))
                     _evaluated.setdefault(id(module), (module, set()))[1].add(me)
@@ -159,12 +160,12 @@ PLAIN = (None, "eager", "sdpa")  # attention that a tracer sees through
 
 def _choose_products(module: Any) -> None:
     """Make a module that offers several implementations use those made of ordinary products."""
-    if getattr(module, "_can_set_experts_implementation", bool)():
+    if (experts := setting(module, "_can_set_experts_implementation")) and experts():
         module.set_experts_implementation("batched_mm")
-    if (
-        getattr(getattr(module, "config", None), "_attn_implementation", None) not in PLAIN
-        and getattr(module, "_can_set_attn_implementation", bool)()
-    ):
+    used = getattr(setting(module, "config"), "_attn_implementation", None)
+    if used in PLAIN or not (choice := setting(module, "_can_set_attn_implementation")):
+        return
+    if choice():
         try:
             module.set_attn_implementation("sdpa")
         except ValueError:  # a model without it
@@ -174,11 +175,8 @@ def _choose_products(module: Any) -> None:
 def _configs(model: nn.Module) -> list[object]:
     """The config objects of the model's modules, those inside others included."""
     found: dict[int, object] = {}
-    level: list[object] = [
-        module.config
-        for module in model.modules()
-        if hasattr(module, "config") and hasattr(module.config, "__dict__")
-    ]
+    configs = (setting(module, "config") for module in modules_of(model))
+    level: list[object] = [c for c in configs if hasattr(c, "__dict__")]
     while level:
         found.update((id(c), c) for c in level)
         level = [

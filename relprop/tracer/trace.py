@@ -74,8 +74,8 @@ def trace_program(
     made = structure(model)
     key = (inputs.signature, made, token_inputs)
     known = _cache.setdefault(model, _Known())
-    if key in known.programs:
-        return known.programs[key]
+    if (program := known.programs.get(key)) is not None:
+        return program
     with TRACING, undisturbed(model):
         if key in known.programs:  # by another thread, meanwhile
             return known.programs[key]
