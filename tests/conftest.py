@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from relprop.runner import memory
+from relprop.plan import again
+from relprop.runner import memory, run
 from relprop.tracer import chunked
 from tests.common import models
 from tests.common.browser import browser  # noqa: F401
@@ -94,6 +95,15 @@ def _in_segments(monkeypatch):
     """With SEGMENTS in the environment every graph is cut, as finely as saves memory."""
     if os.environ.get("SEGMENTS"):
         monkeypatch.setattr(memory, "free_memory", lambda device: 0)
+        monkeypatch.setattr(memory, "LITTLE", 0)
+
+
+@pytest.fixture(autouse=True)
+def _held_as_little_as_can_be(monkeypatch):
+    """With FRUGAL in the environment small values, too, are made again or let go."""
+    if os.environ.get("FRUGAL"):
+        monkeypatch.setattr(again, "SMALL", 0)
+        monkeypatch.setattr(run, "MATTERS", 0)
 
 
 @pytest.fixture(autouse=True)

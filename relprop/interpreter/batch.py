@@ -5,7 +5,7 @@ alone is then made once for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,12 +15,14 @@ from torch.utils._pytree import tree_map_only
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.ledger import sum_of
-from relprop.interpreter.walk import Pending, Walk, apply, join, walk
+from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
 from relprop.plan import Plan
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 
+#: In how many pieces a walk goes that lets go of the values it has read.
+PIECES = 16
 Hook = Callable[[Tensor], Tensor | None]
 #: What becomes of all that has arrived at a node, batch first, where these are the values: a walk,
 #: and what it leaves for nodes further on.
@@ -65,7 +67,9 @@ class Passing:
     def _section(self, first: fx.Node, others: list[fx.Node], values: Values) -> Walk:
         """The same through nodes between two hooks or passages."""
         plan, pending = self.plan, self.pending
-        arrived = join(plan, first, values, pending.get((first, 0), []))
+        arrived = None
+        if first in self.hooks or first in self.passages:
+            arrived = join(plan, first, values, pending.get((first, 0), []))
         if first in self.hooks and arrived is not None:
             replaced = self.hooks[first](arrived)
             arrived = arrived if replaced is None else replaced
@@ -81,23 +85,52 @@ class Passing:
         return done
 
 
-def abreast(passings: Sequence[Passing], nodes: Iterable[fx.Node], values: Values) -> list[Walk]:
+def abreast(
+    passings: Sequence[Passing],
+    nodes: Iterable[fx.Node],
+    values: Values,
+    fleeting: Collection[fx.Node] = (),
+) -> list[Walk]:
     """Take several passings of one plan, with the same passages and without hooks, on through some
-    nodes side by side; gives the walk of each."""
-    whole = [Walk() for _ in passings]
-    for first, *others in _sections(nodes, {}, passings[0].passages):
+    nodes side by side; gives the walk of each. What is ``fleeting`` of the values is taken out of
+    them once it has been read for the last time."""
+    whole, nodes = [Walk() for _ in passings], list(nodes)
+    pieces = nodes[:: max(1, len(nodes) // PIECES)] if fleeting else ()
+    sections = _sections(nodes, pieces, passings[0].passages)
+    gone = _read_last(passings[0].plan, sections, fleeting)
+    for (first, *others), over in zip(sections, gone, strict=True):
         if first in passings[0].passages:
             for i, passing in enumerate(passings):
                 whole[i] += passing._section(first, others, values)
-            continue
-        alike: dict[object, list[int]] = {}
-        for i, passing in enumerate(passings):
-            alike.setdefault(_outline(passing.pending), []).append(i)
-        for same in alike.values():
-            some = [passings[i] for i in same]
-            for i, done in zip(same, _together(some, [first, *others], values), strict=True):
+        else:
+            for i, done in _alike_together(passings, [first, *others], values):
                 whole[i] += done
+        for node in over:
+            values.pop(node, None)
     return whole
+
+
+def _alike_together(
+    passings: Sequence[Passing], nodes: list[fx.Node], values: Values
+) -> Iterator[tuple[int, Walk]]:
+    """One section of all of them, those side by side whose relevance is at the same places."""
+    alike: dict[object, list[int]] = {}
+    for i, passing in enumerate(passings):
+        alike.setdefault(_outline(passing.pending), []).append(i)
+    for same in alike.values():
+        yield from zip(same, _together([passings[i] for i in same], nodes, values), strict=True)
+
+
+def _read_last(
+    plan: Plan, sections: Sequence[Collection[fx.Node]], fleeting: Collection[fx.Node]
+) -> list[set[fx.Node]]:
+    """Which of the ``fleeting`` values each section is the last to read."""
+    found, later = list[set[fx.Node]](), set[fx.Node]()
+    for nodes in reversed(sections) if fleeting else ():
+        here = plan.read_at(nodes).intersection(fleeting) - later
+        found.append(here)
+        later |= here
+    return found[::-1] if fleeting else [set() for _ in sections]
 
 
 def _outline(pending: Pending) -> tuple[object, ...]:
@@ -147,15 +180,15 @@ def pending_at(starts: Mapping[fx.Node, Tensor]) -> Pending:
 
 
 def _sections(
-    nodes: Iterable[fx.Node], hooks: Mapping[fx.Node, Hook], passages: Mapping[fx.Node, Passage]
+    nodes: Iterable[fx.Node], begins: Collection[fx.Node], passages: Mapping[fx.Node, Passage]
 ) -> list[list[fx.Node]]:
-    """The nodes in order, cut before each hooked one, and before and after each passage."""
+    """The nodes in order, cut where one begins, and before and after each passage."""
     sections: list[list[fx.Node]] = [[]]
     for node in nodes:
         if node in passages:
             sections += [[node], []]
             continue
-        if node in hooks and sections[-1]:
+        if node in begins and sections[-1]:
             sections.append([])
         sections[-1].append(node)
     return [nodes for nodes in sections if nodes]
@@ -200,7 +233,8 @@ def shares_at(plan: Plan, values: Values, node: fx.Node, relevance: Tensor) -> M
     fixed = {n: v for n, v in values.items() if n in read and n not in batched}
 
     def one_sample(arrived: Tensor, given: Values) -> dict[int, Tensor]:
-        shares = apply(plan.step_at[node], arrived, fixed | given, None).shares
+        step = plan.step_at[node]
+        shares = apply(step, arrived, read_by(plan, step, fixed | given, {}), None).shares
         return {i: sum_of(share) for i, share in enumerate(shares) if share is not None}
 
     return per_sample(one_sample, relevance, batched)  # type: ignore[no-any-return]

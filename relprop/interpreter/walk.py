@@ -18,8 +18,8 @@ from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance
-from relprop.tracer.calls import HoldsTensors, Values, each_tensor, together
-from relprop.tracer.editing import val
+from relprop.tracer.calls import HoldsTensors, Values, call_node, each_tensor, together
+from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.program import describe
 
 #: Relevance on its way: what has arrived at each output of a node, part by part.
@@ -81,7 +81,7 @@ def walk(
 ) -> Walk:
     """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
     there, and the rest on by its rule, into ``pending``."""
-    done, amounts = Walk(), Amounts()
+    done, amounts, again = Walk(), Amounts(), Values()
     for node in nodes:
         relevance = _arrived(plan, node, values, pending)
         if relevance is None:
@@ -93,7 +93,7 @@ def walk(
             if account:
                 done.ended[node] = amounts.of(relevance)[0]
             continue
-        read = {n: values[n] for n in (node, *step.operands) if n in values}
+        read = read_by(plan, step, values, again)
         relevance, read, extra = together(node, (relevance, read, extras.get(node)))
         split = apply(step, relevance, read, extra)
         if account:
@@ -102,6 +102,23 @@ def walk(
             if edge is not None and isinstance(share, Tensor):
                 pending.setdefault(edge, []).append(share)
     return done
+
+
+def read_by(plan: Plan, step: Step, values: Values, again: Values) -> Values:
+    """What there is of the values that a step names; those that the plan has made again are made,
+    and stand in ``again`` until a later step reads them no more."""
+    found = {n: values[n] for n in (step.node, *step.operands) if n in values}
+    for node in step.read & plan.again.keys() - found.keys() if plan.again else ():
+        found[node] = again[node] if node in again else _made(plan, node, values)
+        again[node] = found[node]
+        if plan.last_read[node] is step.node:
+            del again[node]
+    return found
+
+
+def _made(plan: Plan, node: fx.Node, values: Values) -> Value:
+    above = {n: values[n] if n in values else _made(plan, n, values) for n in tensor_inputs(node)}
+    return call_node(node, above, plan.program.dtype)
 
 
 def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Value:
@@ -128,8 +145,8 @@ def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tens
     """A value used k times receives the sum of k relevances, or what the rule set makes of them;
     ``None`` of none."""
     if len(parts) > 1 and plan.rules.fan_out is not None:
-        value, parts = together(node, (values[node], parts))
-        return plan.rules.fan_out(value, tuple(parts))
+        value, parts = together(node, (values.get(node), parts))
+        return plan.rules.fan_out(value, tuple(parts))  # type: ignore[arg-type]  # a field's reads none
     parts = together(node, parts)
     return sum(parts[1:], parts[0]) if parts else None
 

@@ -16,7 +16,6 @@ from relprop.rollup import tokens_of
 from relprop.runner.attention_study import AttentionStudy
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
-from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program, Site
 
 STRAIGHT = 1e-3
@@ -77,9 +76,6 @@ def _handed_down(at: AttentionStudy, nodes: list[fx.Node]) -> dict[fx.Node, Toke
     inputs = at.run.inputs
     batch, device = inputs.batch, inputs.tensors[0].device
     values = {n: v for n, v in at.run.forward.values.items() if n in plan.keep}
-    for n in plan.joined - set(values):  # where fields meet, only their shape is read
-        lead = [batch] if is_batched(n) else []
-        values[n] = torch.zeros((), device=device).expand(*lead, *val(n).shape)
     fields = {
         n: _numbered(at.program, n, (i, len(nodes)), device).expand(batch, -1, *val(n).shape)
         for i, n in enumerate(nodes)

@@ -4,14 +4,13 @@ here; the run is straight-line code."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-import torch
 from torch import fx, nn
 
-from relprop.errors import UnknownOperation, message
 from relprop.operations import Kind, kind
+from relprop.plan.again import Again, made_again, settled
 from relprop.plan.gates import gate_notes
 from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
 from relprop.plan.positions import PositionTerms, position_terms
@@ -24,6 +23,7 @@ from relprop.plan.steps import (
     other_role,
     used_twice,
 )
+from relprop.plan.unknown import lacking, no_rule
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -31,14 +31,15 @@ from relprop.tracer.calls import template
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.memo import Memo
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Program, Site, describe, is_floating
+from relprop.tracer.program import Program, Site, is_floating
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to do at every node, from the target down. ``steps`` run in order; ``keep`` are the
-    values they read; ``wanted`` where relevance is handed out. ``memo``: what others worked out
-    about this plan. ``positions``: where position terms enter, if relevance ends at them, too."""
+    values they read, or those of which what is in ``again`` is made again; ``wanted`` where
+    relevance is handed out. ``memo``: what others worked out about this plan. ``positions``: where
+    position terms enter, if relevance ends at them, too."""
 
     program: Program
     rules: RuleSet
@@ -49,6 +50,7 @@ class Plan:
     joined: frozenset[fx.Node]
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
+    again: Again = field(default_factory=dict)
     positions: PositionTerms = field(default_factory=dict)
     memo: Memo = field(init=False, default_factory=Memo, repr=False, compare=False)
 
@@ -73,12 +75,18 @@ class Plan:
         """The nodes whose values the walk may look at in passing ``nodes``."""
         here = set(nodes)
         steps = [self.step_at[n] for n in here if n in self.step_at]
-        return {n for step in steps for n in (step.node, *step.operands)} | (here & self.joined)
+        found = {n for step in steps for n in (step.node, *step.operands)} | (here & self.joined)
+        return found.union(*(self.again[n] for n in found if n in self.again))
 
     def keep_outside(self, inside: Collection[fx.Node]) -> frozenset[fx.Node]:
         """What is kept if the steps of some nodes make themselves what they read."""
         steps = [s for s in self.steps if s.node not in inside]
-        return kept(steps) | self.joined.difference(inside)
+        return settled(kept(steps) | self.joined.difference(inside), self.again)
+
+    @cached_property
+    def last_read(self) -> dict[fx.Node, fx.Node]:
+        """At which step each value is read for the last time."""
+        return {read: step.node for step in self.steps for read in step.read}
 
     @property
     def generic(self) -> tuple[fx.Node, ...]:
@@ -132,8 +140,9 @@ def make_plan(
     seen = frozenset(w for w in {*wanted, *terms} if w in flow.members and w not in inner)
     notes = gate_notes(flow, sites)
     planning = Planning(program, rules, flow, seen, notes, on_unknown, findings, terms)
-    steps = planning.steps(starts, outputs, inner)
-    return planning.plan(starts, steps, sites)
+    plan = planning.plan(starts, planning.steps(starts, outputs, inner), sites)
+    again = made_again(program, plan.keep - plan.joined)
+    return replace(plan, keep=settled(plan.keep, again), again=again)
 
 
 def make_field_plan(
@@ -143,12 +152,14 @@ def make_field_plan(
     wanted: frozenset[fx.Node],
     notes: Mapping[fx.Node, Note],
 ) -> Plan:
-    """The same for the roll-up, which passes every operation by itself, by what is noted of it."""
+    """The same for the roll-up, which passes every operation by itself, by what is noted of it.
+    Where fields meet, no value is read."""
     flow = flowing(program, rules)
     seen = frozenset(w for w in wanted if w in flow.members)
     planning = Planning(program, rules, flow, seen, notes)
     sites = tuple(s for s in program.sites if s.contraction in flow.members)
-    return planning.plan(starts, planning.steps(starts, {}, set()), sites)
+    plan = planning.plan(starts, planning.steps(starts, {}, set()), sites)
+    return replace(plan, keep=kept(plan.steps), joined=frozenset())
 
 
 @dataclass
@@ -256,43 +267,11 @@ def _unknown(node: fx.Node, rules: RuleSet, on_unknown: str, findings: list[Find
     """The generic rule, reported; or the refusal that says how to write a rule."""
     if rules.fixed:
         return rules.generic
-    lacks, op = _lacks(node), str(node.target)
+    lacks, op = lacking(node), str(node.target)
     refused = on_unknown == "error" or bool(lacks) or isinstance(val(node), (tuple, list))
     why = f", and {lacks}" if lacks else ""
     if refused and on_unknown != "collect":
-        raise _no_rule(node, rules, why)
+        raise no_rule(node, rules, why)
     text = f"{op} has no rule{why}" if refused else f"{op} has no rule; Eq. 2 is used"
     findings.append(Finding("unknown" if refused else "generic", node, text))
     return rules.generic
-
-
-def _no_rule(node: fx.Node, rules: RuleSet, why: str) -> UnknownOperation:
-    """The refusal of an operation, with what to write."""
-    op, preset = str(node.target), rules.name.split("+")[0].upper()
-    return UnknownOperation(
-        message(
-            f"no relevance rule for {op}{why}",
-            at=f"{describe(node)}, feeds {len(node.users)} operations",
-            then=[
-                f"rules = relprop.rules.{preset}.with_rule(torch.ops.{op}, relprop.rules.carry)  "
-                " # one element in, one element out",
-                "@relprop.register_rule(op)  def rule(relevance, call): return "
-                "share_of_each_input   # docs/write-a-rule.md",
-                "relprop.check(model, inputs)   # to see every operation of this model",
-            ],
-        )
-    )
-
-
-def _lacks(node: fx.Node) -> str:
-    """Why Eq. 2 cannot be taken of the op, or "": no derivative, or one that ``torch.func`` cannot
-    enter (ops made by ``torch.library``)."""
-    operator = node.target
-    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
-        return ""
-    definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name)
-    if definition is not None and definition._backward_fn is not None:
-        return "torch.func cannot enter its derivative"
-    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
-    known = definition is None and (has("Autograd") or has("CompositeImplicitAutograd"))
-    return "" if known else "PyTorch has no derivative of it"

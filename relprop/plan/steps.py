@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
@@ -50,6 +50,14 @@ class Step:
     inner: frozenset[fx.Node] = frozenset()
     note: Note | None = None
     output: int = 0
+
+    @cached_property
+    def read(self) -> frozenset[fx.Node]:
+        """The values that its rule reads, and always what is not differentiable (indices, masks): a
+        move needs those."""
+        inputs, output = "inputs" in self.rule.reads, "output" in self.rule.reads
+        read = {o for o in self.operands if inputs or not is_floating(o)}
+        return frozenset(read | {self.node} if output else read)
 
     @cached_property
     def edges(self) -> tuple[Edge | None, ...]:
@@ -134,12 +142,6 @@ def used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.N
     return frozenset(n for n, count in uses.items() if count > 1)
 
 
-def kept(steps: list[Step]) -> frozenset[fx.Node]:
-    """What the rules read, and always what is not differentiable (indices, masks): a move needs
-    those."""
-    keep: set[fx.Node] = set()
-    for step in steps:
-        if "output" in step.rule.reads:
-            keep.add(step.node)
-        keep |= {o for o in step.operands if "inputs" in step.rule.reads or not is_floating(o)}
-    return frozenset(keep)
+def kept(steps: Iterable[Step]) -> frozenset[fx.Node]:
+    """The values that the rules of some steps read."""
+    return frozenset[fx.Node]().union(*(step.read for step in steps))

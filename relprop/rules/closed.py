@@ -3,9 +3,11 @@ together) and reuses what the forward pass has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
@@ -29,20 +31,35 @@ class Linear:
         if call.activations != (0,):
             return Share(self.divide)(relevance, call)
         x, weight = call.inputs[0], call.inputs[1]
-        share, z, s = self.half(relevance, x, positive(weight), negative(weight))
+        share, z, s = self.half(relevance, x, weight, positive)
         if self.alpha != 1:
-            inhibitor, _, _ = self.half(relevance, x, negative(weight), positive(weight))
+            inhibitor, _, _ = self.half(relevance, x, weight, negative)
             share = self.alpha * share - (self.alpha - 1) * inhibitor
         return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE))
 
     def half(
-        self, relevance: Tensor, x: Tensor, w1: Tensor, w2: Tensor
+        self, relevance: Tensor, x: Tensor, weight: Tensor, part: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """R_x, Z and S for positive inputs through ``w1`` and negative ones through ``w2``."""
-        up, down = positive(x), negative(x)
-        z = F.linear(up, w1) + F.linear(down, w2) if w1.dim() == 2 else up @ w1.mT + down @ w2.mT
+        """R_x, Z and S for positive inputs through a ``part`` of the weight, W⁺ or W⁻, and negative
+        ones through the other.
+
+        The other is what is left of the weight, so that there is one copy of it at a time; but for
+        its sign, which is exact. A run that is recorded writes nothing in place.
+        """
+        up, down, w = positive(x), negative(x), part(weight)
+        recorded = get_proxy_mode() is not None
+        z = _through(up, w)
+        rest = w - weight if recorded else w.sub_(weight)
+        z = z - _through(down, rest)
         s = self.divide(relevance, z)
-        return up * (s @ w1) + down * (s @ w2), z, s
+        share = down * (s @ rest)
+        del down  # the largest step of an explanation comes next
+        w = w if recorded else rest.add_(weight)
+        return up * (s @ w) - share, z, s
+
+
+def _through(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight) if weight.dim() == 2 else x @ weight.mT
 
 
 @dataclass(frozen=True)

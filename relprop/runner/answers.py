@@ -89,6 +89,7 @@ def _answers_of(
             again = i + 1 < len(targets)
             gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
+        done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():
             begin(needs[number].question.method)
             with refusal(number, refused):

@@ -139,7 +139,7 @@ class AttentionStudy(Study):
             {
                 s.contraction: matrix_rows(self, s, lambda found: found.attention.abs())
                 if s.contraction in self.needs.backward.in_chunks
-                else wide(detached(held[s.attention]).abs())
+                else wide(detached(held[s.attention]))
                 for s in self.needs.sites
             }
         )

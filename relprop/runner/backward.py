@@ -58,6 +58,15 @@ class Backward:
         """The outputs of which all is made."""
         return frozenset(self.program.output_nodes) - self.heads.cuts.keys()
 
+    @property
+    def entering(self) -> frozenset[fx.Node]:
+        """What enters the parts of the graph that are passed otherwise than by single steps."""
+        regions: tuple[Attention | Reading, ...] = (
+            *self.in_chunks.values(),
+            *self.heads.readings.values(),
+        )
+        return frozenset[fx.Node]().union(*(region.entering for region in regions))
+
     def read_at(self, node: fx.Node) -> set[fx.Node]:
         """The values that are read to make a node's, or to pass it."""
         chunked = self.in_chunks.get(node)

@@ -90,6 +90,15 @@ class Needs:
         read = frozenset[fx.Node]() if segments else self.backward.read
         return self.held.union(read, *(s.entering for s in segments))
 
+    @property
+    def fleeting(self) -> frozenset[fx.Node]:
+        """The values that nothing but the relevance pass reads, each as it comes by."""
+        b = self.backward
+        ends = ({r.below, *r.beside} for r in b.heads.readouts.values())
+        read = self.held.union(self.watch, self.program.output_nodes, b.entering, *ends)
+        read |= b.rollup.keep if b.rollup is not None else frozenset()
+        return frozenset() if b.plan is None else b.plan.keep - read
+
 
 def needs_of(
     session: Session,

@@ -151,8 +151,9 @@ def _walks(needs: Needs, run: Run, starts: Sequence[Start]) -> list[tuple[Releva
     if needs.question.hooks:
         return [(one, one.through(plan.order, values)) for one in passes]
     passings, size = [p for one in passes for _, p in one.passings], needs.backward.abreast
-    some = (passings[i : i + size] for i in range(0, len(passings), size))
-    walks = iter([walk for few in some for walk in abreast(few, plan.order, values)])
+    some = [passings[i : i + size] for i in range(0, len(passings), size)]
+    fleeting = run.let_go(needs.fleeting) if run.last and len(some) == 1 else ()
+    walks = iter([walk for few in some for walk in abreast(few, plan.order, values, fleeting)])
     return [(one, one.summed([next(walks) for _ in one.passings])) for one in passes]
 
 

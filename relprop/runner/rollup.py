@@ -71,7 +71,8 @@ class RollUp:
                 s.name: torch.ones(batch, math.prod(s.sizes), dtype=torch.bool, device=device)
                 for s in self.streams
             }
-        return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(maps, {}).items()}
+        sizes = {n: m.abs() if isinstance(m, Tensor) else m for n, m in maps.items()}
+        return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(sizes, {}).items()}
 
     def row_scales(self, matrices: Matrices) -> dict[fx.Node, Tensor]:
         """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the

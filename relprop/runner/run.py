@@ -29,6 +29,9 @@ from relprop.tracer.readout import Cut, Readout
 from relprop.tracer.run import execute
 from relprop.tracer.weights import fetched
 
+#: Of how many bytes values are let go as soon as they have been read.
+MATTERS = 2**24
+
 
 @dataclass(frozen=True)
 class Part:
@@ -72,8 +75,9 @@ class Run:
     before a gradient is taken; it refuses a program whose gradients are not the model's.
     ``readouts``: the ends of the graph that the gradient passes where the target is alone;
     ``excerpts``: the outputs of which only some places were made; ``forms``: what stood in place of
-    the graph's calls; ``cut``: the graph runs in segments; ``described``: what the tokens are,
-    given where the run is recorded to be repeated with other values, at which nobody may look."""
+    the graph's calls; ``cut``: the graph runs in segments; ``last``: nothing is asked after this
+    answer; ``described``: what the tokens are, given where the run is recorded to be repeated with
+    other values, at which nobody may look."""
 
     part: Part
     forward: Forward
@@ -82,6 +86,7 @@ class Run:
     forms: Forms = PLAIN
     may_differentiate: Callable[[], None] = field(default=lambda: None)
     cut: bool = False
+    last: bool = False
     described: Described | None = None
 
     @property
@@ -169,6 +174,16 @@ class Run:
             session.rules,
             processor=self.part.prepared.processor,
         )
+
+    def let_go(self, nodes: frozenset[fx.Node]) -> frozenset[fx.Node]:
+        """Keep some values no longer, if they are large enough to matter: gives which."""
+        held = self.forward.values
+        found = {n: v for n in nodes if isinstance(v := held.get(n), Tensor) and is_batched(n)}
+        if sum(v.nbytes for v in found.values()) < MATTERS:
+            return frozenset()
+        for node in found:
+            del held[node]
+        return frozenset(found)
 
     def detached(self) -> Values:
         """The kept and the watched values, without their history."""

@@ -121,10 +121,11 @@ class Sweep:
     @cached_property
     def _whole(self) -> Stretch:
         """All of a graph that is not cut, as the forward pass has left it."""
-        values, nodes = self.run.detached(), frozenset(self.needs.program.graph.nodes)
         relevance, walk = None, Walk()
         if self.needs.backward.plan is not None:
             relevance, walk = walked(self.needs, self.run, self.start)
+        # what is left of the values after that
+        values, nodes = self.run.detached(), frozenset(self.needs.program.graph.nodes)
         self._here = Stretch(nodes, values, self.gradients, walk.found)
         self._ended = _Under({}, relevance, walk)
         return self._here

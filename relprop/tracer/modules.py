@@ -32,13 +32,12 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters and, after them, the buffers, each once, under its first name."""
     modules = named_modules(model)
-    tables = [(path, m._parameters) for path, m in modules]
-    tables += [(path, m._buffers) for path, m in modules]
     found: dict[int, tuple[str, Tensor]] = {}
-    for path, table in tables:
-        for name, tensor in table.items():
-            if tensor is not None:
-                found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+    for kind in ("_parameters", "_buffers"):
+        for path, module in modules:
+            for name, tensor in getattr(module, kind).items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
     return list(found.values())
 
 

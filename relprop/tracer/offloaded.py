@@ -119,7 +119,8 @@ def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator
     with undone() as steps:
         hooks = [hook for module in modules_of(model) for hook in _offloading(module)]
         for path, module in named_modules(model) if hooks else ():
-            for table in (module._parameters, module._buffers):
+            tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+            for table in tables:
                 for name, held in list(table.items()):
                     if held is not None and held.device.type == "meta":
                         steps.append(partial(table.__setitem__, name, held))

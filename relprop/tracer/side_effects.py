@@ -25,9 +25,7 @@ from relprop.tracer.undoing import undone
 
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
 WIDTH = 10_000  # larger containers are put back, but what is in them is not looked into
-CONTAINERS = frozenset(
-    {dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType}
-)
+CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, deque, set, types.CellType})
 OFTEN = frozenset({str, int, float, bool, type(None), Tensor, nn.Parameter})
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, Tensor)
 

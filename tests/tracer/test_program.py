@@ -232,3 +232,22 @@ def test_a_model_that_cannot_be_captured_says_what_both_front_ends_said():
         relprop.errors.CaptureError, match="the model returned list without a tensor"
     ):
         relprop.trace(Lengths(), sample())
+
+
+def test_modules_and_tensors_are_gone_through_as_pytorch_goes():
+    """What is shared stands once, under its first name; a missing module or buffer nowhere."""
+    from relprop.tracer import modules
+
+    model = nn.Module()
+    model.first = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.ReLU()))
+    model.again, model.none = model.first[0], None
+    model.first[0].register_buffer("missing", None)
+    model.tied = nn.Linear(2, 2)
+    model.tied.weight = model.first[0].weight
+    assert modules.named_modules(model) == list(model.named_modules())
+    assert modules.modules_of(model) == list(model.modules())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    found = modules.named_tensors(model)
+    assert [name for name, _ in found] == [name for name, _ in tensors]
+    assert all(a is b for (_, a), (_, b) in zip(found, tensors, strict=True))
+    assert modules.setting(model.first, "nothing") is None and modules.setting(model, "training")
