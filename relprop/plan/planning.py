@@ -50,8 +50,8 @@ class Plan:
     joined: frozenset[fx.Node]
     findings: tuple[Finding, ...]
     sites: tuple[Site, ...]
-    again: Again = field(default_factory=dict)
     positions: PositionTerms = field(default_factory=dict)
+    again: Again = field(default_factory=dict)
     memo: Memo = field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @cached_property
