@@ -16,6 +16,13 @@ from tests.methods.test_segments import Held
 METHODS = ("transformer_attribution", "lrp", "gae")
 
 
+@pytest.fixture(autouse=True)
+def _plenty(monkeypatch):
+    """Values of models as small as these are kept, also where the environment says otherwise."""
+    monkeypatch.setattr(again, "SMALL", 2**30)
+    monkeypatch.setattr(run, "MATTERS", 2**30)
+
+
 def frugal(monkeypatch):
     """Small values, too, are made again or let go."""
     monkeypatch.setattr(again, "SMALL", 0)
