@@ -80,7 +80,10 @@ def _write(
     path: str | Path, kind: str, header: dict[str, Any], tensors: Mapping[str, Tensor | None]
 ) -> None:
     there = {name: t for name, t in tensors.items() if t is not None}
-    saved = {k: t.detach().cpu().contiguous().clone() for k, t in there.items()}
+    # contiguous() leaves an axis of length 1 with the stride it had
+    saved = {
+        k: t.detach().cpu().clone(memory_format=torch.contiguous_format) for k, t in there.items()
+    }
     text = json.dumps(header)
     metadata = {"format": kind, "header": text, "sha256": _digest(text, saved)}
     with written(path, "the explanation") as beside:

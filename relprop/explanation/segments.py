@@ -97,19 +97,21 @@ def _trimmed(text: str, start: int, end: int) -> Iterator[Span]:
 
 def sentences(text: str) -> Iterator[Span]:
     """The sentences of a text; one ends at the latest where its line does."""
+    cased = text != text.lower()
     for first, last in KINDS["lines"](text):
         at = first
         for mark in END.finditer(text, first, last):
-            if not _goes_on(text, at, mark.end(), last):
+            if not _goes_on(text, at, mark.end(), last, cased):
                 yield from _trimmed(text, at, mark.end())
                 at = mark.end()
         yield from _trimmed(text, at, last)
 
 
-def _goes_on(text: str, start: int, end: int, last: int) -> bool:
-    """Whether the sentence goes on behind a mark: in lower case, or after something shortened."""
+def _goes_on(text: str, start: int, end: int, last: int, cased: bool) -> bool:
+    """Whether the sentence goes on behind a mark: in lower case, where the text has capitals at
+    all, or after something shortened."""
     rest = text[end:last].lstrip()
-    return rest[:1].islower() or SHORT.search(text[start:end]) is not None
+    return (cased and rest[:1].islower()) or SHORT.search(text[start:end]) is not None
 
 
 KINDS: dict[str, Callable[[str], Iterator[Span]]] = {

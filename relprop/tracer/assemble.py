@@ -76,6 +76,7 @@ def assemble(
         raw.decisions,
         raw.choices,
         raw.draws,
+        raw.guards,
         aliases=_aliases(model),
         constant_inputs={n: constant[n] for n in names if n in constant},
     )

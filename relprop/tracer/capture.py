@@ -26,10 +26,11 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.flat import Flat, memory, run_eager
+from relprop.tracer.guards import Guards
 from relprop.tracer.leftovers import no_view, without_leftovers
 from relprop.tracer.offloaded import in_outline, is_offloaded, loaded
 from relprop.tracer.program import FrontEnd, OutputTree
-from relprop.tracer.reads import Noticed, choices, reads
+from relprop.tracer.reads import Noticed, choices, deciding_nodes
 from relprop.tracer.recorded import (
     of_one_thread,
     record_alike,
@@ -60,16 +61,19 @@ class Capture:
     eager: list[Tensor] = field(default_factory=list)
     draws: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    guards: Guards | None = None
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a front end recorded, and where values decided it."""
+    """What a front end recorded, the nodes at which values decided it, and tensors that it
+    ``baked`` in, described."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
     front_end: FrontEnd
-    decisions: tuple[str, ...]
+    deciding: tuple[fx.Node, ...]
+    baked: tuple[str, ...] = ()
 
 
 def capture(model: nn.Module, inputs: Inputs) -> Capture:
@@ -85,7 +89,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         try:
             with seen_through(), in_outline(model):
                 recorded = _export(flat, inputs)
-            return _captured(recorded, outputs, eager, draws)
+            return _captured(recorded, inputs, outputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             if is_offloaded(model):
@@ -95,14 +99,17 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                     recorded = _concrete(Flat(model, inputs), inputs, take_back)
             except Exception as failed:
                 raise _neither(model, refused, failed) from failed
-            return _captured(recorded, outputs, eager, draws)
+            return _captured(recorded, inputs, outputs, eager, draws)
 
 
 def _captured(
-    recorded: _Recorded, outputs: OutputTree, eager: list[Tensor], draws: Draws
+    recorded: _Recorded, inputs: Inputs, outputs: OutputTree, eager: list[Tensor], draws: Draws
 ) -> Capture:
     """What was recorded, its random numbers fixed."""
-    graph, constants, decisions = recorded.graph, recorded.constants, recorded.decisions
+    graph, constants, deciding = recorded.graph, recorded.constants, recorded.deciding
+    decisions = (*(str(place(n)) for n in deciding), *recorded.baked)
+    guarded = deciding and not (recorded.baked or draws.drawn)
+    guards = Guards.of(graph, constants, deciding, inputs.tensors) if guarded else None
     return Capture(
         graph,
         constants,
@@ -112,6 +119,7 @@ def _captured(
         eager,
         fix_draws(graph, constants, draws.drawn),
         choices(graph, constants) if decisions else (),
+        guards,
     )
 
 
@@ -185,8 +193,8 @@ def _export(flat: Flat, inputs: Inputs) -> _Recorded:
             module, held = _with_parameters(exported)
     _refuse_writes(module, flat, held)
     graph, constants = import_graph(module, flat, held)
-    decisions = tuple(str(place(n)) for n in graph.nodes if kind(n) is Kind.READ)
-    return _Recorded(graph, constants, "export", decisions)
+    deciding = tuple(n for n in graph.nodes if kind(n) is Kind.READ)
+    return _Recorded(graph, constants, "export", deciding)
 
 
 def _with_parameters(exported: ExportedProgram) -> tuple[fx.GraphModule, dict[str, object]]:
@@ -241,12 +249,12 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
     unknown = {
         name for name in constants if memory(_attribute(module, name)) not in flat.attributes
     }
-    baked = (
+    baked = tuple(
         f"a tensor made outside the graph, for {place(next(iter(n.users)))}"
         for n in graph.nodes
         if str(n.target) in unknown and n.users
     )
-    return _Recorded(graph, constants, "concrete", (*reads(graph, constants), *baked))
+    return _Recorded(graph, constants, "concrete", deciding_nodes(graph, constants), baked)
 
 
 def import_graph(

@@ -23,6 +23,7 @@ from relprop.tracer.facts import (
     role,
     shape,
 )
+from relprop.tracer.guards import Guards
 from relprop.tracer.memo import Memo
 
 __all__ = [
@@ -83,7 +84,8 @@ class Program:
     and returns a tuple of tensors (``outputs``). ``constants`` are tensors that belong to no
     module. ``leaves`` are where explanation starts: float inputs, and the output of the embedding
     that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
-    that it holds only for inputs that make the same ``decisions``; ``choices``: those made on what
+    that it holds only for inputs that make the same ``decisions``, of which ``guards`` tell whether
+    others do (``None``: that cannot be told); ``choices``: those made on what
     the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
@@ -103,6 +105,7 @@ class Program:
     decisions: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
+    guards: Guards | None = None
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)

@@ -33,26 +33,27 @@ class Noticed(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def reads(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
+def deciding_nodes(graph: fx.Graph, constants: Collection[str]) -> tuple[fx.Node, ...]:
     """Where the graph's form depends on values of its inputs or of the model's tensors: reads, and
     operations that can't be worked out from shapes alone. ``constants``: other tensors."""
     return _deciding(graph, _below(graph, lambda n: _is_input(n) or _is_own(n, constants)))
 
 
 def choices(graph: fx.Graph, constants: Collection[str]) -> tuple[str, ...]:
-    """Those reads whose values the model works out of an input with tensors of its own: which
-    expert a token goes to, not how long the input is."""
+    """The places of those whose values the model works out of an input with tensors of its own:
+    which expert a token goes to, not how long the input is."""
     inputs = _below(graph, _is_input)
-    return _deciding(graph, inputs & _below(graph, lambda n: _is_own(n, constants)))
+    live = inputs & _below(graph, lambda n: _is_own(n, constants))
+    return tuple(str(place(n)) for n in _deciding(graph, live))
 
 
-def _deciding(graph: fx.Graph, live: set[fx.Node]) -> tuple[str, ...]:
+def _deciding(graph: fx.Graph, live: set[fx.Node]) -> tuple[fx.Node, ...]:
     with FakeTensorMode():
-        deciding = (n for n in graph.nodes if not live.isdisjoint(_deciders(n)) and _decides(n))
-        return tuple(str(place(n)) for n in deciding)
+        found = (n for n in graph.nodes if not live.isdisjoint(deciders(n)) and _decides(n))
+        return tuple(found)
 
 
-def _deciders(node: fx.Node) -> tuple[fx.Node, ...]:
+def deciders(node: fx.Node) -> tuple[fx.Node, ...]:
     """The operands whose values could decide a call's shape: what it picks by, if it has any."""
     operands = tensor_inputs(node)
     return tuple(i for i in operands if not is_float(i)) or operands

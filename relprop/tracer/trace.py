@@ -36,14 +36,27 @@ _FAMILIES = 8  # of calls that differ in the lengths of their inputs alone
 
 @dataclass
 class _Known:
-    """What is known of a model: ``programs`` by what they hold for, and the last of those that were
-    ``captured``, by what they hold for but the lengths of the inputs."""
+    """What is known of a model: ``programs`` by what they hold for, those that hold for some inputs
+    alone, ``guarded``, and the last of those that were ``captured``, by what they hold for but the
+    lengths of the inputs."""
 
     programs: dict[Hashable, Program] = field(default_factory=dict)
+    guarded: dict[Hashable, deque[Program]] = field(default_factory=dict)
     captured: dict[Hashable, deque[Program]] = field(default_factory=dict)
+
+    def guarded_by(self, key: Hashable, sample: Inputs) -> Program | None:
+        """A program for inputs of which Python reads the same."""
+        kept = self.guarded.get(key, ())
+        held = (p for p in kept if p.guards is not None and p.guards.hold(sample.tensors))
+        return next(held, None)
 
     def keep(self, key: Hashable, program: Program) -> None:
         """Keep a program, and let the oldest go if there are many."""
+        if program.input_specialised:
+            if key not in self.guarded and len(self.guarded) >= _FAMILIES:
+                self.guarded.pop(next(iter(self.guarded)))
+            self.guarded.setdefault(key, deque(maxlen=_LAST)).append(program)
+            return
         if len(self.programs) >= _MOST:
             self.programs.pop(next(iter(self.programs)))
         self.programs[key] = program
@@ -67,7 +80,8 @@ def trace_program(
     feed an embedding, but for embeddings that are only added to another input's: segments, places).
     The graph is compared with the model on the first sample, once, and a mismatch raises
     ``CaptureError``. Programs are cached per model and input shapes, until the model's structure
-    changes; one that holds for its own input only is not cached. Of inputs that differ in their
+    changes; one that depends on values serves inputs of which Python reads the same values, if that
+    can be told. Of inputs that differ in their
     lengths alone, two are captured, and the others' programs are made of those where the model's
     outputs agree. Threads may call this at once: one captures at a time, on a shadow of the model.
     """
@@ -80,13 +94,15 @@ def trace_program(
         if key in known.programs:  # by another thread, meanwhile
             return known.programs[key]
         sample = inputs.select(0, 1)
+        if (guarded := known.guarded_by(key, sample)) is not None:
+            return guarded
         others = known.of_family((inputs.family, made, token_inputs))
         program = _at_length(model, sample, token_inputs, others)
         if program is None:
             program = _traced(model, sample, token_inputs)
             if not program.input_specialised:
                 others.append(program)
-    if not program.input_specialised:
+    if not program.input_specialised or program.guards is not None:
         known.keep(key, program)
     return program
 

@@ -97,3 +97,13 @@ def test_a_rule_that_looks_at_values_is_walked_from_one_target_after_the_other()
     assert looked
     for target, e in zip([0, 1], many, strict=True):
         assert torch.equal(e.scores, relprop.explain(shared(), x, target, rules=rules).scores)
+
+
+def test_one_of_several_targets_can_be_saved(tmp_path):
+    """Its books are slices of what was walked side by side."""
+    many = relprop.explain_many(shared(), sample()[:1], [0, 1, 2])
+    many[1].save(tmp_path / "e.safetensors")
+    read = relprop.load(tmp_path / "e.safetensors")
+    assert torch.equal(read.scores, many[1].scores)
+    for key, amount in many[1].ledger.totals().items():
+        assert torch.equal(read.ledger.totals()[key], amount)

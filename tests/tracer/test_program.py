@@ -175,9 +175,8 @@ def test_a_branch_on_values_is_traced_for_its_own_input_and_says_so():
     assert program.input_specialised
     assert len(program.decisions) == 1
     assert "test_program.py:" in program.decisions[0] and "if x.sum() > 0" in program.decisions[0]
-    assert relprop.trace(model, sample()) is not program, (
-        "such a program holds for its own input only"
-    )
+    assert relprop.trace(model, sample()) is program, "Python reads the same"
+    assert relprop.trace(model, sample(-1)) is not program
     assert len(program.sites) == 2
     assert len(relprop.trace(model, sample(-1)).sites) == 1
 

@@ -44,6 +44,7 @@ OTHER_NAMES = (
         ("It costs 3.5 percent, e.g. here. Yes", ["It costs 3.5 percent, e.g. here.", "Yes"]),
         ("A heading\nA line. Another", ["A heading", "A line.", "Another"]),
         ("Wait... what? Hm", ["Wait... what?", "Hm"]),
+        ("not bad . awful ! e.g. this", ["not bad .", "awful !", "e.g. this"]),
         ("今日は雨。明日は晴れ！", ["今日は雨。", "明日は晴れ！"]),
         ("  \n ", []),
     ],
@@ -126,7 +127,6 @@ def explained(**options):
 @pytest.mark.parametrize(
     ("by", "names"),
     [
-        ("sentences", ["the film was not boring .", "the film was awful . awful !"]),
         ("lines", ["the film was not boring .", "the film was awful . awful !"]),
         ("documents", ["the film was not boring .", "the film was awful . awful !"]),
         ([(0, 8), (31, 35)], ["the film", "film"]),
@@ -146,6 +146,19 @@ def test_a_segment_scores_the_sum_of_its_tokens(by, names):
     for (_, score), part in zip(found.words(), parts, strict=True):
         assert score == pytest.approx(sum(s for _, s in part), abs=1e-6)
     assert torch.equal(found.scores, e.scores)
+
+
+def test_sentences_score_the_sums_of_their_tokens():
+    e = explained(method="attcat")
+    found, words = e.segments("sentences").words(), [score for _, score in e.words()]
+    assert [name for name, _ in found] == [
+        "the film was not boring .",
+        "the film was awful .",
+        "awful !",
+    ]
+    parts = (words[:6], words[6:11], words[11:])
+    for (_, score), part in zip(found, parts, strict=True):
+        assert score == pytest.approx(sum(part), abs=1e-6)
 
 
 def test_what_people_do_with_segments(tmp_path):
