@@ -75,6 +75,11 @@ class _Recorded:
     deciding: tuple[fx.Node, ...]
     baked: tuple[str, ...] = ()
 
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """Where it depends on values."""
+        return (*(str(place(n)) for n in self.deciding), *self.baked)
+
 
 def capture(model: nn.Module, inputs: Inputs) -> Capture:
     """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
@@ -107,7 +112,7 @@ def _captured(
 ) -> Capture:
     """What was recorded, its random numbers fixed."""
     graph, constants, deciding = recorded.graph, recorded.constants, recorded.deciding
-    decisions = (*(str(place(n)) for n in deciding), *recorded.baked)
+    decisions = recorded.decisions
     guarded = deciding and not (recorded.baked or draws.drawn)
     guards = Guards.of(graph, constants, deciding, inputs.tensors) if guarded else None
     return Capture(
