@@ -15,6 +15,9 @@ from relprop.tracer.editing import val
 from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow
 
+#: The explained inputs by name, each with its axes of positions.
+Leaves = Mapping[str, tuple[fx.Node, tuple[int, ...]]]
+
 
 @dataclass(frozen=True)
 class Places:
@@ -49,22 +52,42 @@ def _members(span: Tensor, length: int) -> Tensor:
 
 
 def places_of(
-    nodes: Sequence[fx.Node],
-    leaves: Mapping[str, tuple[fx.Node, tuple[int, ...]]],
+    nodes: Collection[fx.Node],
+    leaves: Leaves,
     flow: Flow,
     attention: Collection[fx.Node],
+    pairs: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
+) -> dict[fx.Node, tuple[dict[str, Places], ...]]:
+    """Where the elements of some tensors are in each input, by name. ``attention``: the results of
+    attention sites, which come from everywhere and say nothing where there is another way, a skip
+    connection. ``pairs``: the tensors whose elements are of two tokens each, with the queries and
+    the keys that are multiplied to make them: they are in two places."""
+    roots = {leaf for leaf, _ in leaves.values()}
+
+    def without(gone: Collection[fx.Node]) -> Flow:
+        return Flow((n for n in flow.nodes if n not in gone), roots)
+
+    single = [n for n in nodes if n not in pairs]
+    alone = _placed(single, leaves, (without(attention), flow))
+    found: dict[fx.Node, tuple[dict[str, Places], ...]] = {n: (p,) for n, p in alone.items()}
+    if several := [n for n in nodes if n in pairs]:
+        others = [{*attention, *(pairs[n][i] for n in several)} for i in (1, 0)]
+        sides = [_placed(several, leaves, (without(gone),)) for gone in others]
+        for node in several:
+            both = tuple(side[node] for side in sides if side[node])
+            found[node] = both or (_placed([node], leaves, (flow,))[node],)
+    return found
+
+
+def _placed(
+    nodes: Sequence[fx.Node], leaves: Leaves, flows: Sequence[Flow]
 ) -> dict[fx.Node, dict[str, Places]]:
-    """Where the elements of some tensors are in each input. ``leaves``: by name, each with its axes
-    of positions; ``attention``: the results of attention sites, which come from everywhere and say
-    nothing where there is another way, a skip connection. An element that several inputs enter is
-    of the one in which it is narrowest."""
-    apart = Flow(
-        (n for n in flow.nodes if n not in attention), {leaf for leaf, _ in leaves.values()}
-    )
+    """The places by the first of the flows that has any. An element that several inputs enter is of
+    the one in which it is narrowest."""
     found: dict[fx.Node, dict[str, Places]] = {node: {} for node in nodes}
     for name, (leaf, axes) in leaves.items():
         extent = tuple(val(leaf).shape[axis] for axis in axes)
-        for node, spans in _spans(nodes, leaf, axes, (apart, flow)).items():
+        for node, spans in _spans(nodes, leaf, axes, flows).items():
             fraction = torch.stack([_fraction(s, n) for s, n in zip(spans, extent, strict=True)])
             found[node][name] = Places(spans, extent, fraction.prod(0))
     return {node: _divided(places) for node, places in found.items()}

@@ -2,7 +2,7 @@
 meet."""
 
 from relprop.plan.planning import Plan, flowing, make_field_plan, make_plan
-from relprop.plan.positions import POSITIONS
+from relprop.plan.positions import POSITIONS, factors_of_scores
 from relprop.plan.steps import Edge, Finding, Step
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Finding",
     "Plan",
     "Step",
+    "factors_of_scores",
     "flowing",
     "make_field_plan",
     "make_plan",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
+from relprop.operations import ELEMENTWISE, MOVES, Kind, is_call, kind
 from relprop.tracer.atoms import is_token
-from relprop.tracer.editing import shape_of, tensor_inputs
+from relprop.tracer.editing import shape_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, is_floating
 
@@ -21,36 +22,62 @@ from relprop.tracer.program import Program, is_floating
 POSITIONS = "positions"
 #: The sums and products at which positions enter, each with the operands that hold them.
 PositionTerms = Mapping[fx.Node, tuple[fx.Node, ...]]
+aten = torch.ops.aten
+#: What makes a tensor of one number.
+_CONSTANT = (aten.full, aten.zeros, aten.ones, aten.full_like, aten.zeros_like, aten.ones_like)
 
 
 def position_terms(program: Program, flow: Flow) -> PositionTerms:
-    """Where positions enter the tokens: sums with a tensor that has their axis and that no
-    explained input enters, and the two products of a rotation, x·C + J(x)·S.
-
-    What is added to the scores of attention (masks, relative positions) is a term of no one token
-    and is none.
-    """
-    scores = _scores(program, flow)
-    sums = [n for n in flow.nodes if kind(n) is Kind.SUM and n not in scores]
+    """Where positions enter: sums of the tokens with a tensor that has their axis and that no
+    explained input enters, the two products of a rotation, x·C + J(x)·S, and sums of attention's
+    scores with what is no mask (relative positions)."""
+    scores = factors_of_scores(program, flow)
+    sums = [n for n in flow.nodes if kind(n) is Kind.SUM]
     turning = {product for node in sums for product in _rotation(node, flow)}
     found: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for node in flow.nodes:
-        if node in turning or node in sums:
+        if (node in turning or kind(node) is Kind.SUM) and flow.inputs[node]:
             beside = dict.fromkeys(o for o in tensor_inputs(node) if o not in flow.members)
-            terms = tuple(o for o in beside if is_floating(o) and _spans_tokens(program, node, o))
-            found |= {node: terms} if terms and flow.inputs[node] else {}
+            terms = [o for o in beside if is_floating(o) and _spans_tokens(program, node, o)]
+            terms = [o for o in terms if node not in scores or not _is_mask(o)]
+            found |= {node: tuple(terms)} if terms else {}
     return found
 
 
-def _scores(program: Program, flow: Flow) -> set[fx.Node]:
-    """What the softmax of any attention site is made of, back to a product of matrices."""
+def factors_of_scores(program: Program, flow: Flow) -> dict[fx.Node, tuple[fx.Node, fx.Node]]:
+    """What the softmax of any attention site is made of, back to a product of matrices, each node
+    with the two that are multiplied: queries and keys."""
     left = [site.softmax for site in program.sites if site.softmax in flow.members]
-    found = set(left)
+    above = set(left)
     while left:
-        above = [n for n in flow.inputs[left.pop()] if kind(n) in ELEMENTWISE | MOVES]
-        left += [n for n in above if n not in found]
-        found.update(above)
+        new = {n for n in flow.inputs[left.pop()] if kind(n) in ELEMENTWISE | MOVES} - above
+        left += new
+        above |= new
+    found: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+    for node in (n for n in flow.nodes if n in above):
+        for source in flow.inputs[node]:
+            if kind(source) is Kind.MATMUL and len(flow.inputs[source]) == 2:
+                queries, keys = flow.inputs[source]
+                found.setdefault(node, (queries, keys))
+            elif source in found:
+                found.setdefault(node, found[source])
     return found
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether a tensor is made by comparisons alone, or of what the call says is to be seen: no
+    table and no number of a position is in it."""
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        numbers = one.op == "get_attr" and is_floating(one)
+        numbers = numbers or kind(one) in (Kind.FACTORY, Kind.SCAN)
+        if numbers and val(one).dim() and not is_call(one, *_CONSTANT):
+            return False
+        if kind(one) is not Kind.TEST:
+            left += [i for i in tensor_inputs(one) if i not in seen and val(i).dtype != torch.bool]
+            seen.update(tensor_inputs(one))
+    return True
 
 
 def _spans_tokens(program: Program, node: fx.Node, operand: fx.Node) -> bool:

@@ -134,7 +134,8 @@ def needs_at_input(
     passed, placed = "relevance" in question.needs, question.settings.get("positions") is True
     plan = session.plan(starts, wanted, positions=placed) if passed else None
     positions = Placed.of(session, plan, reached) if placed else None
-    in_chunks, whole_maps = sites_in_chunks(session, question, plan, frozenset(), least=least)
+    inside = frozenset[fx.Node]() if positions is None else frozenset(positions.nodes)
+    in_chunks, whole_maps = sites_in_chunks(session, question, plan, inside, least=least)
     facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
     notices, forms = session.notices(plan), PLAIN
     if plan is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from relprop.errors import OptionError, message
 from relprop.interpreter.batch import shares_of
 from relprop.interpreter.ledger import Ledger, added
 from relprop.layout import Places, places_of
-from relprop.plan import POSITIONS, Plan
+from relprop.plan import POSITIONS, Plan, factors_of_scores
 from relprop.runner.positions import positions
 from relprop.runner.session import Session
 from relprop.tracer.editing import val
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Placed:
     """The position terms of a ``plan``, and at which positions of each input, by name, the elements
-    of the sums and products are that they enter."""
+    of the sums and products are that they enter: in two places those of attention's scores."""
 
     plan: Plan
-    places: Mapping[fx.Node, Mapping[str, Places]]
+    places: Mapping[fx.Node, Sequence[Mapping[str, Places]]]
 
     @classmethod
     def of(cls, session: Session, plan: Plan | None, leaves: Mapping[str, fx.Node]) -> Placed:
@@ -37,10 +37,11 @@ class Placed:
             raise _none()
         program, entering = session.program, tuple(plan.positions)
         axes = {name: (leaf, positions(program, leaf)) for name, leaf in leaves.items()}
+        pairs = factors_of_scores(program, session.flow)
         attention = frozenset(site.contraction for site in program.sites)
         places = session.kept(
             ("places", entering, tuple(axes)),
-            lambda: places_of(entering, axes, session.flow, attention),
+            lambda: places_of(entering, axes, session.flow, attention, pairs),
         )
         return cls(plan, places)
 
@@ -68,8 +69,9 @@ class Placed:
             values = study.run.values(study.session, self.plan.read_at([node]))
             share = shares_of(self.plan, values, node, arrived, terms)
             whole = whole + share.flatten(1).sum(1)
-            for name, there in self.places[node].items():
-                found[name] = found[name] + there.brought(share)
+            for places in self.places[node]:  # of two tokens: half to each
+                for name, there in places.items():
+                    found[name] = found[name] + there.brought(share) / len(self.places[node])
         return found, whole - torch.stack([part.sum(1) for part in found.values()]).sum(0)
 
 
@@ -89,8 +91,7 @@ def _count(study: InputStudy, leaf: fx.Node) -> int:
 def _none() -> OptionError:
     fact = (
         "positions=True: relevance passes no position terms of this model: it adds no tensor to "
-        "its tokens that has their axis, and turns no queries and keys"
+        "its tokens, or to attention's scores, that has their axis, and turns no queries and keys"
     )
-    relative = "relative positions, which attention's scores have, are of no one token"
-    kept = "leave positions= out: what such terms absorb is in e.ledger.absorbed()"
-    return OptionError(message(fact, then=[relative, kept]))
+    then = ["leave positions= out: what else absorbs relevance is in e.ledger.absorbed()"]
+    return OptionError(message(fact, then=then))

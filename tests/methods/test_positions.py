@@ -73,6 +73,31 @@ def t5():
     return ready(hf.T5ForConditionalGeneration(config))
 
 
+def swin():
+    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "window_size": 4, "num_labels": 3}
+    config = hf.SwinConfig(**sizes, depths=[2, 1], num_heads=[2, 2])
+    return ready(hf.SwinForImageClassification(config))
+
+
+def bloom():
+    config = hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2)
+    return ready(hf.BloomForCausalLM(config))
+
+
+class Bare(torch.nn.Module):
+    """Attention under a float mask, and no positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(50, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, ids):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.head(self.layer(self.tokens(ids), mask.to(self.head.weight))[:, -1])
+
+
 class Waves(torch.nn.Module):
     """Sines and cosines added to the tokens, and a mean over these."""
 
@@ -98,6 +123,9 @@ MODELS = {
     "GPT-J": (gptj, {"input_ids": IDS}, (6, 7)),
     "OPT, padded": (opt, {"input_ids": IDS, "attention_mask": MASK}, (6, 7)),
     "DINOv3": (dinov3, PIXELS, relprop.targets.output("pooler_output")[3]),
+    "T5": (t5, {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)}, (6, 7)),
+    "Swin": (swin, PIXELS, 2),
+    "Bloom, padded": (bloom, {"input_ids": IDS, "attention_mask": MASK}, (6, 7)),
     "waves": (lambda: ready(Waves()), IDS, 1),
 }
 
@@ -121,11 +149,14 @@ def test_tokens_positions_and_biases_are_the_target(name, method):
     whole = sum(books.totals()[k] for k in ("reached", "absorbed", "lost", "residual"))
     assert closeness(whole, books.started) <= 1e-9
     scored = sum(books.reached.values()) - own
-    assert torch.allclose(walked.scores.sum(1), scored, rtol=1e-9, atol=1e-9)
+    total = sum(stream.scores.sum(1) for stream in walked.streams.values())
+    assert torch.allclose(total, scored, rtol=1e-9, atol=1e-9)
     assert (float(own.abs().max()) > 1e-6) == (name == "ViT")  # its class token
     assert method == "lrp" or fast.facts["relevance"] == "one gradient"
-    assert closeness(fast.scores, walked.scores) <= 1e-8
-    tables = [n for n in books.absorbed() if "position" in n or "token_type" in n]
+    for stream, one in walked.streams.items():
+        assert closeness(fast[stream].scores, one.scores) <= 1e-8
+    named = ("position", "token_type", "relative")
+    tables = [n for n in books.absorbed() if any(part in n for part in named)]
     assert all(float(books.absorbed()[n].abs().max()) == 0 for n in tables)
 
 
@@ -186,6 +217,29 @@ def test_an_eager_model_whose_positions_are_inputs_says_the_same(name):
         assert float((e.scores - e.input.sum(-1)).abs().min()) > 0
 
 
+def test_relative_positions_are_half_the_querys_and_half_the_keys():
+    model, ids = t5(), {"input_ids": IDS[:1], "decoder_input_ids": IDS[:1].flip(1)}
+    model.set_attn_implementation("eager")
+    stacks = (model.encoder, model.decoder)
+    tables = [s.block[0].layer[0].SelfAttention.relative_attention_bias for s in stacks]
+    tokens = [s.embed_tokens for s in stacks]  # which are live, too
+    kept = [leaves_of(module) for module in (*tables, *tokens)]
+    model.requires_grad_(False)
+    with LocalGradients():
+        y = model(**ids).logits[:, 6, 7]
+    for _, hook in kept:
+        hook.remove()
+    given = [made[0][0] for made, _ in kept[:2]]
+    shares = [t * g for t, g in zip(given, torch.autograd.grad(y.sum(), given), strict=True)]
+    e = relprop.explain(
+        model, ids, (6, 7), method="attnlrp", positions=True, keep="input", precision="float64"
+    )
+    for name, share in zip(ids, shares, strict=True):  # (queries, keys, heads)
+        expected = (share.sum((1, 2)) + share.sum((0, 2))) / 2
+        found = (e[name].scores - e[name].input.sum(-1))[0]
+        assert closeness(found, expected.detach()) <= 1e-7 and float(found.abs().max()) > 1e-6
+
+
 def test_a_patchs_position_is_spread_evenly_over_its_pixels():
     model, pixels = vit(), PIXELS[:1]
     e = relprop.explain(model, pixels, 2, method="attnlrp", positions=True, keep="input")
@@ -235,9 +289,7 @@ def test_long_inputs_in_chunks(monkeypatch):
 
 def test_a_model_without_position_terms_is_refused():
     with pytest.raises(OptionError, match="passes no position terms"):
-        relprop.explain(
-            t5(), {"input_ids": IDS, "decoder_input_ids": IDS}, method="attnlrp", positions=True
-        )
+        relprop.explain(ready(Bare()), IDS, method="attnlrp", positions=True)
     with pytest.raises(OptionError, match="True or False"):
         relprop.explain(gpt2(), IDS, method="attnlrp", positions=1)
     with pytest.raises(OptionError, match="has no option 'positions'"):
