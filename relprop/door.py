@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property, wraps
 from pathlib import Path
@@ -111,7 +112,8 @@ def _interrupt(
     if interrupt is not None:
         for one in chain:
             traceback.clear_frames(one.__traceback__)
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(nesting)
+        with suppress(RuntimeError):  # where nothing is left to be popped
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(nesting)
         torch.set_grad_enabled(grad)
     return interrupt
 

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from relprop.adapters import Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Head, start_at
-from relprop.compiled.tidying import EXPLAIN
-from relprop.errors import OptionError, message, out_of_memory
+from relprop.compiled.tidying import DRAWS, not_flat
+from relprop.errors import out_of_memory
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
 from relprop.runner.answer import Numbers, at_input, over_attention
@@ -62,10 +62,14 @@ class Recording:
         try:
             with TRACING, torch.no_grad(), unwarned("There is a performance drop"):
                 module = make_fx(flat, tracing_mode="real")(*self.given(batch))
+        except NotImplementedError as error:  # PyTorch 2.11 cannot record such a call
+            if "Generator" not in str(error):
+                raise
+            raise not_flat(self.needs.question.method, DRAWS) from error
         except RuntimeError as error:
             if out_of_memory(error) or "value out of a tracing tensor" not in str(error):
                 raise
-            raise self._reads_values() from error
+            raise not_flat(self.needs.question.method, "it looks at values on its way") from error
         return module, books[0] if books else None
 
     def given(self, batch: int) -> list[Tensor]:
@@ -122,11 +126,6 @@ class Recording:
             probable = probabilities(session.adapter, session.model, logits)
             found |= {} if probable is None else {"probabilities": probable}
         return found
-
-    def _reads_values(self) -> OptionError:
-        method = self.needs.question.method
-        fact = f"method {method!r} cannot be one flat program: it looks at values on its way"
-        return OptionError(message(fact, then=[EXPLAIN]))
 
 
 def explainable(needs: Needs) -> dict[str, fx.Node]:

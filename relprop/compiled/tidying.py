@@ -12,9 +12,10 @@ from relprop.tracer.recorded import recorded_value
 
 #: What hands on its first tensor where nothing is differentiated any more.
 ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+DRAWS = "draws random numbers"
 #: Tags of operators that no program for all calls can hold, and what they do.
 REFUSED = {
-    torch.Tag.nondeterministic_seeded: "draws random numbers",
+    torch.Tag.nondeterministic_seeded: DRAWS,
     torch.Tag.dynamic_output_shape: "makes tensors whose shapes depend on values",
 }
 EXPLAIN = "relprop.explain(model, inputs, target, ...), which records nothing"
@@ -67,5 +68,10 @@ def refuse_tags(graph: fx.Graph, method: str) -> None:
     for node in graph.nodes:
         for tag in getattr(node.target, "tags", ()):
             if tag in REFUSED and not _by_integers(node) and not _drops_nothing(node):
-                fact = f"method {method!r} cannot be one flat program: {node.target} {REFUSED[tag]}"
-                raise OptionError(message(fact, then=[EXPLAIN]))
+                raise not_flat(method, f"{node.target} {REFUSED[tag]}")
+
+
+def not_flat(method: str, why: str) -> OptionError:
+    """What to say of a method that no program for all calls can hold."""
+    fact = f"method {method!r} cannot be one flat program: {why}"
+    return OptionError(message(fact, then=[EXPLAIN]))

@@ -115,11 +115,10 @@ def _outputs(
         return flat
 
     with (
-        torch.inference_mode(False),
-        taken_back(model),  # around all that changes the model for a while
         undisturbed(model),
         torch.no_grad(),
         as_python(model),
+        taken_back(model),
         Replayed(draws) if draws else torch.no_grad(),
     ):
         return run_eager(call, inputs, model), trees[0]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.tracer.modules import modules_of
+from relprop.tracer.surroundings import is_evaluated
 from relprop.tracer.undoing import undone
 
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
@@ -38,6 +39,7 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
     found, empty = _containers(modules)
     held = [(container, _held(container)) for container in found]
     values = [_values_restored(t) for t in _tensors(modules)]
+    ours = [m for m in modules if is_evaluated(m)]
 
     def put_back() -> None:
         for container in filter(None, empty):
@@ -47,6 +49,9 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
                 _restore(container, before)
         for one in values:
             one()
+        for module in ours:  # an interrupt may have ended what set the flag
+            if module.training == is_evaluated(module):
+                module.training = not is_evaluated(module)
 
     with undone() as steps:
         steps.append(put_back)

@@ -43,6 +43,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def is_evaluated(module: nn.Module) -> bool:
+    """Whether a module in train mode is in eval mode for us at this moment."""
+    return id(module) in _evaluated
+
+
 def _put_back(module: nn.Module, me: object) -> None:
     """A module's own flag again, unless it is in eval mode for others, too."""
     with _counting:
