@@ -29,18 +29,25 @@ class Opened:
     processor: Any = None
 
 
+#: What Python calls these and JSON does not.
+PYTHONS = {"True": True, "False": False, "None": None}
+
+
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """A method and its options, from ``name`` or ``name:option=value,option=value``.
 
     >>> parse_method("transformer_attribution:rules=stable,normalize_rows=true")
     ('transformer_attribution', {'rules': 'stable', 'normalize_rows': True})
+    >>> parse_method("attnlrp:positions=True")
+    ('attnlrp', {'positions': True})
     """
     name, _, rest = text.partition(":")
     return name, parse_options(rest.split(",") if rest else (), f"--method {name}:")
 
 
 def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
-    """``name=value``; values are JSON, or plain words. Raises ``OptionError`` for anything else."""
+    """``name=value``; values are JSON, Python's True, False and None, or plain words. Raises
+    ``OptionError`` for anything else."""
     options: dict[str, Any] = {}
     for part in given:
         key, equals, value = part.partition("=")
@@ -49,7 +56,7 @@ def parse_options(given: Sequence[str], flag: str) -> dict[str, Any]:
         try:
             options[key] = json.loads(value)
         except ValueError:
-            options[key] = value
+            options[key] = PYTHONS.get(value, value)
     return options
 
 
