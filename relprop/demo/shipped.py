@@ -18,7 +18,7 @@ def transformers_for(model: str) -> Any:
     try:
         import transformers
     except ImportError:
-        fact = f'the {model} model needs transformers: pip install "transformers>=5.0"'
+        fact = f'the {model} model needs transformers: pip install "transformers>=5.6"'
         raise OptionError(fact) from None
     return transformers
 
