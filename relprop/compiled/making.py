@@ -16,6 +16,7 @@ from relprop.compiled.layout import laid_out
 from relprop.compiled.live import Live
 from relprop.compiled.recording import Recording
 from relprop.compiled.tidying import EXPLAIN, refuse_tags, tidied
+from relprop.compiled.views import without_idle_calls
 from relprop.compiled.weights import with_names
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.runner.answer import Made
@@ -65,6 +66,7 @@ def make_flat(
     small, books = recording.at(SIZES[0])
     refuse_tags(small.graph, question.method)
     large, _ = recording.at(SIZES[1])
+    without_idle_calls(small, large)
     given = small.graph.find_nodes(op="placeholder")
     batched = part.inputs.batched.index(True)
     module = of_any_batch(small, large, given[batched])

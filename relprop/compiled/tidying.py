@@ -29,7 +29,7 @@ def tidied(module: fx.GraphModule, first: int, last: int) -> tuple[fx.GraphModul
         if node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    if not any(map(_writes, graph.nodes)):  # else the same call may give something else
+    if not any(map(writes, graph.nodes)):  # else the same call may give something else
         passed = CSEPass(get_CSE_banned_ops())(module)
         assert passed is not None
         module = passed.graph_module
@@ -58,7 +58,7 @@ def _drops_nothing(node: fx.Node) -> bool:
     return bool(argument(node, "dropout_p") == 0)
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     """Whether a call changes a tensor that it is given."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
