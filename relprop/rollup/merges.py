@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from relprop.operations import FILLS, MOVES, Kind, argument, kind
-from relprop.tracer.atoms import Axes, is_token
+from relprop.operations import MOVES, Kind, argument, kind
+from relprop.rollup.brought import ONE_TO_ONE, PRODUCTS, Brought
+from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.follow import follow
-from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
 MERGES = frozenset({Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.JOIN, Kind.EXTREMUM, Kind.CHOICE})
-PRODUCTS = frozenset({Kind.PRODUCT, Kind.QUOTIENT})
-ONE_TO_ONE = (
-    MOVES
-    | FILLS
-    | {Kind.IDENTITY, Kind.DETACH, Kind.CAST, Kind.AFFINE, Kind.FUNCTION, Kind.SUM}
-    | {Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
-)
 
 
 def is_merge(node: fx.Node, flow: Flow) -> bool:
@@ -39,10 +29,12 @@ class Merges:
     difference. Let x be the nearest common dominator of the terms. A term is *transparent* if x
     reaches it by adds, moves and one-to-one ops alone, and *has a site* if an attention site lies
     on its way from x. Transparent terms and terms with a site carry the field whole; transparent
-    ones that bring different tokens of x to the same places (the parts of a patch merging) carry
-    equal parts. The others (an MLP, a projected shortcut) carry nothing if some term is
-    transparent, or if the merge lies in a branch, has a term with a site, and an outer merge
-    carries the branch's identity already; otherwise they carry it once together, in equal parts.
+    ones that bring different tokens of x to the same places (the parts of a patch merging,
+    positions that a head picks) carry equal parts. The others (an MLP, a projected shortcut) carry
+    nothing if the transparent terms bring their tokens, or if the merge lies in a branch, has a
+    term with a site, and an outer merge carries the branch's identity already; those that bring
+    more (the mean of all tokens beside the first) carry equal parts with the transparent ones;
+    without any of these they carry the identity once together, in equal parts.
     Where terms have no common dominator (several explained inputs), those of one input are judged
     among themselves, and a term in which inputs meet (cross-attention) is whole.
     """
@@ -108,6 +100,12 @@ class Merges:
     def _transparent(self, x: fx.Node, o: fx.Node) -> bool:
         return self.flow.reached_by(x, o, self._passes)
 
+    def _is(self, x: fx.Node, o: fx.Node) -> bool:
+        """Whether ``o`` is x but for operations that leave every token where it is."""
+        while o is not x and kind(o) in ONE_TO_ONE - MOVES and len(self.flow.inputs[o]) == 1:
+            o = self.flow.inputs[o][0]
+        return o is x
+
     def _has_site(self, x: fx.Node, o: fx.Node) -> bool:
         return any(
             self.flow.reaches(c, o) and self.flow.reaches(x, c) and c is not x
@@ -164,13 +162,17 @@ class Merges:
     ) -> dict[fx.Node, float]:
         clear = [o for o in some if self._transparent(x, o)]
         others = [o for o in some if o not in clear and not self._has_site(x, o)]
-        nothing = bool(clear) or (
-            any(self._has_site(x, o) for o in terms) and self._identity_carried_outside(whole)
-        )
-        share = dict.fromkeys(others, 0.0 if nothing else 1 / max(len(others), 1))
-        if len(clear) > 1 and brings_different_tokens(x, clear, self.flow, self.axes):
-            share |= dict.fromkeys(clear, 1 / len(clear))
-        return share
+        if not clear:
+            outside = any(self._has_site(x, o) for o in terms)
+            nothing = outside and self._identity_carried_outside(whole)
+            return dict.fromkeys(others, 0.0 if nothing else 1 / max(len(others), 1))
+        if len(clear) == 1 and self._is(x, clear[0]):
+            return dict.fromkeys(others, 0.0)
+        brought = Brought(x, some, self.flow, self.axes)
+        bring_more = [o for o in others if not brought.all_in(o, clear)]
+        shared = bool(bring_more) or brought.differ(clear)
+        equal = dict.fromkeys((*clear, *bring_more), 1 / len((*clear, *bring_more)))
+        return dict.fromkeys(others, 0.0) | (equal if shared else {})
 
     def identity_of(self, contraction: fx.Node) -> fx.Node | None:
         """The first merge at which the branch of a site meets an operand that is transparent: its
@@ -205,8 +207,10 @@ class Merges:
         return None
 
     def _joins_features(self, node: fx.Node) -> bool:
-        dim = argument(node, "dim")
-        return dim in (-1, val(node).dim() - 1) and val(node).dim() > 1
+        dims = val(node).dim()
+        dim = argument(node, "dim") % max(dims, 1)
+        axis = self.axes.get(node, ((),) * dims)[dim]
+        return dims > 1 and (dim == dims - 1 or (bool(axis) and token_count(axis) == 1))
 
     def _identity_carried_outside(self, node: fx.Node) -> bool:
         """Whether an outer sum has this one on the way to an operand, and another operand that
@@ -232,42 +236,3 @@ class Merges:
             ):
                 return True
         return False
-
-
-def brings_different_tokens(
-    x: fx.Node, parts: list[fx.Node], flow: Flow, axes: Mapping[fx.Node, Axes]
-) -> bool:
-    """Whether ``parts``, which come from ``x`` by moves and one-to-one ops, hold different tokens
-    of x at the same place, and each token at most once.
-
-    Parts of one token each that are not all of x are positions that a head picks, no merging.
-    """
-    shape, tokens = (
-        tuple(val(x).shape),
-        [i for i, axis in enumerate(axes.get(x, ())) if any(atom.kind == "token" for atom in axis)],
-    )
-    sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
-    count = math.prod(sizes)
-    if count < 2:
-        return False
-    moved = Labels()
-    start = torch.arange(1, count + 1, dtype=torch.float64).reshape(sizes).expand(shape)
-    start = start.contiguous()
-
-    def after(node: fx.Node, labels: Mapping[fx.Node, Tensor]) -> Tensor | None:
-        source = next((i for i in flow.inputs[node] if i in labels), None)
-        if source is None or not any(flow.reaches(node, p) for p in parts):
-            return None
-        if kind(node) in MOVES and len(flow.inputs[node]) == 1:
-            return moved.push(node, {source: labels[source]})
-        return labels[source] if tuple(val(node).shape) == tuple(val(source).shape) else None
-
-    labels = follow(flow.nodes, {x: start}, after)
-    found = [found for p in parts if (found := labels.get(p)) is not None]
-    whole = len(found) == len(parts) and all(f.shape == found[0].shape for f in found)
-    if not whole or any(f.numel() == 0 or bool((f == 0).any()) for f in found):
-        return False
-    held = [f.unique(return_counts=True) for f in found]  # type: ignore[no-untyped-call]
-    once = len({int(times) for _, counts in held for times in counts}) == 1
-    apart = all(bool((f != g).all()) for k, f in enumerate(found) for g in found[:k])
-    return once and apart and (len(held[0][0]) > 1 or sum(len(those) for those, _ in held) == count)

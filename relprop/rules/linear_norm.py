@@ -33,7 +33,7 @@ class Norm:
     divide: Divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if call.activations != (0,):
+        if not _is_linear(call):
             return Split(carry.function(relevance, call))
         x, s = call.inputs[0], self.divide(relevance, call.output)
         given = {o.argument: _beside(o.value, x, call.op) for o in call.operands[1:] if o.argument}
@@ -57,7 +57,7 @@ class Norm:
 
     def form(self, call: Call) -> Value:
         """The norm, as a function of x with the deviation that it has."""
-        if call.activations != (0,):
+        if not _is_linear(call):
             return carried(call)
         if _by_running_statistics(call):
             return call.apply(*call.inputs)
@@ -73,6 +73,13 @@ class Norm:
         given = {o.argument: _beside(o.value, x, call.op) for o in others if o.argument}
         y = y * given["weight"] if "weight" in given else y
         return y + given["bias"] if "bias" in given else y
+
+
+def _is_linear(call: Call) -> bool:
+    """Whether a call is a norm of its first operand; a function of whole rows that is no norm (a
+    share of their sum) is one factor for each number, and carries."""
+    written = isinstance(call.op, WrittenNorm)
+    return call.activations == (0,) and not (written and call.op.centred is None)
 
 
 def _by_running_statistics(call: Call) -> bool:

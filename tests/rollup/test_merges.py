@@ -209,11 +209,58 @@ def test_parts_that_bring_different_tokens_share(name):
     compare(e, lambda m1, m2: (i + m2) @ p @ (ONE + m1), i[0])
 
 
-def test_positions_a_head_picks_are_whole():
-    block = Block(lambda b, x: x + b.attention(x))
-    for pool in (lambda x: x[:, 0] + x[:, 3], lambda x: x[:, :1].add(x[:, 3:4])[:, 0]):
-        compare(
-            explained(Stack(block, pool=pool), normal(SAMPLES, TOKENS, 3)),
-            lambda m: ONE + m,
-            ONE[0] + ONE[3],
-        )
+FIRST, REST, FOURTH = (
+    ONE[0].double(),
+    (ONE.sum(0) - ONE[0]).double() / (TOKENS - 1),
+    ONE[3].double(),
+)
+PICKED = {
+    "two added": (lambda b, x: x[:, 0] + x[:, 3], (FIRST + FOURTH) / 2),
+    "two picked, summed": (lambda b, x: x[:, [0, 3]].sum(1), (FIRST + FOURTH) / 2),
+    "two in slices": (lambda b, x: x[:, :1].add(x[:, 3:4])[:, 0], (FIRST + FOURTH) / 2),
+    "two side by side": (
+        lambda b, x: b.wide(torch.cat([x[:, 0], x[:, 3]], -1)),
+        (FIRST + FOURTH) / 2,
+    ),
+    "two stacked, flattened": (
+        lambda b, x: b.wide(torch.stack([x[:, 3], x[:, 0]], 1).flatten(1)),
+        (FIRST + FOURTH) / 2,
+    ),
+    "two by their own weights": (
+        lambda b, x: torch.einsum("bnd,ond->bo", x[:, [0, 3]], b.wide.weight.unflatten(1, (2, -1))),
+        (FIRST + FOURTH) / 2,
+    ),
+    "first and mean of the rest": (lambda b, x: x[:, 0] + x[:, 1:].mean(1), (FIRST + REST) / 2),
+    "first beside mean of the rest": (
+        lambda b, x: b.wide(torch.cat([x[:, 0], x[:, 1:].mean(1)], -1)),
+        (FIRST + REST) / 2,
+    ),
+    "mean of the rest on the first": (
+        lambda b, x: torch.stack([x[:, 1:].mean(1), x[:, 0]]).sum(0),
+        (FIRST + REST) / 2,
+    ),
+    "first, and a layer of the mean": (
+        lambda b, x: x[:, 0] + torch.tanh(b.mlp(x[:, 1:].mean(1))),
+        (FIRST + REST) / 2,
+    ),
+    "first, and a layer of it": (lambda b, x: x[:, 0] + b.mlp(x[:, 0]), FIRST),
+    "first, and of a layer the first": (lambda b, x: x[:, 0] + b.mlp(x)[:, 0], FIRST),
+    "two, and how they differ": (
+        lambda b, x: (
+            torch.cat([x[:, 0], x[:, 3], (x[:, 0] - x[:, 3]).abs()], -1)
+            .unflatten(-1, (3, -1))
+            .sum(-2)
+        ),
+        (FIRST + FOURTH) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_what_a_head_picks_it_shares(name):
+    """Equal parts for positions that a head picks, and for means beside them, however they are
+    put together; a layer of what is there already brings nothing new."""
+    pool, read = PICKED[name]
+    block, last = Block(lambda b, x: x + b.attention(x)), Block(pool)
+    e = explained(Stack(block, pool=last), normal(SAMPLES, TOKENS, 3))
+    compare(e, lambda m: ONE + m, read)

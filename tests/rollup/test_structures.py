@@ -105,7 +105,10 @@ POOLS = {
         lambda n: torch.tensor([0, 1, 1, 1, 0]).double() / 3,
     ),
     "sum": (lambda x: x.sum(1), lambda n: torch.ones(n).double() / n),
-    "two tokens": (lambda x: x[:, 0] + x[:, 2], lambda n: torch.eye(n)[0] + torch.eye(n)[2]),
+    "two tokens": (
+        lambda x: x[:, 0] + x[:, 2],
+        lambda n: (torch.eye(n)[0] + torch.eye(n)[2]).double() / 2,
+    ),
     "index": (
         lambda x: x[torch.arange(len(x)), torch.full((len(x),), 3)],
         lambda n: torch.eye(n)[3],

@@ -25,6 +25,7 @@ from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
+from relprop.tracer.passes.attention.summed import cut_maps, join_maps
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
@@ -150,10 +151,12 @@ PASSES = (
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
+    Pass(cut_maps, "heads that are taken from others are maps of their own"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
     Pass(merge_lanes, "heads and queries side by side are one computation"),
+    Pass(join_maps, "differences of attention are the attention of a difference"),
     Pass(merge_projections, "each head's part of the output projection is one layer's"),
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),

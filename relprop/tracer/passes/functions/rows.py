@@ -16,7 +16,12 @@ from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.masked import is_mask, softmax_of
 from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
 from relprop.tracer.passes.functions.shifts import LINEAR
-from relprop.tracer.passes.functions.softmaxes import emit_beside, softmax_in
+from relprop.tracer.passes.functions.softmaxes import (
+    emit_beside,
+    is_beside_parameter,
+    parameter_beside,
+    softmax_in,
+)
 from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates, flow_of, subgraph_of
 
 
@@ -58,7 +63,11 @@ def _tried(subgraph: Subgraph, masked: bool) -> _Found | None:
     """What a subgraph is, whose parameters are masks if ``masked``; ``None`` if it is none of
     these, or cannot be tried out."""
     try:
-        found = softmax_in(subgraph) if masked else None
+        found: _Found | None = softmax_in(subgraph) if masked else None
+        if not masked and is_beside_parameter(subgraph):
+            return Kind.JOIN
+        if any(kind(n) is Kind.SOFTMAX for n in subgraph.nodes):
+            return None
         return norm_in(subgraph) if found is None else found
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
@@ -70,6 +79,8 @@ def _emit(subgraph: Subgraph, found: _Found, constants: Constants) -> fx.Node | 
     at, axis = subgraph.output, subgraph.axes[0]
     if found == Kind.TOTAL:
         return softmax_of(subgraph, axis, constants)
+    if found == Kind.JOIN:
+        return emit_beside(subgraph, axis, parameter_beside(subgraph), constants)
     if isinstance(found, float):
         return emit_beside(subgraph, axis, found, constants)
     op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from relprop.operations import Kind, is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, expanded, rank, shape_of, val
+from relprop.tracer.editing import aten, emit, expanded, rank, reshaped, shape_of, val
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, trials
 from relprop.tracer.passes.trials.subgraphs import Subgraph
 
@@ -34,6 +34,33 @@ def softmax_in(subgraph: Subgraph) -> Kind | float | None:
     return Kind.TOTAL if all(_is_share(subgraph, t, axis) for t in given) else None
 
 
+def is_beside_parameter(subgraph: Subgraph) -> bool:
+    """Whether a subgraph is a softmax of each row and one more score, a parameter, which is left
+    out afterwards."""
+    if len(subgraph.parameters) != 1 or len(subgraph.axes) != 1:
+        return False
+    (p,), axis = subgraph.parameters, subgraph.axes[0]
+    along = rank(subgraph.source) - axis  # the row's axis, counted from the last
+    if rank(p) > rank(subgraph.source) or (rank(p) >= along and shape_of(p)[-along] != 1):
+        return False
+
+    def found(t: Tensor, score: Tensor) -> Tensor:
+        row = t.exp() if is_call(subgraph.source, aten.exp) else t
+        return subgraph(row, score.exp() if is_call(p, aten.exp) else score)
+
+    def wanted(t: Tensor, score: Tensor) -> Tensor:
+        return (t - torch.logaddexp(t.logsumexp(axis, keepdim=True), score)).exp()
+
+    given = [(t.x, t.parameters[0].double()) for t in trials(subgraph)]
+    return equal_functions(found, wanted, given)
+
+
+def parameter_beside(subgraph: Subgraph) -> fx.Node:
+    """That parameter."""
+    (p,) = subgraph.parameters
+    return operand(p) if is_call(p, aten.exp) else p
+
+
 def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None:
     """The score that a softmax sees beside each row, if a subgraph, with the exponential above it,
     is one that leaves it out."""
@@ -53,14 +80,19 @@ def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None
     return score if equal_functions(found, wanted, probes) else None
 
 
-def emit_beside(subgraph: Subgraph, axis: int, score: float, constants: Constants) -> fx.Node:
+def emit_beside(
+    subgraph: Subgraph, axis: int, score: float | fx.Node, constants: Constants
+) -> fx.Node:
     """The softmax of each row and a score beside it, without that one's weight."""
     at, x = subgraph.output, subgraph.source
     x = operand(x) if is_call(x, aten.exp) else x
     shape = shape_of(x)
-    one = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
+    if not isinstance(score, fx.Node):
+        held = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
+        score = emit(at, Held(held))
     shape[axis], size = 1, shape[axis]
-    beside = emit(at, aten.cat.default, [x, expanded(at, emit(at, Held(one)), shape)], axis)
+    one = reshaped(at, score, [1] * (rank(x) - rank(score)) + shape_of(score))
+    beside = emit(at, aten.cat.default, [x, expanded(at, one, shape)], axis)
     made = emit(at, aten.softmax.int, beside, axis)
     return emit(at, aten.slice.Tensor, made, axis, 0, size, 1)
 

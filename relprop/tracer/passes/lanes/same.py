@@ -54,12 +54,14 @@ class Numbers:
 
 
 def join_same(graph: fx.Graph) -> None:
-    """What one module call computes several times from the same tensors is computed once."""
+    """What one module call computes several times from the same tensors is computed once; a tensor
+    of the model's is one, however often it is read."""
     numbers, found = Numbers(), dict[Hashable, fx.Node]()
     for node in list(graph.nodes):
-        if node.op != "call_function" or kind(node) is Kind.RANDOM or is_inplace(node):
+        computed = node.op == "call_function" and kind(node) is not Kind.RANDOM
+        if not (computed or node.op == "get_attr") or is_inplace(node):
             continue
-        key = numbers(node), place(node).modules
+        key = numbers(node), place(node).modules if computed else None
         first = found.setdefault(key, node)
         if first is not node:
             swap(node, first)

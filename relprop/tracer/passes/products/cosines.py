@@ -64,10 +64,11 @@ def _scaled(
     left = []
     for power, f in factors:
         found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
-        if len(found) != 1 or operands[found[0][0]] is not arguments(met)[found[0][0]]:
+        found.sort(key=lambda one: flow.index[one[1][0]])
+        if not found or operands[found[-1][0]] is not arguments(met)[found[-1][0]]:
             left.append((power, f))
             continue
-        ((side, (source, order, small)),) = found
+        side, (source, order, small) = found[-1]  # the operand that it is made of most directly
         scaled = multiplied(node, [(1, source), (power, small)], 1.0)
         operands[side] = reshaped(node, permuted(node, scaled, order), shape_of(operands[side]))
     if len(left) == len(factors):
@@ -87,10 +88,13 @@ def _in_front(flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int) ->
         return None
     root, laid = _layout(of)
     source = flow.dominator(f) if f in flow.index else None
-    while source is not None and _layout(source)[0] is not root:
+    scores = _layout(operand(root))[0] if kind(root) is Kind.SOFTMAX else root
+    while source is not None and _layout(source)[0] not in (root, scores):
         source = flow.dominator(source)
     if source is None:
         return None
+    if _layout(source)[0] is not root:  # what the softmax's scores decide scales its weights
+        source = root
     own = _layout(source)[1]
     there = torch.empty(laid.numel(), dtype=torch.long)
     there[laid.flatten()] = one.expand(laid.shape).flatten()

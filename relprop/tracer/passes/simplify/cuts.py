@@ -47,7 +47,7 @@ def _part_at(whole: fx.Node, index: int) -> tuple[fx.Node, int]:
 
 
 def simpler_slice(node: fx.Node) -> fx.Node | None:
-    """Of everything, of a run, of tensors that were joined, of axes that were merged."""
+    """Of everything, of a run, of tensors that were joined or repeated, of merged axes."""
     if not is_call(node, aten.slice) or not all(isinstance(a, int) for a in arguments(node)[1:]):
         return None
     x, (dim, start, end, step) = operand(node), arguments(node)[1:]
@@ -61,6 +61,10 @@ def simpler_slice(node: fx.Node) -> fx.Node | None:
         return _slice_of_cat(node, x, dim, start, end)
     if is_call(x, aten.constant_pad_nd) and step == 1:
         return _slice_of_padded(node, x, dim, start, end)
+    if is_call(x, aten.repeat) and start // (own := shape_of(operand(x))[dim]) == (end - 1) // own:
+        return emit(
+            node, aten.slice.Tensor, operand(x), dim, start % own, (end - 1) % own + 1, step
+        )
     return _slice_of_merged(node, x, dim, start, end) if step == 1 else None
 
 

@@ -1,14 +1,14 @@
 """Padding: with a number by one operator, with the tensor's own values by positions that are
-picked."""
+picked. Triangles: a fill where nothing is kept."""
 
 from __future__ import annotations
 
 import torch
 from torch import fx
 
-from relprop.operations import argument, operand
+from relprop.operations import argument, is_call, operand
 from relprop.operations.vocabulary import Held
-from relprop.tracer.editing import arguments, aten, emit, rank, shape_of
+from relprop.tracer.editing import arguments, aten, emit, is_live, rank, shape_of
 
 
 def as_padding(node: fx.Node, device: torch.device) -> fx.Node | None:
@@ -34,3 +34,14 @@ def _padded_by_itself(node: fx.Node, mode: str, device: torch.device) -> fx.Node
             held = emit(node, Held(places.to(device)))
             x = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
     return x
+
+
+def as_fill(node: fx.Node, device: torch.device) -> fx.Node | None:
+    """The lower or upper triangle of what depends on an input → zeros put into the other one."""
+    if not is_live(node):
+        return None
+    ones = torch.ones(shape_of(node)[-2:], dtype=torch.bool)
+    part = torch.tril if is_call(node, aten.tril) else torch.triu
+    hidden = ~part(ones, argument(node, "diagonal") or 0)
+    held = emit(node, Held(hidden.to(device)))
+    return emit(node, aten.masked_fill.Scalar, operand(node), held, 0)

@@ -43,7 +43,7 @@ from relprop.tracer.passes.spelling.extremes import (
 from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
 from relprop.tracer.passes.spelling.missing import mean_of_numbers, sum_of_numbers
-from relprop.tracer.passes.spelling.padding import as_padding
+from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import unroll
 from relprop.tracer.passes.spelling.statistics import (
@@ -81,6 +81,8 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = split_attention(node, device)
     elif is_call(node, aten.pad):
         new = as_padding(node, device)
+    elif is_call(node, aten.tril, aten.triu):
+        new = as_fill(node, device)
     elif (transform := TRANSFORMS.get(packet(node))) is not None:
         new = transform(node, device)
     elif what is Kind.FACTORY:

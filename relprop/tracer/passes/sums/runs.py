@@ -64,7 +64,7 @@ def _reuse_sums(graph: fx.Graph) -> None:
 
 
 def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
-    """Σ of neighbouring positions of one axis of one tensor."""
+    """Σ of evenly spaced positions of one axis of one tensor."""
     if len(terms) < 2 or any(sign < 0 for sign, _ in terms):
         return None
     chosen = [c for _, n in terms if (c := position(n)) is not None]
@@ -75,8 +75,9 @@ def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:
         return None
     places = sorted(c[2] for c in chosen)
     first, last = places[0], places[-1]
-    if places != list(range(first, last + 1)):
+    step = max(places[1] - first, 1)
+    if places != list(range(first, last + 1, step)):
         return None
-    whole = (first, last + 1) == (0, shape_of(x)[axis])
-    part = x if whole else emit(at, aten.slice.Tensor, x, axis, first, last + 1, 1)
+    whole = (first, last + 1, step) == (0, shape_of(x)[axis], 1)
+    part = x if whole else emit(at, aten.slice.Tensor, x, axis, first, last + 1, step)
     return emit(at, aten.sum.dim_IntList, part, [axis])

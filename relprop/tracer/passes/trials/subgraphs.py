@@ -24,7 +24,7 @@ from relprop.tracer.passes.trials.recipes import REDUCTIONS, Recipe, recipe_of
 MOST = 40  # nodes in a subgraph
 
 
-INSIDE = ELEMENTWISE | REDUCTIONS | {Kind.RESHAPE, Kind.EXPAND}
+INSIDE = ELEMENTWISE | REDUCTIONS | {Kind.SOFTMAX, Kind.RESHAPE, Kind.EXPAND}
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _subgraph(source: fx.Node, output: fx.Node, nodes: list[fx.Node]) -> Subgrap
         return None
     axes: set[int] = set()
     for node in nodes:
-        if kind(node) in REDUCTIONS:
+        if kind(node) in REDUCTIONS | {Kind.SOFTMAX}:
             axes |= set(dims_of(node))
     recipe = recipe_of(nodes, [source, *entering])
     return Subgraph(source, output, tuple(nodes), tuple(entering), tuple(sorted(axes)), recipe)

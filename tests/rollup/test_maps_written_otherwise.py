@@ -1,0 +1,214 @@
+"""One attention map, however it is put together: differences of two, scores with one beside them
+that is a parameter's, a triangle renormalised, pooled weights that are divided late."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+from tests.rollup.test_picked_keys import HEADS, TOKENS, Attending, scores
+
+METHODS = ["transformer_attribution", "gae", "rollout", "attcat", "attnlrp", "lrp"]
+SHARE = 0.3
+
+
+class Written(Attending):
+    """``attend`` is given a number for each head, too; ``pool`` reads the last tensor."""
+
+    def __init__(self, attend, pool):
+        super().__init__(lambda q, k, v: attend(q, k, v, self.beside))
+        self.beside = nn.Parameter(torch.randn(HEADS, 1, 1))
+        self.weigh, self.pool = nn.Linear(self.place.shape[-1], 1), pool
+
+    def forward(self, x):
+        x = self.enter(x) + self.place
+        for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+            parts = qkv(norm(x)).view(len(x), TOKENS, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+            x = x + out(self.attend(*parts).transpose(1, 2).reshape(x.shape))
+        return self.head(self.pool(x, self.weigh(x)))
+
+
+def first(x, _):
+    return x[:, 0]
+
+
+def plain(q, k, v, _):
+    return scores(q, k).softmax(-1) @ v
+
+
+def halves(q, k):
+    return zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+
+
+def difference_of_maps(q, k, v, _):
+    one, other = ((a @ b.mT).softmax(-1) for a, b in halves(q, k))
+    return (one - SHARE * other) @ v
+
+
+def difference_of_results(q, k, v, _):
+    one, other = ((a @ b.mT).softmax(-1) @ v for a, b in halves(q, k))
+    return one.sub(other, alpha=SHARE)
+
+
+def difference_of_fused(q, k, v, _):
+    one, other = (F.scaled_dot_product_attention(a, b, v, scale=1.0) for a, b in halves(q, k))
+    return (one.transpose(1, 2) - SHARE * other.transpose(1, 2)).transpose(1, 2)
+
+
+def difference_by_parts_of_values(q, k, v, _):
+    def fused(a, b):
+        parts = (F.scaled_dot_product_attention(a, b, w, scale=1.0) for w in v.chunk(2, -1))
+        return torch.cat(list(parts), -1)
+
+    one, other = (fused(a, b) for a, b in halves(q, k))
+    return one - other * SHARE
+
+
+def difference_of_heads(q, k, v, _):
+    q, k = (torch.cat(x.chunk(2, -1), 1) for x in (q, k))
+    one, other = ((q @ k.mT).softmax(-1) @ v.repeat(1, 2, 1, 1)).chunk(2, 1)
+    return one - SHARE * other
+
+
+def difference_by_a_parameter(q, k, v, beside):
+    one, other = ((a @ b.mT).softmax(-1) for a, b in halves(q, k))
+    return (one - beside * other) @ v
+
+
+def results_by_a_parameter(q, k, v, beside):
+    one, other = ((a @ b.mT).softmax(-1) @ v for a, b in halves(q, k))
+    return one - other * beside
+
+
+def beside_joined(q, k, v, beside):
+    s = scores(q, k)
+    return torch.cat([s, beside.expand(*s.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+def beside_in_the_sum(q, k, v, beside):
+    e = scores(q, k).exp()
+    return (e / (e.sum(-1, keepdim=True) + beside.exp())) @ v
+
+
+def beside_less_the_largest(q, k, v, beside):
+    s = scores(q, k)
+    top = torch.maximum(s.amax(-1, keepdim=True), beside)
+    e = (s - top).exp()
+    return (e / (e.sum(-1, keepdim=True) + (beside - top).exp())) @ v
+
+
+def beside_divides_late(q, k, v, beside):
+    e = scores(q, k).exp()
+    return (e @ v) / (e.sum(-1, keepdim=True) + beside.exp())
+
+
+def beside_scales_the_result(q, k, v, beside):
+    s = scores(q, k)
+    return (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, keepdim=True) - beside)
+
+
+def triangle_hidden(q, k, v, _):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def triangle_renormalised(q, k, v, _):
+    a = scores(q, k).softmax(-1).tril()
+    return (a / a.sum(-1, keepdim=True)) @ v
+
+
+def triangle_normalised(q, k, v, _):
+    return F.normalize(torch.tril(scores(q, k).softmax(-1)), p=1, dim=-1) @ v
+
+
+def upper_triangle_taken_away(q, k, v, _):
+    e = scores(q, k).exp()
+    e = e - e.triu(1)
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+def pooled(x, w):
+    return (w.softmax(1) * x).sum(1)
+
+
+def pooled_by_a_product(x, w):
+    return (w.softmax(1).mT @ x)[:, 0]
+
+
+def pooled_divided_late(x, w):
+    e = w.exp()
+    return (e * x).sum(1) / e.sum(1)
+
+
+def pooled_product_divided_late(x, w):
+    e = w[..., 0].exp()
+    return torch.einsum("bn,bnd->bd", e, x) / e.sum(1, keepdim=True)
+
+
+SAME = {
+    (difference_of_maps, first): [
+        (difference_of_results, first),
+        (difference_of_fused, first),
+        (difference_by_parts_of_values, first),
+        (difference_of_heads, first),
+    ],
+    (difference_by_a_parameter, first): [(results_by_a_parameter, first)],
+    (beside_joined, first): [
+        (beside_in_the_sum, first),
+        (beside_less_the_largest, first),
+        (beside_divides_late, first),
+        (beside_scales_the_result, first),
+    ],
+    (triangle_hidden, first): [
+        (triangle_renormalised, first),
+        (triangle_normalised, first),
+        (upper_triangle_taken_away, first),
+    ],
+    (plain, pooled): [
+        (plain, pooled_by_a_product),
+        (plain, pooled_divided_late),
+        (plain, pooled_product_divided_late),
+    ],
+}
+
+
+def explained(attend, pool):
+    torch.manual_seed(0)
+    model = Written(attend, pool).double().eval()
+    x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
+    comparison = relprop.compare(model, x, METHODS, target=1)
+    return {m: comparison[m].scores for m in METHODS}
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """What is said of each way that the others are held to."""
+    return {way: explained(*way) for way in SAME}
+
+
+PAIRS = [(way, reference) for reference, ways in SAME.items() for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("way", "reference"), PAIRS, ids=[" ".join(f.__name__ for f in way) for way, _ in PAIRS]
+)
+def test_the_map_is_the_same(way, reference, usual):
+    for method, found in explained(*way).items():
+        wanted = usual[reference][method]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_a_share_of_a_row_is_no_norm_to_attnlrp():
+    """What takes shares of whole rows without being a softmax is a factor for each number: the
+    books are balanced, and the gradient form gives the same."""
+
+    def shares(q, k, v, beside):
+        s = scores(q, k)
+        return (F.softplus(s) / (s.abs().sum(-1, keepdim=True) + beside.exp())) @ v
+
+    torch.manual_seed(0)
+    model = Written(shares, first).double().eval()
+    x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
+    walked = relprop.explain(model, x, 1, method="attnlrp", ledger=True)
+    quick = relprop.explain(model, x, 1, method="attnlrp")
+    torch.testing.assert_close(quick.scores, walked.scores, rtol=0, atol=1e-6)
