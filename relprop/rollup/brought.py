@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor, fx
@@ -39,6 +41,7 @@ class Brought:
         start = torch.arange(1, self.count + 1, dtype=torch.float64).reshape(sizes).expand(shape)
         self._flow, self._terms, self._moves = flow, terms, Labels()
         self.tokens = follow(flow.nodes, {x: start.contiguous()}, self._after)
+        self._reached = follow(flow.nodes, {x: _held(start)}, self._all_after)
 
     def _after(self, node: fx.Node, tokens: Mapping[fx.Node, Tensor]) -> Tensor | None:
         """One token at each place as well, after ``node``: a move, a linear map of features or an
@@ -50,7 +53,7 @@ class Brought:
             return None
         if kind(node) in MOVES and len(inputs) == 1:
             return self._moves.push(node, {inputs[0]: tokens[inputs[0]]})
-        if kind(node) is Kind.LINEAR and inputs == [tensor_inputs(node)[0]]:
+        if kind(node) is Kind.LINEAR and tuple(inputs) == tensor_inputs(node)[:1]:
             first = tokens[inputs[0]][..., :1]
             one = bool((tokens[inputs[0]] == first).all())
             return first.expand(shape).contiguous() if one else None
@@ -62,6 +65,19 @@ class Brought:
             return None
         one = met[0].shape == shape and all(bool((m == met[0]).all()) for m in met)
         return met[0].contiguous() if one else None
+
+    def _all_after(self, node: fx.Node, reached: Mapping[fx.Node, int]) -> int | None:
+        """All tokens on which ``node`` depends, one bit each."""
+        if not any(self._flow.reaches(node, term) for term in self._terms):
+            return None
+        if node in self.tokens:
+            return _held(self.tokens[node])
+        return reduce(or_, (reached[i] for i in self._flow.inputs[node] if i in reached), 0)
+
+    def are_apart(self) -> bool:
+        """Whether no two of the terms depend on one token, each on one at least."""
+        found = [self._reached.get(term, 0) for term in self._terms]
+        return self.count > 1 and all(found) and sum(found) == reduce(or_, found)
 
     def all_in(self, term: fx.Node, clear: list[fx.Node]) -> bool:
         """Whether ``clear`` terms bring all that ``term`` brings: every token of x, or at each
@@ -94,6 +110,10 @@ class Brought:
     def _all(self, found: list[Tensor]) -> bool:
         tokens = torch.cat([f.flatten() for f in found]).unique()
         return int((tokens > 0).sum()) == self.count
+
+
+def _held(labels: Tensor) -> int:
+    return sum(1 << int(token) for token in labels.unique().tolist() if token)
 
 
 def _same(f: Tensor, g: Tensor) -> bool:

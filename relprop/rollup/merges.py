@@ -28,13 +28,14 @@ class Merges:
     the sum of its *terms* a, b and c, so that the order in which they are added makes no
     difference. Let x be the nearest common dominator of the terms. A term is *transparent* if x
     reaches it by adds, moves and one-to-one ops alone, and *has a site* if an attention site lies
-    on its way from x. Transparent terms and terms with a site carry the field whole; transparent
-    ones that bring different tokens of x to the same places (the parts of a patch merging,
-    positions that a head picks) carry equal parts. The others (an MLP, a projected shortcut) carry
-    nothing if the transparent terms bring their tokens, or if the merge lies in a branch, has a
-    term with a site, and an outer merge carries the branch's identity already; those that bring
-    more (the mean of all tokens beside the first) carry equal parts with the transparent ones;
-    without any of these they carry the identity once together, in equal parts.
+    on its way from x. Terms that depend on tokens apart from each other's (halves of a text, each
+    read by itself) carry equal parts. Otherwise transparent terms and terms with a site carry the
+    field whole; transparent ones that bring different tokens of x to the same places (the parts of
+    a patch merging, positions that a head picks) carry equal parts. The others (an MLP, a projected
+    shortcut) carry nothing if the transparent terms bring their tokens, or if the merge lies in a
+    branch, has a term with a site, and an outer merge carries the branch's identity already; those
+    that bring more (the mean of all tokens beside the first) carry equal parts with the transparent
+    ones; without any of these they carry the identity once together, in equal parts.
     Where terms have no common dominator (several explained inputs), those of one input are judged
     among themselves, and a term in which inputs meet (cross-attention) is whole.
     """
@@ -162,13 +163,15 @@ class Merges:
     ) -> dict[fx.Node, float]:
         clear = [o for o in some if self._transparent(x, o)]
         others = [o for o in some if o not in clear and not self._has_site(x, o)]
+        if len(clear) == 1 and self._is(x, clear[0]):
+            return dict.fromkeys(others, 0.0)
+        brought = Brought(x, some, self.flow, self.axes)
+        if len(some) > 1 and brought.are_apart():
+            return dict.fromkeys(some, 1 / len(some))
         if not clear:
             outside = any(self._has_site(x, o) for o in terms)
             nothing = outside and self._identity_carried_outside(whole)
             return dict.fromkeys(others, 0.0 if nothing else 1 / max(len(others), 1))
-        if len(clear) == 1 and self._is(x, clear[0]):
-            return dict.fromkeys(others, 0.0)
-        brought = Brought(x, some, self.flow, self.axes)
         bring_more = [o for o in others if not brought.all_in(o, clear)]
         shared = bool(bring_more) or brought.differ(clear)
         equal = dict.fromkeys((*clear, *bring_more), 1 / len((*clear, *bring_more)))

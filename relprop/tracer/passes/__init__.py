@@ -32,7 +32,7 @@ from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
 from relprop.tracer.passes.functions.shifts import drop_shifts
 from relprop.tracer.passes.lanes.groups import fold_rows, join_groups
-from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
+from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections, merge_sums
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
@@ -64,7 +64,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
-from relprop.tracer.passes.sums.runs import join_sums
+from relprop.tracer.passes.sums.runs import join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.once import write_once
@@ -156,6 +156,7 @@ PASSES = (
     SIMPLIFIED,
     SAME,
     Pass(merge_lanes, "heads and queries side by side are one computation"),
+    Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
     Pass(join_maps, "differences of attention are the attention of a difference"),
     Pass(merge_projections, "each head's part of the output projection is one layer's"),
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
@@ -168,6 +169,8 @@ PASSES = (
     Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
+    Pass(part_totals, "what was laid side by side to be added is terms"),
+    SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_signs, "signs are the weights' own, once all functions are known"),
     SIMPLIFIED,

@@ -8,14 +8,24 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import groupby
 
 from torch import fx
 
 from relprop.operations import is_call, kind, operand
-from relprop.tracer.editing import arguments, aten, emit, is_live, joined, rank, swap
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    joined,
+    rank,
+    reshaped,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
@@ -37,13 +47,17 @@ def merge_lanes(graph: fx.Graph) -> None:
 
 def _merged(node: fx.Node, known: Known) -> fx.Node | None:
     """The lanes at a ``cat`` as one; ``known``: those that are one already."""
-    parts, dim = tuple(joined(node)), arguments(node)[1]
+    parts = tuple(joined(node))
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
-    for attempt in (longer, partial(lifted, known=known)):
+    return _tried(node, (longer, partial(lifted, known=known)))
+
+
+def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node | None:
+    for attempt in ways:
         mark = node.prev
         try:
-            return attempt(node, parts, dim)
+            return attempt(node, tuple(joined(node)), arguments(node)[1])
         except Apart:
             undo(node, mark)
     return None
@@ -62,6 +76,27 @@ def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
             lanes = lanes if merged is None else [merged]
         made += lanes
     return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None
+
+
+def merge_sums(graph: fx.Graph) -> None:
+    """Σ f(x_i) of pieces x_i of one tensor (the chunks of a long text) → the sum of f of all."""
+
+    def made_by(n: fx.Node) -> Hashable:
+        return (kind(n), tuple(shape_of(n)), _made_by(n)) if is_live(n) else None
+
+    join_terms(graph, made_by, _summed)
+
+
+def _summed(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
+    """The sum of what is made of some pieces alike, made of all at once."""
+    shape = shape_of(parts[0])
+    lines = [reshaped(at, p, [1, *shape] if shape[:1] != [1] else shape) for p in parts]
+    beside = emit(at, aten.cat.default, lines, 0)
+    merged = _tried(beside, (partial(longer, pieces=True),)) if is_worth(tuple(lines)) else None
+    at.graph.erase_node(beside)
+    if merged is None:
+        return None
+    return reshaped(at, emit(at, aten.sum.dim_IntList, merged, [0]), shape)
 
 
 def merge_projections(graph: fx.Graph) -> None:

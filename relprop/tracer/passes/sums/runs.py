@@ -3,27 +3,44 @@ axis."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 
 from torch import fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, operand
 from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap
 from relprop.tracer.passes.simplify.totals import total_of_parts
-from relprop.tracer.passes.sums.terms import Terms, added, folded, is_top, position, terms_of
+from relprop.tracer.passes.sums.terms import (
+    Terms,
+    added,
+    folded,
+    is_scaled,
+    is_top,
+    position,
+    scale_of,
+    terms_of,
+)
 
 _Counted = Counter[tuple[int, fx.Node]]
 
 
-def join_sums(graph: fx.Graph) -> None:
-    """Sums of three and more terms are one operation, whichever two were added first; what depends
-    on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
-    their axis."""
+def part_totals(graph: fx.Graph) -> None:
+    """The sum, the mean or the largest of tensors that were laid side by side for it → of these."""
     for node in list(graph.nodes):
         if kind(node) in (Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST) and is_live(node):
             parts = total_of_parts(node)
             if parts is not None:
                 swap(node, parts)
+
+
+def join_sums(graph: fx.Graph) -> None:
+    """Sums of three and more terms are one operation, whichever two were added first; what depends
+    on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
+    their axis. A number that scales all terms scales their sum."""
+    for node in list(graph.nodes):
+        if not node._erased and is_top(node) and (made := _scaled_as_one(node)) is not None:
+            swap(node, made)
     _reuse_sums(graph)
     for node in reversed(list(graph.nodes)):
         if node._erased or not is_top(node):
@@ -38,6 +55,18 @@ def join_sums(graph: fx.Graph) -> None:
             terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
+
+
+def _scaled_as_one(node: fx.Node) -> fx.Node | None:
+    """c·x + c·y → c·(x + y)."""
+    terms = terms_of(node)
+    if not all(is_live(n) and is_scaled(n) and len(n.users) == 1 for _, n in terms):
+        return None
+    scales = [scale_of([n]) for _, n in terms]
+    if not all(math.isclose(scale, scales[0], rel_tol=1e-12) for scale in scales):
+        return None
+    whole = added(node, [(sign, operand(n)) for sign, n in terms])
+    return emit(node, aten.mul.Tensor, whole, scales[0])
 
 
 def _reuse_sums(graph: fx.Graph) -> None:

@@ -1,0 +1,163 @@
+"""Sums of what blocks and chunks give, however they are written: texts read chunk by chunk, all
+layers added or averaged, a number in front of each term."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+
+WIDTH, HEADS, TOKENS = 12, 2, 6
+METHODS = ["transformer_attribution", "gae", "rollout", "attcat", "attnlrp", "lrp"]
+
+
+class Half(nn.Module):
+    """Attention, and an MLP, without their skip connections."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.again = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.back = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def attention(self, x):
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+    def mlp(self, x):
+        return self.back(F.gelu(self.wide(self.again(x))))
+
+    def forward(self, x):
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+class Whole(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.enter = way, nn.Linear(4, WIDTH)
+        self.blocks, self.head = nn.ModuleList([Half(), Half()]), nn.Linear(WIDTH, 3)
+        self.both = nn.Linear(2 * WIDTH, 3)
+        self.place = nn.Parameter(torch.randn(1, TOKENS, WIDTH) / 3)
+
+    def forward(self, x):
+        return self.way(self, self.enter(x) + self.place)
+
+    def read(self, x):
+        """What a chunk gives."""
+        return self.blocks[1](self.blocks[0](x)).mean(1)
+
+
+def chunks_folded(m, x):
+    return m.head(m.read(x.reshape(-1, 2, WIDTH)).unflatten(0, (-1, 3)).mean(1))
+
+
+def chunks_added(m, x):
+    return m.head(sum(m.read(c) for c in x.split(2, 1)) / 3)
+
+
+def chunks_averaged(m, x):
+    return m.head(torch.stack([m.read(c) for c in x.chunk(3, 1)]).mean(0))
+
+
+def chunks_weighed(m, x):
+    return m.head(sum(m.read(x[:, i : i + 2]) / 3 for i in range(0, TOKENS, 2)))
+
+
+def chunks_unfolded(m, x):
+    return m.head(m.read(x.unfold(1, 2, 2).mT.flatten(0, 1)).unflatten(0, (-1, 3)).sum(1) / 3)
+
+
+def halves_folded(m, x):
+    return m.both(m.read(x.reshape(-1, 3, WIDTH)).unflatten(0, (-1, 2)).flatten(1))
+
+
+def halves_joined(m, x):
+    return m.both(torch.cat([m.read(x[:, :3]), m.read(x[:, 3:])], -1))
+
+
+def halves_apart(m, x):
+    one, other = m.both.weight.chunk(2, 1)
+    return F.linear(m.read(x[:, :3]), one, m.both.bias) + F.linear(m.read(x[:, 3:]), other)
+
+
+def layers(mean, total):
+    """Each block reads the mean of all before it; the head reads their sum."""
+
+    def way(m, x):
+        found = [x]
+        for block in m.blocks:
+            found.append(block.attention(mean(found)) + block.mlp(found[-1]))
+        return m.head(total(found)[:, 0])
+
+    return way
+
+
+def weights(found):
+    return torch.full((len(found),), 1 / len(found), dtype=found[0].dtype)
+
+
+layers_added = layers(lambda found: sum(found) / len(found), sum)
+LAYERS = {
+    "stacked": layers(lambda found: torch.stack(found).mean(0), lambda f: torch.stack(f).sum(0)),
+    "joined": layers(
+        lambda f: torch.cat([x[None] for x in f]).mean(0), lambda f: torch.stack(f, -1).sum(-1)
+    ),
+    "each weighed": layers(lambda found: sum(x / len(found) for x in found), sum),
+    "weighed by einsum": layers(
+        lambda f: torch.einsum("l,lbnd->bnd", weights(f), torch.stack(f)), sum
+    ),
+    "weighed by a product": layers(
+        lambda f: torch.stack(f, -1) @ weights(f), lambda f: torch.stack(f).sum(0)
+    ),
+}
+SAME = {
+    chunks_folded: {
+        f.__name__: f for f in (chunks_added, chunks_averaged, chunks_weighed, chunks_unfolded)
+    },
+    halves_folded: {f.__name__: f for f in (halves_joined, halves_apart)},
+    layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
+}
+
+
+def explained(way):
+    torch.manual_seed(0)
+    model = Whole(way).double().eval()
+    x = torch.randn(2, TOKENS, 4, dtype=torch.float64)
+    comparison = relprop.compare(model, x, METHODS, target=1)
+    return {m: comparison[m].scores for m in METHODS}
+
+
+@pytest.fixture(scope="module")
+def usual():
+    return {way: explained(way) for way in SAME}
+
+
+@pytest.mark.parametrize(
+    ("way", "reference"),
+    [pytest.param(w, r, id=name) for r, ways in SAME.items() for name, w in ways.items()],
+)
+def test_the_sum_is_the_same(way, reference, usual):
+    for method, found in explained(way).items():
+        wanted = usual[reference][method]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_parts_that_read_other_tokens_share():
+    """Two halves of the tokens, each read by layers of its own: equal parts of one."""
+
+    class Own(Whole):
+        def __init__(self):
+            super().__init__(None)
+
+        def forward(self, x):
+            x = self.enter(x) + self.place
+            halves = x[:, :4], x[:, 4:]
+            return self.head(sum(b(h).mean(1) for b, h in zip(self.blocks, halves, strict=True)))
+
+    torch.manual_seed(0)
+    x = torch.randn(1, TOKENS, 4, dtype=torch.float64)
+    found = relprop.explain(Own().double().eval(), x, 1, method="rollout")
+    identity = torch.tensor([1 / 8] * 4 + [1 / 4] * 2, dtype=torch.float64)
+    torch.testing.assert_close(found.identity[0], identity)
