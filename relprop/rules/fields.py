@@ -195,7 +195,8 @@ def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tenso
 
 def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:
     """Along its rows, as a matrix lies in memory: down its columns the few ``numbers`` would take
-    many times as long."""
+    many times as long. A model may compute some maps in another precision than its output."""
+    matrix = matrix.to(numbers.dtype)
     return numbers @ matrix.mT if transposed else (numbers.mT @ matrix).mT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import FILLS, MOVES, Kind, argument, function_of, kind, of, operand
+from relprop.operations import FILLS, MOVES, Kind, argument, function_of, is_call, kind, of, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -37,6 +37,9 @@ _FIXED = MOVES | FILLS | {Kind.PRODUCT}
 def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
     """Every such convolution of which its letters alone do not tell."""
     for node in list(graph.nodes):
+        if kind(node) is Kind.CONVOLUTION and (folded := _without_whole_axes(node)) is not None:
+            swap(node, folded)
+    for node in list(graph.nodes):
         if kind(node) is not Kind.CONVOLUTION or not is_live(node) or letters_of(node) is not None:
             continue
         whole = not of(node).transposed and argument(node, "groups") == 1
@@ -44,6 +47,60 @@ def raise_convolutions(graph: fx.Graph, constants: Constants) -> None:
             new = _of_rows(node, constants)
             if new is not None:
                 swap(node, new)
+
+
+def _without_whole_axes(node: fx.Node) -> fx.Node | None:
+    """A convolution along some axes whose kernel has the length of others (the features of words,
+    taken as an image): these are channels."""
+    x, kernel, padding = operand(node), arguments(node)[1], argument(node, "padding")
+    plain = not of(node).transposed and argument(node, "groups") == 1 and is_live(node)
+    axes = range(of(node).axes)
+    if not plain or is_live(kernel) or rank(x) != len(axes) + 2 or not isinstance(padding, list):
+        return None
+    stride, padding, dilation = (
+        [*a * len(axes)][: len(axes)]
+        for a in (argument(node, "stride"), padding, argument(node, "dilation"))
+    )
+    whole = [
+        i
+        for i in axes
+        if shape_of(kernel)[2 + i] == shape_of(x)[2 + i] > 1 and (padding[i], dilation[i]) == (0, 1)
+    ]
+    left = [i for i in axes if i not in whole]
+    if not whole or not left:
+        return None
+    folded = []
+    for tensor in (x, kernel):
+        sizes = shape_of(tensor)
+        turned = permuted(node, tensor, [0, 1, *(2 + i for i in (*whole, *left))])
+        channels = sizes[1] * math.prod(sizes[2 + i] for i in whole)
+        folded.append(reshaped(node, turned, [sizes[0], channels, *(sizes[2 + i] for i in left)]))
+    op = getattr(aten, f"conv{len(left)}d").default
+    options = ([given[i] for i in left] for given in (stride, padding, dilation))
+    made = emit(node, op, *folded, argument(node, "bias"), *options)
+    return reshaped(node, made, shape_of(node))
+
+
+def join_windows(graph: fx.Graph) -> None:
+    """A linear map of overlapping windows that are laid out as columns (``unfold``) → the
+    convolution that it is."""
+    for node in list(graph.nodes):
+        turned = operand(node) if is_call(node, aten.linear) else None
+        if kind(turned) is not Kind.PERMUTE or arguments(turned)[1] != [0, 2, 1]:
+            continue
+        columns = operand(turned)
+        if kind(columns) is Kind.WINDOWS and len(columns.users) == len(turned.users) == 1:
+            swap(node, _convolved(node, columns))
+
+
+def _convolved(node: fx.Node, columns: fx.Node) -> fx.Node:
+    x, size, dilation, padding, stride = arguments(columns)[:5]
+    batch, channels = shape_of(x)[:2]
+    weight, bias = arguments(node)[1], argument(node, "bias")
+    kernel = reshaped(node, weight, [shape_of(weight)[0], channels, *size])
+    made = emit(node, aten.conv2d.default, x, kernel, bias, stride, padding, dilation)
+    made = reshaped(node, made, [batch, shape_of(weight)[0], shape_of(node)[1]])
+    return permuted(node, made, [0, 2, 1])
 
 
 def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -1,0 +1,82 @@
+"""A convolution over tokens, however it is written: windows laid out as columns, slices side by
+side, features as the other axis of an image."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import relprop
+from tests.rollup.test_sums_written_otherwise import METHODS, TOKENS, WIDTH, Whole
+
+
+def kernels(m, *shape):
+    """Some numbers of the model's, as kernels for three classes."""
+    size = torch.Size(shape).numel()
+    return m.both.weight.repeat(1, 3)[:, :size].reshape(3, *shape)
+
+
+def convolved(m, x):
+    return F.conv1d(m.blocks[0](x).mT, kernels(m, WIDTH, 3), m.head.bias).mean(-1)
+
+
+def unfolded(m, x):
+    windows = m.blocks[0](x).unfold(1, 3, 1).flatten(2)
+    return F.linear(windows, kernels(m, WIDTH * 3), m.head.bias).mean(1)
+
+
+def as_an_image(m, x):
+    kernel = kernels(m, WIDTH, 3).mT.unsqueeze(1)
+    return F.conv2d(m.blocks[0](x).unsqueeze(1), kernel, m.head.bias).mean((2, 3))
+
+
+def as_a_lying_image(m, x):
+    kernel = kernels(m, WIDTH, 3).unsqueeze(1)
+    return F.conv2d(m.blocks[0](x).mT.unsqueeze(1), kernel, m.head.bias).flatten(2).mean(2)
+
+
+def slices_joined(m, x):
+    x, kernel = m.blocks[0](x), kernels(m, WIDTH, 3).permute(0, 2, 1).flatten(1)
+    beside = torch.cat([x[:, i : TOKENS - 2 + i] for i in range(3)], -1)
+    return F.linear(beside, kernel, m.head.bias).mean(1)
+
+
+def in_two_dimensions(m, x):
+    image = m.blocks[0](x).mT.unflatten(-1, (2, 3))
+    return F.conv2d(image, kernels(m, WIDTH, 2, 2), m.head.bias, padding=1).mean((2, 3))
+
+
+def columns_on_the_right(m, x):
+    columns = F.unfold(m.blocks[0](x).mT.unflatten(-1, (2, 3)), 2, padding=1)
+    return (kernels(m, WIDTH * 4) @ columns + m.head.bias[:, None]).mean(-1)
+
+
+def columns_on_the_left(m, x):
+    columns = F.unfold(m.blocks[0](x).mT.unflatten(-1, (2, 3)), 2, padding=1)
+    return F.linear(columns.mT, kernels(m, WIDTH * 4), m.head.bias).mean(1)
+
+
+SAME = {
+    convolved: [unfolded, as_an_image, as_a_lying_image, slices_joined],
+    in_two_dimensions: [columns_on_the_right, columns_on_the_left],
+}
+PAIRS = [(way, reference) for reference, ways in SAME.items() for way in ways]
+
+
+def explained(way):
+    torch.manual_seed(0)
+    model = Whole(way).double().eval()
+    x = torch.randn(2, TOKENS, 4, dtype=torch.float64)
+    comparison = relprop.compare(model, x, METHODS, target=1)
+    return {m: comparison[m].scores for m in METHODS}
+
+
+@pytest.fixture(scope="module")
+def usual():
+    return {way: explained(way) for way in SAME}
+
+
+@pytest.mark.parametrize(("way", "reference"), PAIRS, ids=[f.__name__ for f, _ in PAIRS])
+def test_the_convolution_is_the_same(way, reference, usual):
+    for method, found in explained(way).items():
+        wanted = usual[reference][method]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9 * float(wanted.abs().max()))
