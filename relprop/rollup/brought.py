@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from relprop.operations import FILLS, MOVES, Kind, kind
 from relprop.tracer.atoms import Axes
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import is_tensor, tensor_inputs, val
 from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels
 from relprop.tracer.order import Flow
@@ -46,11 +46,12 @@ class Brought:
     def _after(self, node: fx.Node, tokens: Mapping[fx.Node, Tensor]) -> Tensor | None:
         """One token at each place as well, after ``node``: a move, a linear map of features or an
         operation on each token."""
-        inputs, shape = self._flow.inputs[node], tuple(val(node).shape)
+        inputs = self._flow.inputs[node]
+        if not is_tensor(node) or any(i not in tokens for i in inputs):
+            return None
         if not any(self._flow.reaches(node, term) for term in self._terms):
             return None
-        if any(i not in tokens for i in inputs):
-            return None
+        shape = tuple(val(node).shape)
         if kind(node) in MOVES and len(inputs) == 1:
             return self._moves.push(node, {inputs[0]: tokens[inputs[0]]})
         if kind(node) is Kind.LINEAR and tuple(inputs) == tensor_inputs(node)[:1]:

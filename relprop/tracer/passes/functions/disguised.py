@@ -90,7 +90,8 @@ def _is_read_by_others(part: Piece) -> bool:
     """Whether the passes that read the operations one by one know all of these."""
     kinds = {kind(n) for n in part.nodes}
     if shape_of(part.source) != shape_of(part.output):
-        return kinds <= MOVES or (len(part.nodes) == 1 and kinds <= {Kind.TOTAL, Kind.LARGEST})
+        left = [kind(n) for n in part.nodes if kind(n) not in (Kind.RESHAPE, Kind.PERMUTE)]
+        return kinds <= MOVES or left in ([Kind.TOTAL], [Kind.LARGEST])
     guarded = Kind.SOFTMAX in kinds and bool(kinds & {Kind.TEST, Kind.TOTAL, Kind.STATISTIC})
     return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
 

@@ -85,7 +85,9 @@ def join_windows(graph: fx.Graph) -> None:
     """A linear map of overlapping windows that are laid out as columns (``unfold``) → the
     convolution that it is."""
     for node in list(graph.nodes):
-        turned = operand(node) if is_call(node, aten.linear) else None
+        if not is_call(node, aten.linear):
+            continue
+        turned = operand(node)
         if kind(turned) is not Kind.PERMUTE or arguments(turned)[1] != [0, 2, 1]:
             continue
         columns = operand(turned)
