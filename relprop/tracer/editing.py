@@ -3,7 +3,7 @@ node, ask what it depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 import torch
@@ -115,6 +115,16 @@ def drop_unused(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if not node.users and not node.is_impure():
             graph.erase_node(node)
+
+
+def drop_above(nodes: Iterable[fx.Node]) -> None:
+    """Erase those of some nodes, and of what is above them, that nobody reads."""
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if not node._erased and not node.users and node.op == "call_function":
+            left += node.all_input_nodes
+            node.graph.erase_node(node)
 
 
 def swap_results(old: fx.Node, results: Sequence[fx.Node]) -> None:

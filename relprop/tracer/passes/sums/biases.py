@@ -12,6 +12,7 @@ from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
     aten,
+    drop_above,
     emit,
     expanded,
     is_live,
@@ -45,7 +46,9 @@ def join_biases(graph: fx.Graph) -> None:
             new = _with_bias(node, terms, *found)
             if new is None:
                 break
+            above = node.all_input_nodes
             swap(node, new)
+            drop_above(above)
             node = new
             if kind(new) is not Kind.SUM:
                 break
@@ -58,10 +61,9 @@ def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
     for b, (_, bias) in enumerate(terms):
         if is_live(bias) and not is_picked(bias):
             continue
-        for t in sorted(range(len(terms)), key=lambda t: (t > b, abs(t - b))):
-            found = _bias_for(terms[t][1], bias) if is_live(terms[t][1]) else None
-            if found is None:
-                continue
+        layers = {t: found for t, (_, n) in enumerate(terms) if (found := _bias_for(n, bias))}
+        for t in sorted(layers, key=lambda t: (_has_bias(layers[t][0]), t > b, abs(t - b))):
+            found = layers[t]
             others = [n for n in fixed if _bias_for(terms[t][1], n) is None]
             if not (others and _has_bias(found[0])):
                 yield t, b
@@ -96,7 +98,7 @@ def _takes_bias(node: fx.Node) -> bool:
 
 def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     """The layer that ``bias`` could be the bias of, and the way to it."""
-    found = _layer_of(term)
+    found = _layer_of(term) if is_live(term) else None
     if found is None or val(bias).dtype != val(term).dtype:
         return None
     layer, way = found
