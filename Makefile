@@ -2,7 +2,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs bench sweep evaluate clean
+.PHONY: demo test test-slow lint docs screenshots bench sweep evaluate clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -27,6 +27,10 @@ lint: $(VENV)/.ready
 # The documentation site, with the gallery, whose scripts run: docs/_build/html/index.html.
 docs: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# The site and a report, 1280 and 390 pixels wide, light and dark: build/screenshots.
+screenshots: docs
+	$(PY) -m tools.screenshots --out build/screenshots
 
 bench: $(VENV)/.ready
 	$(PY) benchmarks/cost.py

@@ -1,6 +1,6 @@
 """Pictures of the site and of a report as a reader sees them: wide and on a phone, light and dark.
 
-    make docs && python -m tools.screenshots --out build/screenshots
+    make screenshots
     make docs && python -m tools.screenshots --docs    # those that the documentation shows
 
 Also says which page can be scrolled sideways, which none should.
