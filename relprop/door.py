@@ -20,8 +20,6 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from relprop.errors import (
     CallError,
     OptionError,
@@ -35,7 +33,6 @@ from relprop.errors import (
     warn,
 )
 
-_nesting = torch._C._functorch.get_dynamic_layer_stack_depth
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 HERE = str(Path(__file__).parent)
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -74,7 +71,7 @@ def _guarded_function(function: Any, name: str) -> Any:
             options = _with_processor(options)
         if _inside.get():
             return function(*args, **options)
-        token, before = _inside.set(True), (sys.exception(), torch.is_grad_enabled(), _nesting())
+        token, before = _inside.set(True), (sys.exception(), *_modes())
         try:
             return function(*args, **options)
         except BaseException as error:
@@ -98,6 +95,14 @@ def _guarded_function(function: Any, name: str) -> Any:
     return numbered if inspect.isgeneratorfunction(function) else door
 
 
+def _modes() -> tuple[bool, int]:
+    """Whether PyTorch keeps gradients, and how many of its transforms are around. What is behind
+    the door imports it; what only names the errors (the command line's help) does not."""
+    import torch
+
+    return torch.is_grad_enabled(), torch._C._functorch.get_dynamic_layer_stack_depth()
+
+
 def _interrupt(
     error: BaseException, handled: BaseException | None, grad: bool, nesting: int
 ) -> KeyboardInterrupt | None:
@@ -110,6 +115,8 @@ def _interrupt(
         chain.append(before)
     interrupt = next((e for e in chain if isinstance(e, KeyboardInterrupt)), None)
     if interrupt is not None:
+        import torch
+
         for one in chain:
             traceback.clear_frames(one.__traceback__)
         with suppress(RuntimeError):  # where nothing is left to be popped

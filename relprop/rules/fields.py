@@ -162,7 +162,7 @@ def projected(field: Field, call: Call) -> Fields:
 def pooled(field: Field, call: Call) -> Fields:
     """mean, sum: each of n pooled tokens gets 1/n; pooled features get it whole."""
     note = call.noted(ReductionNote)
-    for i in note.reduced if len(note.shape) < call.inputs[0].dim() else ():
+    for i in sorted(note.reduced) if len(note.shape) < call.inputs[0].dim() else ():
         field = field.unsqueeze(i + 1)
     numbers, present = number(field, ())
     return (spread(numbers / note.pooled, present),)

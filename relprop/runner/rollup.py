@@ -248,8 +248,8 @@ def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
         received = there.new_zeros(len(there), count, *there.shape[2:])
         for chunk, matrix in rows.of(present):
             through = partial(taken, transposed=note.transposed)
-            here = numbers.narrow(queries, *chunk)
-            received = received + per_sample(through, here, matrix)
+            here = numbers.narrow(queries, *chunk).to(matrix.device)
+            received = received + per_sample(through, here, matrix).to(received.device)
         made = per_sample(lambda r, t: of_values(r, t, values, note, count), received, there)
         edge = step.edges[at]
         return Walk(), {} if edge is None else {edge: [made]}
