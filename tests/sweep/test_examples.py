@@ -33,6 +33,7 @@ EXAMPLES = (
     "hf/swin/SwinForImageClassification",
     "hf/segformer/SegformerForSemanticSegmentation",
     "hf/clip/CLIPModel",
+    "hf/lilt/LiltForSequenceClassification",
     "hf/vilt/ViltForQuestionAnswering",
     "hf/lxmert/LxmertForQuestionAnswering",
     "hf/detr/DetrForObjectDetection",
@@ -45,6 +46,7 @@ EXAMPLES = (
 LONG = (
     "hf/longformer/LongformerForMaskedLM",
     "hf/detr/DetrForObjectDetection",
+    "hf/lilt/LiltForSequenceClassification",
     "hf/vilt/ViltForQuestionAnswering",
     "hf/swin/SwinForImageClassification",
     "hf/segformer/SegformerForSemanticSegmentation",
