@@ -15,7 +15,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
     emit,
-    is_float,
+    holds_weights,
     is_live,
     permuted,
     rank,
@@ -179,19 +179,6 @@ def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels)
     return zeros is not None and not bool(zeros.any())
 
 
-def _holds_weights(values: fx.Node) -> bool:
-    """Whether something of the model's is among the numbers that a tensor is made of; not where
-    these only say which were picked."""
-    seen, left = {values}, [values]
-    while left:
-        above = [n for n in left.pop().all_input_nodes if n not in seen and is_float(n)]
-        if any(n.op == "get_attr" for n in above):
-            return True
-        seen.update(above)
-        left += above
-    return False
-
-
 def _contraction(
     node: fx.Node,
     keys: Mapping[fx.Node, Rows],
@@ -209,7 +196,7 @@ def _contraction(
     over = wide - 2 if transposed else wide - 1
     if wide < 2 or rank(values) < 2 or not lies_along(keys[attention], over):
         return None, "the product does not sum over the softmax's axis"
-    if values not in axes and is_live(values) and not _holds_weights(values):
+    if values not in axes and is_live(values) and not holds_weights(values):
         return None, "what it weighs says which are picked, and holds nothing of an input"
     of_values = axes[values][-1 if transposed else -2] if values in axes else ()
     *batches, one, other = axes[attention]

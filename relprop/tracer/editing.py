@@ -193,6 +193,19 @@ def is_of_masks(w: fx.Node) -> bool:
     return bool(given) and not any(is_float(n) for n in above if n in given or n.op == "get_attr")
 
 
+def holds_weights(x: fx.Node) -> bool:
+    """Whether something of the model's is among the numbers that a tensor is made of; not where
+    these only say which were picked."""
+    seen, left = {x}, [x]
+    while left:
+        above = [n for n in left.pop().all_input_nodes if n not in seen and is_float(n)]
+        if any(n.op == "get_attr" for n in above):
+            return True
+        seen.update(above)
+        left += above
+    return False
+
+
 def _ask_again(node: fx.Node) -> None:
     """What depends on a node may depend on no input without it."""
     left = [node]

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import relprop
-from tests.rollup.test_sums_written_otherwise import METHODS, TOKENS, WIDTH, Whole
+from tests.rollup.test_sums_written_otherwise import TOKENS, WIDTH, explained
 
 
 def kernels(m, *shape):
@@ -27,6 +26,12 @@ def unfolded(m, x):
 def as_an_image(m, x):
     kernel = kernels(m, WIDTH, 3).mT.unsqueeze(1)
     return F.conv2d(m.blocks[0](x).unsqueeze(1), kernel, m.head.bias).mean((2, 3))
+
+
+def as_an_image_without_padding(m, x):
+    kernel = kernels(m, WIDTH, 3).mT.unsqueeze(1)
+    image = m.blocks[0](x).unsqueeze(1)
+    return F.conv2d(image, kernel, m.head.bias, padding="valid").mean((2, 3))
 
 
 def as_a_lying_image(m, x):
@@ -56,18 +61,16 @@ def columns_on_the_left(m, x):
 
 
 SAME = {
-    convolved: [unfolded, as_an_image, as_a_lying_image, slices_joined],
+    convolved: [
+        unfolded,
+        as_an_image,
+        as_an_image_without_padding,
+        as_a_lying_image,
+        slices_joined,
+    ],
     in_two_dimensions: [columns_on_the_right, columns_on_the_left],
 }
 PAIRS = [(way, reference) for reference, ways in SAME.items() for way in ways]
-
-
-def explained(way):
-    torch.manual_seed(0)
-    model = Whole(way).double().eval()
-    x = torch.randn(2, TOKENS, 4, dtype=torch.float64)
-    comparison = relprop.compare(model, x, METHODS, target=1)
-    return {m: comparison[m].scores for m in METHODS}
 
 
 @pytest.fixture(scope="module")

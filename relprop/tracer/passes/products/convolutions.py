@@ -54,6 +54,7 @@ def _without_whole_axes(node: fx.Node) -> fx.Node | None:
     taken as an image): these are channels."""
     x, kernel, padding = operand(node), arguments(node)[1], argument(node, "padding")
     plain = not of(node).transposed and argument(node, "groups") == 1 and is_live(node)
+    padding = [0] if padding == "valid" else padding
     axes = range(of(node).axes)
     if not plain or is_live(kernel) or rank(x) != len(axes) + 2 or not isinstance(padding, list):
         return None
