@@ -157,6 +157,7 @@ class UnsavedAdapterWarning(RelpropWarning):
 
 
 _strict: ContextVar[bool] = ContextVar("strict", default=False)
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def first_line(error: BaseException) -> str:
@@ -242,15 +243,27 @@ def strictly() -> Iterator[None]:
         _strict.reset(token)
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Where this thread is warned of nothing, and what is said once is still to be said."""
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
 def is_strict() -> bool:
-    """Whether warnings are errors here: then one that was given before is one, too."""
-    return _strict.get()
+    """Whether every warning counts here, also one that was given before."""
+    return _strict.get() or _quiet.get()
 
 
 def warn(warning: RelpropWarning) -> None:
     """Warn at the user's line: the first one outside this package and PyTorch's. Raises the warning
     where warnings are errors."""
-    if is_strict():
+    if _quiet.get():
+        return
+    if _strict.get():
         raise warning
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from relprop.data.functions import of_callable
 from relprop.errors import InputError, NoSampleError, OptionError, as_path
 
 WHOLE = 64 * 2**20  # bytes: of larger files only both ends are hashed
@@ -84,13 +84,12 @@ def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def described(option: Any) -> Any:
-    """An option as plain JSON: paths by their last part, functions and transforms as they print,
-    without addresses."""
+    """An option as plain JSON: paths by their last part, functions and transforms as
+    ``of_callable`` has them."""
     if option is None or isinstance(option, (bool, int, float, str)):
         return option
     if isinstance(option, (tuple, list)):
         return [described(o) for o in option]
     if isinstance(option, Path):
         return option.name
-    text = f"{getattr(option, '__qualname__', '')} {option!r}".strip()
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    return of_callable(option)

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from relprop.data.functions import of_callable
 from relprop.errors import OptionError
 from relprop.methods import method_named
 from relprop.runner.question import Question
-from relprop.runs.fingerprints import of_callable, of_value
+from relprop.runs.fingerprints import of_value
 
 Function = Callable[[Any, Any, Tensor], Tensor]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from relprop.api.explain import explain
 from relprop.data import Sample
+from relprop.data.functions import of_callable
 from relprop.door import guarded
 from relprop.errors import InputError, RelpropError
 from relprop.evaluation.base import finite, place_of
@@ -29,7 +30,6 @@ from relprop.evaluation.measures import (
 from relprop.evaluation.segmentation import upsampled
 from relprop.evaluation.tasks import Task, unchanged
 from relprop.explanation import Explanation
-from relprop.runs.fingerprints import of_callable
 
 
 @guarded
@@ -56,15 +56,18 @@ class ImageTask(Task):
             found.append(SegmentationCounts())
         return [*found, ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
 
+    def inputs(self, samples: Sequence[Sample]) -> Tensor:
+        images = torch.stack([sample.inputs for sample in samples])
+        device, dtype = place_of(self.model, images)
+        return self.normalize(images.to(device, dtype))
+
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
             fact = f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}"
             raise InputError(fact, then=["transform=   # to one size, as the model needs"])
-        images = torch.stack([sample.inputs for sample in samples])
-        device, dtype = place_of(self.model, images)
-        inputs = self.normalize(images.to(device, dtype))
+        inputs, images = self.inputs(samples), torch.stack([sample.inputs for sample in samples])
         logits, predicted, labels = self.answers(inputs, samples)
         return Batch(tuple(indices), samples, inputs, predicted, labels, logits, {"images": images})
 

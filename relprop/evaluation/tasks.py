@@ -85,6 +85,10 @@ class Task:
         label = None if sample.label is None else to[sample.label]
         return replace(sample, label=label, others=tuple(to[c] for c in sample.others))
 
+    def inputs(self, samples: Sequence[Sample]) -> Any:
+        """Samples as the model takes them."""
+        raise NotImplementedError
+
     def batch(self, indices: Sequence[int]) -> Batch:
         """These samples as the model takes them, with its answers. Raises ``InputError``."""
         raise NotImplementedError

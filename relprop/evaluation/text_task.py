@@ -70,10 +70,13 @@ class TextTask(Task):
             found += [Rationale(), Answer()]
         return [*found, Randomisation()]
 
+    def inputs(self, samples: Sequence[Sample]) -> Any:
+        (group,) = self.texts.groups(samples, self.model)
+        return group.inputs
+
     def batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples(indices)
-        (group,) = self.texts.groups(samples, self.model)
-        encoding = group.inputs
+        encoding = self.inputs(samples)
         given = [_words(s.inputs) if s.words is None else s.words for s in samples]
         pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
         special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()

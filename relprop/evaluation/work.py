@@ -16,6 +16,7 @@ from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, Maps, Measure
 from relprop.evaluation.table import Numbers
 from relprop.evaluation.tasks import Task
+from relprop.runner.conditions import Conditions
 from relprop.runs import Record, read_run
 from relprop.runs.probing import Probe, probe
 
@@ -46,8 +47,11 @@ class EvaluationWork:
         }
 
     def probe(self) -> Probe | None:
-        """What the model computes of fixed numbers: more than weights and settings decide it."""
-        return probe(self.task.model, len(self), lambda index: self.task.batch([index]).inputs)
+        """What the model computes of fixed numbers, and how it is explained: more than weights and
+        settings decide it."""
+        task, calls = self.task, {row.name: row.call for row in self.rows if row.call is not None}
+        source, how = task.source.__getitem__, Conditions()
+        return probe(task.model, len(self), source, lambda s: task.inputs([s]), calls, how)
 
     def __len__(self) -> int:
         count = len(self.task.source)

@@ -33,13 +33,14 @@ class Slopes:
     """What came of the comparison. ``error``: the largest difference at ``worst``, relative to the
     largest gradient there, 0 where it is rounding; ``skipped``: why there was none; ``functions``:
     the classes with a backward of their own; ``cuts``: where gradients stop, or stop and are
-    followed here (``no_grad``)."""
+    followed here (``no_grad``); ``hooked``: the modules with backward hooks."""
 
     error: float = 0.0
     worst: str = ""
     skipped: str = ""
     functions: tuple[str, ...] = ()
     cuts: tuple[str, ...] = ()
+    hooked: tuple[str, ...] = ()
 
 
 def slopes(
@@ -80,7 +81,14 @@ def slopes(
     if off and any(worst in o.again for o in own):
         skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    return Slopes(off, worst, "", functions, cuts)
+    return Slopes(off, worst, "", functions, cuts, _hooked(model))
+
+
+def _hooked(model: nn.Module) -> tuple[str, ...]:
+    named = model.named_modules()
+    return tuple(
+        name or "the model" for name, m in named if m._backward_hooks or m._backward_pre_hooks
+    )
 
 
 def _two(inputs: Inputs) -> Inputs:

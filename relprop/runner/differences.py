@@ -32,6 +32,15 @@ def other_gradients(found: Slopes) -> str:
         f"the gradient of the model's output at {found.worst!r} is not autograd's: off by "
         f"{found.error:.1e} of its largest value"
     )
+    if found.hooked:
+        return message(
+            f"{fact}; the model has backward hooks, which change its gradients",
+            at=", ".join(found.hooked[:3]),
+            then=[
+                "remove them while it is explained",
+                "verify=False explains with the gradient of its forward",
+            ],
+        )
     if found.functions:
         return message(
             f"{fact}; the model has backward functions of its own "

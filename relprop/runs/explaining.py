@@ -137,11 +137,23 @@ class ExplainWork:
         return found | ({"registered_rules": rules} if rules else {})
 
     def probe(self) -> Probe | None:
-        """What the model computes of fixed numbers: more than weights and settings decide it."""
-        return probe(self.model, len(self), self._inputs_of)
+        """What the model computes of fixed numbers, and how it is explained: more than weights and
+        settings decide it."""
 
-    def _inputs_of(self, index: int) -> Any:
-        return next(self.preparation.groups([self.source[index]], self.model)).inputs
+        def inputs(sample: Sample) -> Any:
+            return next(self.preparation.groups([sample], self.model)).inputs
+
+        source, how = self.source.__getitem__, self._how
+        return probe(self.model, len(self), source, inputs, self.calls, how)
+
+    @property
+    def _how(self) -> Conditions:
+        return Conditions(
+            precision=self.precision,
+            on_unknown=self.on_unknown,
+            processor=self.preparation.processor,
+            memory=self.memory,
+        )
 
     def __call__(self, indices: Sequence[int]) -> list[Record]:
         """The records of these samples."""
@@ -158,15 +170,8 @@ class ExplainWork:
         self, samples: Sequence[Sample], group: Group
     ) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
         target = None if self.target == "predicted" else [self._label(s) for s in samples]
-        processor = self.preparation.processor
-        how = Conditions(
-            precision=self.precision,
-            on_unknown=self.on_unknown,
-            processor=processor,
-            memory=self.memory,
-        )
         questions = list(self.calls.values())
-        (explanations,) = ask(self.model, group.inputs, [target], questions, how)
+        (explanations,) = ask(self.model, group.inputs, [target], questions, self._how)
         found = zip(self.calls, explanations, strict=True)
         named = {label: explanation for label, explanation in found if explanation is not None}
         classes = class_probabilities(self.model, group.inputs, len(samples))

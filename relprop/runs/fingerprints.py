@@ -4,24 +4,24 @@ run's identity."""
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from relprop.errors import InputError, OptionError
+from relprop.data.functions import ADDRESS, of_callable
+from relprop.errors import InputError
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import registered
 from relprop.tracer.offloaded import tensor_of
 
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-UNTOLD = "so that a run cannot tell whether it is the same when it goes on"
 NO_SETTINGS = ("_name_or_path", "transformers_version", "dtype")  # of a config
 PER_CALL = ("truncation", "padding")  # of a tokenizer: these change from call to call
+#: What a tokenizer does beside its vocabulary and its backend.
+HABITS = ("truncation_side", "model_input_names", "split_special_tokens", "do_lower_case")
+PLACES = ("name_or_path", "_name_or_path", "vocab_file", "merges_file", "tokenizer_file")
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
@@ -44,43 +44,21 @@ def of_model(model: nn.Module) -> dict[str, Any]:
     return {"class": _name(type(model)), "weights": weights, "settings": told}
 
 
-def of_callable(thing: Any) -> str | None:
-    """A transform by what it prints; a plain function by its name and its source. Raises
-    ``OptionError`` for an object that prints only its address."""
-    if thing is None:
-        return None
-    if inspect.isfunction(thing) or inspect.ismethod(thing):
-        return _of_function(thing)
-    if ADDRESS.search(text := repr(thing)) and type(thing).__repr__ is object.__repr__:
-        fact = f"an object of {_name(type(thing))} prints only its address, {UNTOLD}"
-        then = "give its class a __repr__ that tells all of its settings"
-        raise OptionError(fact, then=[then])
-    return ADDRESS.sub("", text)
-
-
-def _of_function(function: Any) -> str:
-    if inspect.ismethod(function) or function.__closure__:  # more decides than its source
-        fact = f"{_name(function)} holds values that do not show in its source, {UNTOLD}"
-        then = "or an object whose __repr__ tells all of its settings, as torchvision's transforms"
-        raise OptionError(fact, then=["give a plain function", f"{then} have it"])
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = function.__code__.co_code.hex() + repr(function.__code__.co_names)
-    return f"{_name(function)} {_sha(source)}"
-
-
 def of_tokenizer(tokenizer: Any) -> dict[str, Any]:
-    """Its class, and the SHA-256 of its vocabulary and, of a fast one, of everything it does to a
-    text."""
+    """Its class, and the SHA-256 of its vocabulary and of everything it does to a text: of one
+    written in Python, what it was made with."""
     facts: list[Any] = [
         sorted(tokenizer.get_vocab().items()),
         {k: str(v) for k, v in sorted(tokenizer.special_tokens_map.items())},
+        {k: getattr(tokenizer, k, None) for k in HABITS},
     ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         does = json.loads(backend.to_str())
         facts.append({k: v for k, v in does.items() if k not in PER_CALL})
+    else:
+        made = getattr(tokenizer, "init_kwargs", {}).items()
+        facts.append({k: ADDRESS.sub("", str(v)) for k, v in made if k not in PLACES})
     sha256 = _sha(json.dumps(facts, sort_keys=True, default=str))
     return {"class": _name(type(tokenizer)), "sha256": sha256}
 

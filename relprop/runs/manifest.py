@@ -15,7 +15,7 @@ import torch
 from relprop.errors import InputError, OptionError, ResumedRunWarning, first_line, warn
 from relprop.runs.base import Work
 from relprop.runs.disk import write_json
-from relprop.runs.probing import Probe, apart
+from relprop.runs.probing import Probe, apart, is_probe
 
 FORMAT = "relprop-run-1"
 NAME = "run.json"
@@ -61,6 +61,8 @@ class Manifest:
                 raise TypeError("its identity, columns or versions are no objects")
             if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in sizes):
                 raise TypeError("its samples or batch_size is no number of samples")
+            if not is_probe(found.probe):
+                raise TypeError("its probe is not what a model computed")
             return found
         except FileNotFoundError:
             fact = f"{folder.name!r} is no run folder: it has no {NAME}"
@@ -95,7 +97,8 @@ class Manifest:
                 f"{folder.name!r} was begun with a model that computes something else, with the "
                 f"same weights and settings: {gap}",
                 then=[
-                    "undo what changed since: an attribute, a hook, a forward of your own",
+                    "undo what changed since: an attribute, a hook, a forward, a transform, a "
+                    "method or a rule of your own",
                     "or give another folder",
                 ],
             )

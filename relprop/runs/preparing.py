@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.data import Sample
+from relprop.data.functions import of_callable
 from relprop.errors import InputError, OptionError
 from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
@@ -54,7 +55,7 @@ class Images:
 
     def identity(self) -> dict[str, Any]:
         """The transform as it prints itself."""
-        return {"normalize": fingerprints.of_callable(self.normalize)}
+        return {"normalize": of_callable(self.normalize)}
 
     def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
         """By shape, in the order in which the shapes appear."""

@@ -32,15 +32,28 @@ def structure(model: nn.Module) -> tuple[Hashable, ...]:
 def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> Iterator[Hashable]:
     """What changes when one module does, without the modules inside it."""
     yield _Same(module)
-    yield _Same(type(module))
+    yield _code(type(module), seen)
     own = ((k, v) for k, v in vars(module).items() if k not in _OF_EVERY_MODULE)
     settings = ((k, v) for k, v in own if k != "training")
     yield tuple((k, _Same(v) if k == HOOK else _setting(v, seen)) for k, v in settings)
     tensors = (*module._parameters.items(), *module._buffers.items())
     yield tuple((k, *_kind(t, seen)) for k, t in tensors if t is not None)
-    hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+    forward = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+    hooks = (*forward, *module._backward_hooks.items(), *module._backward_pre_hooks.items())
     yield tuple((k, _Same(f)) for k, f in hooks)
     yield getattr(setting(module, "config"), "_attn_implementation", None)
+
+
+def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
+    """A class with the functions that are its own, and those that they call by name: others may
+    give the same values, by which a graph is judged at every call, and other gradients."""
+    if id(kind) not in seen:
+        own = (c for c in kind.__mro__ if c not in (nn.Module, object))
+        written = [f for c in own for f in vars(c).values() if isinstance(f, types.FunctionType)]
+        called = [f.__globals__.get(n) for f in written for n in f.__code__.co_names]
+        functions = [*written, *(f for f in called if isinstance(f, types.FunctionType))]
+        seen[id(kind)] = _Same(kind), tuple((_Same(f), _Same(f.__code__)) for f in functions)
+    return seen[id(kind)]
 
 
 def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:

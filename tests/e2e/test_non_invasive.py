@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import relprop
-from relprop.errors import InputError, RelpropError, RuleError
+from relprop.errors import CaptureError, InputError, RelpropError, RuleError
 from tests.common.models import Recipe, build, closeness, sample
 
 RECIPE = Recipe(ids=True, tied=True, depth=2, shared=True)
@@ -360,6 +360,59 @@ def test_a_changed_structure_is_captured_anew(change):
     change(model)
     e = relprop.explain(model, x, 1)
     assert closeness(e.output, model(x)[:, 1].detach()) <= 1e-12
+
+
+class Stopping(nn.Module):
+    """Its gradient can be taken away while its values stay."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = build()
+
+    def forward(self, x):
+        return self.inner(between(self.kept(x)))
+
+    def kept(self, x):
+        return x
+
+
+def between(x):
+    return x
+
+
+def on_the_class(monkeypatch):
+    before = Stopping.forward
+    monkeypatch.setattr(Stopping, "forward", lambda self, x: before(self, (x + x.detach()) / 2))
+
+
+def in_a_method(monkeypatch):
+    monkeypatch.setattr(Stopping, "kept", lambda self, x: (x + x.detach()) / 2)
+
+
+def in_a_function(monkeypatch):
+    monkeypatch.setitem(globals(), "between", lambda x: (x + x.detach()) / 2)
+
+
+@pytest.mark.parametrize("change", [on_the_class, in_a_method, in_a_function])
+def test_other_gradients_at_the_same_values_are_seen(change, monkeypatch):
+    model, x = Stopping(), sample()
+    whole = relprop.explain(model, x, 1, method="gradient_x_input").scores
+    change(monkeypatch)
+    half = relprop.explain(model, x, 1, method="gradient_x_input").scores
+    assert closeness(half, whole / 2) <= 1e-12
+
+
+def test_backward_hooks_that_change_gradients_are_named_and_others_change_nothing():
+    model, x = build(), sample()
+    scores = relprop.explain(model, x, 1).scores
+    looking = model.blocks[0].register_full_backward_hook(lambda module, into, out: None)
+    assert relprop.explain(model, x, 1).scores.equal(scores)
+    looking.remove()
+    model.blocks[1].register_full_backward_hook(lambda module, into, out: (2 * into[0],))
+    with pytest.raises(CaptureError, match=r"backward hooks(?s:.*)blocks\.1\n(?s:.*)remove them"):
+        relprop.explain(model, x, 1)
+    assert relprop.explain(model, x, 1, verify=False).scores.equal(scores)
 
 
 def test_removing_a_hook_is_seen_too():

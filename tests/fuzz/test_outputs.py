@@ -64,6 +64,7 @@ def test_a_table_of_pictures_stays_in_its_folder(tmp_path, path):
 
 
 ODD = ["", "{", "[]", "3", "null", "[" * 100_000, '{"format": "relprop-run-1"}', "\ud800"]
+PROBES = [3, {"a": 3}, {"a": [0.0, 1.0]}, {"a": ["0"] * 10}, {"a": [None] * 10}]
 FIELDS = {"format": "relprop-run-1", "identity": {}, "samples": 3, "columns": {}, "versions": {}}
 
 
@@ -76,6 +77,7 @@ FIELDS = {"format": "relprop-run-1", "identity": {}, "samples": 3, "columns": {}
             for f in FIELDS
             for v in (None, -1, "a", [1], 1.5)
         ),
+        *(json.dumps({**FIELDS, "probe": v}) for v in PROBES),
     ],
     ids=str,
 )
