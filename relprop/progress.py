@@ -6,15 +6,19 @@ What counts (``counting``, ``told``) does not know whether anybody looks; ``show
 
 from __future__ import annotations
 
+import importlib
+import io
 import random
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 T = TypeVar("T")
 #: The display of this call; ``None``: nobody looks.
@@ -48,12 +52,46 @@ def showing(wanted: bool) -> Iterator[None]:
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[left]}"),
     )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+    cell = _cell()
+    bar = progress.Progress(*columns, console=Console(stderr=True)) if cell is None else None
+    with bar or _below(cell, columns) as bar:
         before = SHOWN.set(bar)
         try:
             yield
         finally:
             SHOWN.reset(before)
+            bar.refresh()
+
+
+def _cell() -> Any:
+    """What shows things below a notebook's cell; ``None`` outside of notebooks."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
+        return None
+    return importlib.import_module("IPython.display").display
+
+
+def _below(display: Any, columns: Sequence[ProgressColumn]) -> Progress:
+    """A bar whose refresh changes one output of a notebook's cell; Rich's own needs ipywidgets."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    plain = partial(Console, force_jupyter=False, color_system=None, width=100)
+
+    class Below(Progress):
+        output: Any = None
+
+        def refresh(self) -> None:
+            """Write the lines anew."""
+            lines = io.StringIO()
+            plain(file=lines).print(self.get_renderable())
+            shown = {"text/plain": lines.getvalue()}
+            if self.output is not None:
+                self.output.update(shown, raw=True)
+            elif self.tasks:
+                self.output = display(shown, raw=True, display_id=True)
+
+    return Below(*columns, console=plain(file=io.StringIO()), auto_refresh=False)
 
 
 @contextmanager
@@ -64,7 +102,7 @@ def counting(what: str, count: int) -> Iterator[Callable[[str], None]]:
     if bar is None or count < 2:
         yield lambda name: None
         return
-    within = bool(bar.tasks)  # of something that is counted already
+    within = any(not other.finished for other in bar.tasks)  # of something that is counted already
     task = bar.add_task(f"{what} 0 of {count}", total=count, left="", count="")
     began, done = time.monotonic(), -1
 

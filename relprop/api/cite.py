@@ -17,6 +17,7 @@ from relprop.explanation.citations import Citations, Passage, Said
 from relprop.explanation.segments import KINDS, owners, split
 from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
+from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -45,6 +46,7 @@ def cite(
     generate: Mapping[str, Any] | None = None,
     seed: int = 0,
     precision: str | torch.dtype | None = None,
+    progress: bool = False,
     trust_remote_code: bool = False,
     memory: Memory = "auto",
     strict: bool = False,
@@ -87,7 +89,14 @@ def cite(
     whole, ids = _encoded(tokenizer, _in_chat(tokenizer, asked))
     device = next(iter(prepared.inputs.values())).device
     given = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
-    said = _answered(model, given, tokenizer, answer, (max_new_tokens, generate, seed))
+    how = Conditions(
+        precision=precision,
+        progress=progress,
+        processor=prepared.processor,
+        memory=checked_memory(memory),
+    )
+    with showing(progress):
+        said = _answered(model, given, tokenizer, answer, (max_new_tokens, generate, seed))
     after = torch.cat([said, said[:, -1:]], 1)  # all of the answer is read, and one token predicted
     run = continued(model, given, max_new_tokens=None, output_ids=after, options=None, seed=seed)
     sentences = _sentences(said[0].tolist(), tokenizer, run.prompt)
@@ -98,9 +107,6 @@ def cite(
             "groups": {"input_ids": [p.positions for p in passages]},
             **method_options,
         }
-    how = Conditions(
-        precision=precision, processor=prepared.processor, memory=checked_memory(memory)
-    )
     targets = [span(s.first, s.last) for s in sentences]
     rows = ask(model, run.inputs, targets, [Question(method, options, rules)], how)
     found = tuple(e for row in rows for e in row if e is not None)

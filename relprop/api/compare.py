@@ -94,8 +94,7 @@ def compare(
     trials: tuple[Trial, ...] = ()
     if metric is not None:
         tried = _to_try({k: questions[k] for k in explanations}, explanations)
-        silent = replace(how, progress=False)
-        trials = _tried(tried, ask(model, inputs, [target], tried, silent, {})[0], metric)
+        trials = _tried(tried, ask(model, inputs, [target], tried, how, {})[0], metric)
     return Comparison(explanations, reasons, trials)
 
 

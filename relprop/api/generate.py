@@ -3,7 +3,7 @@ of each step. Nothing here chooses a token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import InputError, OptionError
+from relprop.progress import SHOWN, counting
 from relprop.tracer.surroundings import undisturbed
 
 OURS = (
@@ -78,10 +79,35 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
         )
 
 
+class _Counted:
+    """A streamer, which transformers hands the prompt and then the new tokens: says which one is
+    being made, and hands all on to the user's own streamer, if there is one."""
+
+    def __init__(self, begin: Callable[[str], None], own: Any) -> None:
+        self.begin, self.own = begin, own
+        self.puts = 0
+
+    def put(self, ids: Tensor) -> None:
+        """The prompt (batch, positions), a token per sample (batch,), or several of one (1, n)."""
+        made = ids.shape[1] if self.puts and ids.dim() == 2 else 1
+        for _ in range(made - (self.puts == 1)):  # the first token began with the prompt
+            self.begin("")
+        self.puts += 1
+        if self.own is not None:
+            self.own.put(ids)
+
+    def end(self) -> None:
+        """No more tokens follow."""
+        if self.own is not None:
+            self.own.end()
+
+
 def _called(model: Any, named: Mapping[str, Any], asked: Asked) -> Any:
     """What ``generate`` returns, greedy unless told otherwise."""
     options = {"do_sample": False, "num_beams": 1, **asked.options}
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad(), counting("token", asked.count) as begin:
+        if SHOWN.get() is not None:
+            options["streamer"] = _Counted(begin, options.get("streamer"))
         torch.manual_seed(asked.seed)
         try:
             return model.generate(

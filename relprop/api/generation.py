@@ -18,6 +18,7 @@ from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
 from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
+from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
@@ -92,14 +93,6 @@ def explain_generation(
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
-    whole = continued(
-        model,
-        prepared.inputs,
-        max_new_tokens=max_new_tokens,
-        output_ids=output_ids,
-        options=generate,
-        seed=seed,
-    )
     question = Question(method, method_options, rules, checked_keep(keep))
     how = Conditions(
         batch_size,
@@ -110,8 +103,17 @@ def explain_generation(
         prepared.processor,
         memory=checked_memory(memory),
     )
-    both = replace(prepared, inputs=whole.inputs, encodings=())
-    rows = ask(model, both, _targets(whole.ids), [question], how)
+    with showing(progress):
+        whole = continued(
+            model,
+            prepared.inputs,
+            max_new_tokens=max_new_tokens,
+            output_ids=output_ids,
+            options=generate,
+            seed=seed,
+        )
+        both = replace(prepared, inputs=whole.inputs, encodings=())
+        rows = ask(model, both, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
     made = _named_by(tokenizer_of(prepared.processor), whole, prepared.encodings, steps)

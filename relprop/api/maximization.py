@@ -17,6 +17,7 @@ from relprop.errors import InputError, OptionError, RelpropError, TargetError, m
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
+from relprop.progress import counting, showing
 from relprop.runner.conditions import Conditions
 from relprop.runner.input_study import InputStudy
 from relprop.runner.judging import Judge, judged
@@ -61,6 +62,7 @@ def activation_maximization(
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
     precision: str | torch.dtype | None = None,
+    progress: bool = False,
     strict: bool = False,
 ) -> Maximization:
     """argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1) by gradient ascent, I ← I + ``lr``·(∂S/∂I
@@ -81,7 +83,7 @@ def activation_maximization(
             2·``lr``·λ of the way to it.
         seed: of the start image.
         bounds: (low, high), to which every step clips the image.
-        precision: as for ``explain``, and so is ``strict``.
+        precision, progress, strict: as for ``explain``.
 
     Raises:
         OptionError, InputError, TargetError; RelpropError if the objective is no longer finite.
@@ -94,16 +96,17 @@ def activation_maximization(
     """  # noqa: E501
     _refuse_start(unit, shape, start, seed)
     _refuse_steps(steps, lr, l2, bounds)
+    how = Conditions(precision=precision, progress=progress)
     model, prepared = opened(model, start if shape is None else torch.zeros(tuple(shape)))
     given = prepared.inputs if shape is None else _drawn(model, tuple(shape), seed)
-    with undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad(), showing(progress):
         bound = bind(given)
         check_devices(model, bound)
 
         def call(bound: Inputs, judge: Judge) -> tuple[str, fx.Node, InputStudy]:
             judge.hear(bound)
             with same_chance(model):
-                session = open_session(model, bound, "paper", Conditions(precision=precision))
+                session = open_session(model, bound, "paper", how)
                 name, leaf = _moving_input(session)
                 study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
             starts = possible_starts(session.program, [unit])
@@ -112,11 +115,12 @@ def activation_maximization(
             return name, leaf, study
 
         name, leaf, study = judged(model, bound, True, call)
-        image, objective, last = _ascend(
-            lambda moved: study.output_at((leaf,), (moved,)),
-            study.run.forward.values[leaf],
-            Ascent(steps, lr, l2, bounds),
-        )
+        with counting("step", steps) as begin:
+            image, objective, last = _ascend(
+                lambda moved: study.output_at((leaf,), (moved,)),
+                study.run.forward.values[leaf],
+                Ascent(steps, lr, l2, bounds, begin),
+            )
     like = bound.tensors[bound.names.index(name)]
     return Maximization(image.reshape(like.shape), objective, last, study.start.label)
 
@@ -151,12 +155,14 @@ def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy
 
 @dataclass(frozen=True)
 class Ascent:
-    """How the ascent goes: ``steps`` of length ``lr``, λ = ``l2``, clipped to ``bounds``."""
+    """How the ascent goes: ``steps`` of length ``lr``, λ = ``l2``, clipped to ``bounds``;
+    ``begin`` hears when each step begins."""
 
     steps: int
     lr: float
     l2: float
     bounds: tuple[float, float] | None
+    begin: Callable[[str], None]
 
     def moved(self, image: Tensor, gradient: Tensor) -> Tensor:
         """One step on: I + lr·(∂S/∂I − 2λI)."""
@@ -183,6 +189,7 @@ def _ascend(
                 )
             )
         if step < ascent.steps:
+            ascent.begin("")
             image = ascent.moved(image, gradient)
     return image, torch.stack(rows), s.detach()
 

@@ -249,13 +249,21 @@ class Explanation(OneInput):
         title: str | None = None,
         code: str | None = None,
         megabytes: float = 5.0,
+        progress: bool = False,
     ) -> Path:
         """Write one HTML file to look into this explanation with, without any network: see
         ``relprop.report``. Needs ``relprop[report]``."""
         from relprop.reporting import report
 
         return report(
-            self, path, model=model, pictures=pictures, title=title, code=code, megabytes=megabytes
+            self,
+            path,
+            model=model,
+            pictures=pictures,
+            title=title,
+            code=code,
+            megabytes=megabytes,
+            progress=progress,
         )
 
     def _named_target(self) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from relprop.door import guarded
 from relprop.errors import OptionError, ReportSizeWarning, warn, writable
 from relprop.explanation import Explanation
+from relprop.progress import showing
 from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.code import code_for
@@ -37,6 +38,7 @@ def report(
     title: str | None = None,
     code: str | None = None,
     megabytes: float = 5.0,
+    progress: bool = False,
     strict: bool = False,
 ) -> Path:
     """Write one HTML file to look into explanations with: hover a token and see its row of C, any
@@ -60,6 +62,7 @@ def report(
         code: what makes the explanation again, instead of the call that the report writes itself.
         megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is
             warned of.
+        progress: show which sample it is at, as ``explain`` does.
         strict: as in ``explain``.
 
     Returns the path. Raises ``OptionError`` for explanations of different batches, ``InputError``
@@ -94,7 +97,8 @@ def report(
             _heading(label, e, code_for(e, facts) if code is None else code) for label, e in named
         ],
     }
-    page = _fitted(data, material)
+    with showing(progress):
+        page = _fitted(data, material)
     with written(path, "the report") as beside:
         beside.write_bytes(page)
     return path

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,6 +75,40 @@ def test_generated_tokens(said):
     assert shown[0] == "target 1 of 4" and shown[-1] == "target 4 of 4"
 
 
+class Heard:
+    """A user's own streamer."""
+
+    def __init__(self):
+        self.tokens, self.ended = [], 0
+
+    def put(self, ids):
+        self.tokens.append(ids)
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_tokens_while_they_are_generated(said, ends):
+    """What the model generates is the same, and the user's own streamer hears it; a text that ends
+    early ends the count."""
+    own, prompt, model = Heard(), torch.tensor([[1, 2], [2, 3]]), gpt2()
+    how = {"do_sample": True, "eos_token_id": None}
+    silent = relprop.explain_generation(model, prompt, max_new_tokens=6, generate=how)
+    assert not said
+    if ends:
+        prompt, how = prompt[:1], {"eos_token_id": int(model(prompt[:1]).logits[0, -1].argmax())}
+    found = relprop.explain_generation(
+        model, prompt, max_new_tokens=6, generate=how | {"streamer": own}, progress=True
+    )
+    made, lines = found.ids.shape[1], [line for line, _ in said if line]
+    assert made == 1 if ends else torch.equal(found.ids, silent.ids)
+    begun = [line for line in lines if line.startswith("token")]
+    assert begun == [f"token {i + 1} of 6" for i in range(made)]
+    assert ends or lines[len(begun)] == "target 1 of 6"
+    assert len(own.tokens) == made + 1 and own.ended == 1
+
+
 def test_nobody_looks_unless_asked(said, capsys):
     relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1)
     assert not said and not capsys.readouterr().err and SHOWN.get() is None
@@ -83,6 +118,47 @@ def test_what_is_shown_needs_no_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1, progress=True)
     assert re.search(r"explaining: part\s+3 of 3", capsys.readouterr().err)
+
+
+def test_below_a_notebooks_cell_one_output_changes(monkeypatch, capsys):
+    """In a notebook's kernel, whether or not it has ipywidgets."""
+    shown = []
+
+    def display(bundle, raw, display_id):
+        shown.append(bundle["text/plain"])
+        return SimpleNamespace(update=lambda bundle, raw: shown.append(bundle["text/plain"]))
+
+    kernel = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    relprop.explain(digit_scene_model(), IMAGES, 3, progress=True)
+    assert not shown, "one part alone is not counted"
+    relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1, progress=True)
+    assert shown[0].startswith("explaining: part 0 of 3") and "part 3 of 3" in shown[-1]
+    assert "\x1b" not in "".join(shown) and "".join(capsys.readouterr()) == ""
+
+
+def test_reports_steps_of_an_ascent_and_trials_of_a_search(said, tmp_path):
+    model = digit_scene_model()
+    relprop.explain(model, IMAGES, 3).to_html(tmp_path / "report.html", progress=True)
+    assert [line for line, _ in said if line] == [f"sample {i} of 3" for i in (1, 2, 3)]
+    said.clear()
+    relprop.activation_maximization(model, 3, start=IMAGES[:1], steps=4, progress=True)
+    assert [line for line, _ in said if line] == [f"step {i} of 4" for i in (1, 2, 3, 4)]
+    said.clear()
+    relprop.compare(
+        model, IMAGES[:1], "gae", 3, metric=lambda e: float(e.scores.max()), progress=True
+    )
+    assert any(re.match(r"method 4 of \d+: gae", line or "") for line, _ in said)
+
+
+def test_an_answer_and_its_passages(said):
+    from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
+
+    documents = ["Anna likes amber kites. It rained all day.", "Boris paints silver rivers."]
+    how = {"processor": lookup_tokenizer(), "max_new_tokens": 12, "progress": True}
+    relprop.cite(lookup_model(), "Boris paints what?", documents, **how)
+    assert next(line for line, _ in said if line) == "token 1 of 12"
 
 
 def test_a_command_shows_what_is_counted_within_a_step():
