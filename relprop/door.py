@@ -10,6 +10,7 @@ need not look at it; and what reads texts has one name, ``processor``.
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 import sysconfig
 import traceback
@@ -38,6 +39,8 @@ HERE = str(Path(__file__).parent)
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 #: What a class's users call beside its public methods.
 CALLED = ("__init__", "__call__", "__getitem__", "__enter__", "_repr_html_", "_repr_png_")
+#: Draws one of Python's random numbers when it is first imported, by whatever library.
+RICH = "rich.style"
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
@@ -72,6 +75,7 @@ def _guarded_function(function: Any, name: str) -> Any:
         if _inside.get():
             return function(*args, **options)
         token, before = _inside.set(True), (sys.exception(), *_modes())
+        drawn = None if RICH in sys.modules else random.getstate()
         try:
             return function(*args, **options)
         except BaseException as error:
@@ -82,6 +86,8 @@ def _guarded_function(function: Any, name: str) -> Any:
             raise answered(error, name, function) from error
         finally:
             _inside.reset(token)
+            if drawn is not None and RICH in sys.modules:
+                random.setstate(drawn)
 
     @wraps(function)
     def numbered(*args: Any, **options: Any) -> Iterator[Any]:

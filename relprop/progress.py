@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,25 +25,13 @@ SHOWN: ContextVar[Progress | None] = ContextVar("SHOWN", default=None)
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
-    """Around an import of Rich, which draws one of Python's random numbers when it is first
-    imported: that is put back."""
-    before = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(before)
-
-
-@contextmanager
 def showing(wanted: bool) -> Iterator[None]:
     """Show what is counted inside, if it is ``wanted`` and not shown already."""
     if not wanted or SHOWN.get() is not None:
         yield
         return
-    with undrawn():
-        from rich import progress
-        from rich.console import Console
+    from rich import progress
+    from rich.console import Console
 
     columns = (
         progress.TextColumn("explaining: {task.description}"),

@@ -4,6 +4,8 @@ name, what was being written, and why."""
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,8 @@ from relprop.errors import RelpropError, first_line, writable
 @contextmanager
 def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
     """Where to write ``what`` that is to stand at ``path``: beside it, and in its place at the end;
-    what stood there before stays if that fails. A device or a pipe is written to itself.
+    what stood there before stays if that fails. What is written to a device or a pipe goes through
+    it at the end, for libraries that write files may put one in its place.
 
     Raises ``InputError`` before anything is written where nothing can be, ``RelpropError`` where it
     fails.
@@ -22,10 +25,14 @@ def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
     given = writable(path)
     place = given.resolve()
     special = place.exists() and not place.is_file()
-    beside = place if special else place.with_name(f".{place.stem}.unfinished{place.suffix}")
+    folder = Path(tempfile.mkdtemp()) if special else place.parent
+    beside = folder / f".{place.stem}.unfinished{place.suffix}"
     try:
         yield beside
-        if not special:
+        if special:
+            with beside.open("rb") as source, place.open("wb") as through:
+                shutil.copyfileobj(source, through)
+        else:
             beside.chmod(_mode(place))
             os.replace(beside, place)
     except Exception as error:
@@ -33,8 +40,9 @@ def written(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
             raise
         raise not_written(given, what, error) from error
     finally:
-        if not special:
-            beside.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+        if special:
+            folder.rmdir()
 
 
 def _mode(place: Path) -> int:

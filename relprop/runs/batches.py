@@ -89,7 +89,7 @@ class Batches:
             records = self.work(indices)
         except Exception as error:
             if out_of_memory(error):
-                found: RelpropError = _OutOfMemory(str(error))
+                found: RelpropError = _OutOfMemory(first_line(error))
             elif isinstance(error, RelpropError):
                 return error.with_traceback(None)
             else:  # of the data set, or of the work: a sample has it, which is looked for

@@ -7,7 +7,6 @@ import sys
 import time
 from typing import Any, TextIO
 
-from relprop.progress import undrawn
 from relprop.views.escape import printable
 
 EVERY = 10.0  # seconds between lines
@@ -80,9 +79,8 @@ def duration(seconds: float) -> str:
 
 
 def _bar(stream: TextIO) -> Any:
-    with undrawn():
-        from rich import progress
-        from rich.console import Console
+    from rich import progress
+    from rich.console import Console
 
     return progress.Progress(
         progress.TextColumn("{task.description}"),

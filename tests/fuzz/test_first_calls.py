@@ -3,18 +3,26 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
-import random, torch, relprop
-from relprop.evaluation import digit_scenes
+import random, sys, torch, relprop
+from relprop.evaluation import digit_scenes, evaluate
 from relprop.demo.model import digit_scene_model
 before = random.getstate()
 digit_scenes(2).source[0]
-relprop.explain(digit_scene_model(), torch.rand(2, 1, 32, 32), 1, batch_size=1, progress=True)
-assert "rich.style" in __import__("sys").modules
+CALL
+assert "rich.style" in sys.modules
 assert random.getstate() == before
 """
+CALLS = [
+    "relprop.explain(digit_scene_model(), torch.rand(2, 1, 32, 32), batch_size=1, progress=True)",
+    "evaluate(digit_scenes(2), ['rollout'])",
+]
 
 
-def test_pythons_random_numbers_are_as_they_were():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+@pytest.mark.parametrize("call", CALLS)
+def test_pythons_random_numbers_are_as_they_were(call):
+    code = CODE.replace("CALL", call)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import random
+import threading
 
 import pytest
 import torch
@@ -79,6 +80,25 @@ def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
         with pytest.raises(InputError, match="it is no file"):
             relprop.load(path)
+
+
+@pytest.mark.parametrize("write", ["save", "to_html"])
+def test_what_is_written_to_a_pipe_goes_through_it(tmp_path, write):
+    """The file that a library puts in its own place must not take that of a pipe, or of a device
+    such as /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    heard = []
+    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    e = relprop.explain(build(), sample())
+    getattr(e, write)(tmp_path / "pipe")
+    reader.join(20)
+    assert (tmp_path / "pipe").is_fifo() and list(tmp_path.iterdir()) == [tmp_path / "pipe"]
+    (tmp_path / "file").write_bytes(heard[0])
+    if write == "save":
+        assert str(relprop.load(tmp_path / "file")) == str(e)
+    else:
+        assert heard[0].startswith(b"<!")
 
 
 def texts_and_pictures(folder):
