@@ -57,6 +57,8 @@ class LocalGradients(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         x = args[0] if args else kwargs.get("input")
+        if function is Tensor.float:
+            return x.double()
         if function in CASTS and isinstance(x, Tensor) and x.dtype == torch.float64:
             return x
         if function in SOFTMAX and live(x):
