@@ -23,7 +23,7 @@ from relprop.interpreter.ledger import Account, Ledger
 from relprop.writing import written
 
 if TYPE_CHECKING:
-    from relprop.explanation import Block, Explanation, Generation, TokenScores
+    from relprop.explanation import Block, Explanation, Generation, Prediction, TokenScores
 
 FORMAT = "relprop-explanation-3"
 GENERATION = "relprop-generation-1"
@@ -32,9 +32,9 @@ TENSORS = (*OF_TOKENS, "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "texts", "clock")
 PLAIN = ("method", "rules", "facts")
 MAPS = ("attention", "gradient", "relevance")
-PICTURE = "explanation.plot().savefig({path!r})"
+DRAWN = "explanation.plot().savefig({path!r})"
 #: What writes a file of another kind than ``save``'s.
-OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp"), PICTURE) | {
+OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp"), DRAWN) | {
     ".html": "explanation.to_html({path!r})",
     ".json": "pathlib.Path({path!r}).write_text(explanation.to_json())",
     ".csv": "explanation.to_dataframe().to_csv({path!r})",
@@ -129,6 +129,7 @@ def _header(explanation: Explanation) -> dict[str, Any]:
     """All that is no tensor, as JSON has it."""
     blocks, ledger = explanation.blocks, explanation.ledger
     header: dict[str, Any] = {name: getattr(explanation, name) for name in (*PLAIN, "labels")}
+    header["predictions"] = explanation.predictions
     header["target"] = [list(t) if isinstance(t, tuple) else t for t in explanation.target]
     header["streams"] = [_stream_header(stream) for stream in explanation.streams.values()]
     header["blocks"] = None if blocks is None else [block.path for block in blocks]
@@ -180,9 +181,16 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
         blocks=_read_blocks(header["blocks"], tensors),
         labels=_tuple(header.get("labels")),
         probability=tensors.get("probability"),
+        predictions=_read_predictions(header.get("predictions")),
     )
     refuse_unfit(found)
     return found
+
+
+def _read_predictions(rows: list[list[Any]] | None) -> tuple[Prediction, ...] | None:
+    from relprop.explanation import Prediction
+
+    return None if rows is None else tuple(Prediction(*row) for row in rows)
 
 
 def _generation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Generation:

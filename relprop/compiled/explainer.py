@@ -20,7 +20,7 @@ from relprop.layout import Layout
 from relprop.numerics import is_finite
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
 from relprop.runner.ask import AT_ZERO
-from relprop.runner.describe import described_by, names_among
+from relprop.runner.describe import Names, described_by, names_among
 from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
@@ -212,10 +212,11 @@ class Explainer:
         chosen = outputs["index"].tolist()
         label = tuple(manual.head.label(index) for index in chosen)
         start = Start(label, outputs["output"], (), {})
-        names: Any = (None, None)
+        names = Names()
         if manual.head.is_class_output and len(manual.head.size) == 1 and not manual.head.named:
             known = knows.adapter.labels(knows.model)
-            names = names_among(label, known, outputs.get("probabilities"), manual.head.size[0])
+            logits = outputs[f"model.{manual.head.name}"]
+            names = names_among(label, known, logits, outputs.get("probabilities"))
         return explained(numbers, described, start, names, manual.made)
 
 

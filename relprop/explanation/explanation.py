@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.explanation.one_input import OneInput
-from relprop.explanation.tokens import Block, TokenScores
+from relprop.explanation.tokens import Block, Prediction, TokenScores
 from relprop.interpreter.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Explanation(OneInput):
     without relevance). ``blocks`` are there if ``keep=`` named them. ``facts`` says how it was
     made: front end, generic ops, options. ``labels`` and ``probability`` (batch,): what each
     explained class is called and how likely the model finds it, where the model's config says so.
+    ``predictions``: what the model itself says of each sample, of targets that are one class, or
+    one next token, each; ``None`` of others, and of models whose labels are true side by side.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -53,6 +55,7 @@ class Explanation(OneInput):
     facts: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | None, ...] | None = None
     probability: Tensor | None = None
+    predictions: tuple[Prediction, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.target)

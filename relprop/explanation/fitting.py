@@ -23,6 +23,10 @@ def refuse_unfit(found: Explanation) -> None:
     _fits("text", all(isinstance(v, str) for v in (found.method, found.rules, *found.streams)))
     _fits("facts", isinstance(found.facts, dict))
     _fits("labels", found.labels is None or len(found.labels) == batch)
+    _fits("predictions", found.predictions is None or len(found.predictions) == batch)
+    for target, _, output, probability in found.predictions or ():
+        _fits("a prediction", isinstance(target, int) and isinstance(output, float))
+        _fits("a prediction", probability is None or isinstance(probability, float))
     _has("output", found.output, (batch,))
     _may_have("probability", found.probability, (batch,))
     for stream in found.streams.values():

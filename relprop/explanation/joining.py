@@ -35,8 +35,9 @@ def join(parts: list[Explanation]) -> Explanation:
         output=torch.cat([part.output for part in parts]),
         ledger=None if first.ledger is None else join_ledgers(ledgers),
         blocks=_join_blocks(parts),
-        labels=_join_labels(parts),
+        labels=_chained_if_all([part.labels for part in parts]),
         probability=_cat_if_all([part.probability for part in parts]),
+        predictions=_chained_if_all([part.predictions for part in parts]),
     )
 
 
@@ -64,6 +65,7 @@ def part(whole: Explanation, samples: int | slice) -> Explanation:
         blocks=None if whole.blocks is None else tuple(_cut_block(b, cut) for b in whole.blocks),
         labels=cut(whole.labels),
         probability=cut(whole.probability),
+        predictions=cut(whole.predictions),
     )
 
 
@@ -123,10 +125,11 @@ def _join_block(parts: tuple[Block, ...]) -> Block:
     return Block(parts[0].path, *(_cat([getattr(part, kind) for part in parts]) for kind in KINDS))
 
 
-def _join_labels(parts: Sequence[Explanation]) -> tuple[str | None, ...] | None:
-    if any(part.labels is None for part in parts):
+def _chained_if_all(lists: Sequence[Sequence[Any] | None]) -> tuple[Any, ...] | None:
+    """Entries per sample, one list after the other; ``None`` where some are not known."""
+    if any(one is None for one in lists):
         return None
-    return tuple(label for part in parts for label in part.labels or ())
+    return tuple(entry for one in lists for entry in one or ())
 
 
 def _chained(lists: Sequence[Sequence[Any] | None]) -> list[Any] | None:

@@ -4,11 +4,22 @@ each token comes from; and what it may keep of each attention site."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from relprop.adapters import Original
 from relprop.adapters.texts import Text
+
+
+class Prediction(NamedTuple):
+    """What the model itself says of a sample: the class, or a text's next token, with the largest
+    output; what it is called, and its probability, where these are known."""
+
+    target: int
+    label: str | None
+    output: float
+    probability: float | None
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,10 @@ function paintBeside() {
 }
 
 // The first box: what a reader who knows nothing else should know.
-function drawWords({ asked, answers, concerns, method, distrust }) {
+function drawWords({ asked, instead, answers, concerns, method, distrust }) {
   const lines = (id, kind, texts) => byId(id).replaceChildren(...texts.map((text) => make(kind, text)));
   byId("said-asked").textContent = asked;
+  byId("said-instead").textContent = instead;
   byId("said-method").textContent = method;
   lines("said-answers", "p", answers);
   lines("said-concerns", "li", concerns);

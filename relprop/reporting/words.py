@@ -8,7 +8,7 @@ from typing import Any
 from relprop.errors import OptionError
 from relprop.explanation import Explanation
 from relprop.methods import METHODS, Method
-from relprop.views.audit import concerns, heading, summary
+from relprop.views.audit import concerns, heading, instead, sentence
 
 NEITHER = (
     "Not to conclude: that the answer would change without the strongest parts (change the input "
@@ -25,6 +25,7 @@ def in_words(explanation: Explanation, sample: int) -> dict[str, Any]:
         asked = f"Where does the model look? Its answer here: {heading(explanation, sample)}."
     return {
         "asked": asked,
+        "instead": instead(explanation, sample),
         "answers": [_answer(explanation[name], sample) for name in explanation.streams],
         "concerns": concerns(explanation, sample),
         "method": _about(explanation.method, by),
@@ -34,7 +35,7 @@ def in_words(explanation: Explanation, sample: int) -> dict[str, Any]:
 
 def _answer(one: Explanation, sample: int) -> str:
     try:
-        said = summary(one, sample, k=5).splitlines()[0]
+        said = sentence(one, sample, k=5)
         return said[:1].upper() + said[1:]
     except OptionError:
         return "This input has no parts with names; its scores are below."

@@ -4,8 +4,8 @@ it: the class's label, and the probability that belongs to its logit."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from relprop.adapters import Adapter, Given, describe
 from relprop.adapters.processing import tokenizer_of
 from relprop.errors import RelpropWarning, TargetError, UnnamedClassWarning
+from relprop.explanation import Prediction
 from relprop.interpreter.points import Excerpt, Made
 from relprop.layout import Layout, lay_out, placing
 from relprop.numerics import at_least_float32
@@ -25,8 +26,17 @@ from relprop.targets.start import has_batch_axis
 
 #: What transformers calls classes that nobody has named.
 NOBODYS = re.compile(r"LABEL_\d+")
-#: Each sample's label, and its probability, (batch,).
-Names = tuple[tuple[str | None, ...] | None, Tensor | None]
+#: How far probabilities of classes that exclude each other may add up to another number than 1.
+AT_ONCE = 1e-5
+
+
+class Names(NamedTuple):
+    """What is explained in each sample by name, its probability, (batch,), and what the model
+    itself says; ``None`` where it is not known."""
+
+    labels: tuple[str | None, ...] | None = None
+    probability: Tensor | None = None
+    predictions: tuple[Prediction, ...] | None = None
 
 
 def tokens_described(needs: Needs, run: Run, stream: Stream) -> dict[str, Any]:
@@ -79,18 +89,18 @@ def names_of(
         output = class_output(session.program)
         axes = len(output.size)
     except TargetError:
-        return None, None
+        return Names()
     if axes == 2:
-        return _tokens_named(session, chosen, processor), None
+        return _tokens_named(session, outputs[output.node], output.node, chosen, processor)
     if axes != 1 or not all(map(_is_index, chosen)):
-        return None, None
+        return Names()
     made = outputs[output.node]
     value = (made.made if isinstance(made, Excerpt) else made).detach()
     logits = value[:, 0] if has_batch_axis(output.node) else value
     known = session.adapter.labels(session.model)
     found = probabilities(session.adapter, session.model, logits)
     session.tell(_notice_of_labels(known, logits.shape[1]))
-    return names_among(chosen, known, found, logits.shape[1])
+    return names_among(chosen, known, logits, found)
 
 
 def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning]:
@@ -103,17 +113,41 @@ def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning
 
 
 def _tokens_named(
-    session: Session, chosen: Sequence[object], processor: object
-) -> tuple[str | None, ...] | None:
-    """Targets that are a token at a position, as text, if the tokenizer is known."""
-    decode = getattr(tokenizer_of(processor), "decode", None)
-    if decode is None or not all(map(_is_pair, chosen)):
-        return None
-    causal = session.adapter.is_causal(session.model)
+    session: Session, made: Made, node: fx.Node, chosen: Sequence[object], processor: object
+) -> Names:
+    """Targets that are a class at a position, by its label, or a token there, as text, if the
+    tokenizer is known; and of a model that predicts the next token which one it does."""
+    if not all(map(_is_pair, chosen)):
+        return Names()
     pairs: list[tuple[int, int]] = list(chosen)  # type: ignore[arg-type]
+    decode = getattr(tokenizer_of(processor), "decode", None)
+    if not session.adapter.is_causal(session.model):
+        known = session.adapter.labels(session.model)
+        if len(known) == made.shape[-1]:
+            return Names(tuple(f"{known[k]!r} at {position}" for position, k in pairs))
+        named = decode and tuple(f"token {decode([t])!r} at {position}" for position, t in pairs)
+        return Names(named)
+
+    def name(token: int) -> str | None:
+        return None if decode is None else f"next token {decode([token])!r}"
+
+    positions = torch.tensor([position for position, _ in pairs])
+    rows = torch.arange(len(pairs))
+    first = (rows, torch.zeros_like(rows)) if has_batch_axis(node) else (rows,)
+    logits = made[(*first, positions)].detach()
+    labels = None if decode is None else tuple(name(token) for _, token in pairs)
+    return Names(labels, None, _predicted(logits, None, name))
+
+
+def _predicted(
+    logits: Tensor, probable: Tensor | None, name: Callable[[int], str | None]
+) -> tuple[Prediction, ...]:
+    """Of each sample the largest of its ``logits``, (batch, classes)."""
+    largest, at = logits.max(1)
+    shares = None if probable is None else probable.gather(1, at[:, None])[:, 0].tolist()
     return tuple(
-        f"next token {decode([token])!r}" if causal else f"token {decode([token])!r} at {position}"
-        for position, token in pairs
+        Prediction(index, name(index), value, None if shares is None else shares[i])
+        for i, (index, value) in enumerate(zip(at.tolist(), largest.tolist(), strict=True))
     )
 
 
@@ -122,14 +156,19 @@ def _is_pair(label: object) -> bool:
 
 
 def names_among(
-    chosen: Sequence[object], known: Sequence[str], probable: Tensor | None, classes: int
+    chosen: Sequence[object], known: Sequence[str], logits: Tensor, probable: Tensor | None
 ) -> Names:
-    """Each sample's label, and its probability, (batch,); ``None`` where the model has none.
-    ``probable``: those of all ``classes``. A label counts only if there are as many."""
+    """Each sample's class by name, with its probability, and the class that the model itself says.
+    A label counts only if there are as many. ``probable``: the probabilities of all classes; where
+    these do not add up to 1, labels are true side by side and none of them is the answer."""
     indices = [k for k in chosen if _is_index(k)]
-    labels = tuple(known[k] for k in indices) if len(known) == classes else None
-    rows = torch.arange(len(indices))
-    return labels, None if probable is None else probable[rows, indices]
+    named = known if len(known) == logits.shape[1] else ()
+    labels = tuple(named[k] for k in indices) if named else None
+    one = None if probable is None else probable[torch.arange(len(indices)), indices]
+    apart = probable is not None and not bool((probable.sum(1) - 1).abs().max() < AT_ONCE)
+    if apart or logits.shape[1] < 2:
+        return Names(labels, one)
+    return Names(labels, one, _predicted(logits, probable, lambda k: named[k] if named else None))
 
 
 def probabilities(adapter: Adapter, model: nn.Module, logits: Tensor) -> Tensor | None:

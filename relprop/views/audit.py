@@ -16,7 +16,7 @@ from relprop.views.regions import regions
 from relprop.views.shown import checked, target_of
 
 if TYPE_CHECKING:
-    from relprop.explanation import Explanation, TokenScores
+    from relprop.explanation import Explanation, Prediction, TokenScores
     from relprop.interpreter.ledger import Ledger
 
 LOST = 0.2
@@ -110,7 +110,7 @@ def _worst_residual(ledger: Ledger, sample: int) -> float:
 
 def heading(explanation: Explanation, sample: int) -> str:
     """What was explained: ``the prediction 'negative' (0.97)``, or the target by name with its
-    y_t."""
+    probability or its y_t."""
     label = None if explanation.labels is None else explanation.labels[sample]
     target = target_of(explanation, sample)
     if label is not None and explanation.probability is not None:
@@ -120,20 +120,59 @@ def heading(explanation: Explanation, sample: int) -> str:
     if explanation.probability is None:
         return f"{target} (y = {float(explanation.output[sample]):.3g})"
     probability = float(explanation.probability[sample])
-    return f"{'the prediction ' if probability > 0.5 else ''}{target} ({probability:.2f})"
+    own = probability > 0.5 or (
+        explanation.predictions is not None and prediction_instead(explanation, sample) is None
+    )
+    return f"{'the prediction ' if own else ''}{target} ({probability:.2f})"
+
+
+def prediction_instead(explanation: Explanation, sample: int) -> Prediction | None:
+    """What the model itself says of a sample, if that is known and is not what was explained."""
+    if explanation.predictions is None:
+        return None
+    found, target = explanation.predictions[sample], explanation.target[sample]
+    asked = target[-1] if isinstance(target, tuple) else target
+    return None if found.target == asked else found
+
+
+def instead(explanation: Explanation, sample: int) -> str:
+    """``The model itself says 'positive' (0.98).``; empty where it says what was explained."""
+    found = prediction_instead(explanation, sample)
+    if found is None:
+        return ""
+    name = f"class {found.target}" if found.label is None else repr(found.label)
+    if isinstance(explanation.target[sample], tuple):
+        name = f"token {found.target}" if found.label is None else found.label
+    if found.probability is None:
+        return f"The model's largest output is that of {name} (y = {found.output:.3g})."
+    return f"The model itself says {name} ({found.probability:.2f})."
+
+
+def said_instead(explanation: Explanation, sample: int) -> str:
+    """``instead`` where what the model says has a name; beside a map a bare number tells nobody
+    anything."""
+    found = prediction_instead(explanation, sample)
+    named = found is not None and found.label is not None
+    return visible(instead(explanation, sample), 200) if named else ""
 
 
 def summary(explanation: Explanation, sample: int, *, k: int) -> str:
-    """One sentence, and a line for each concern."""
+    """One sentence, a second one where the model says something else, and a line for each
+    concern."""
+    said = f"{sentence(explanation, sample, k=k)} {said_instead(explanation, sample)}".rstrip()
+    warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
+    return "\n".join([said, *warnings])
+
+
+def sentence(explanation: Explanation, sample: int, *, k: int) -> str:
+    """What was explained and what it rests on."""
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"summary(k={k!r}): a positive number of words, tokens or patches")
     sample = checked(explanation, sample)
     parts = regions(explanation, sample)
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
     against = f"; against it most: {visible(name, 40)}" if least < 0 else ""
-    sentence = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
-    warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
-    return "\n".join([sentence, *warnings])
+    return f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
 
 
 def _strongest(parts: list[tuple[str, float]], k: int) -> str:

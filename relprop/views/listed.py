@@ -176,9 +176,15 @@ def _sample_as_json(explanation: Explanation, sample: int) -> dict[str, Any]:
         "label": None if labels is None else labels[sample],
         "probability": None if probability is None else float(probability[sample]),
         "output": _plain(float(explanation.output[sample])),
+        "prediction": _prediction_as_json(explanation, sample),
         "inputs": {name: _tokens_as_json(s, sample) for name, s in explanation.streams.items()},
         "concerns": concerns(explanation, sample),
     }
+
+
+def _prediction_as_json(explanation: Explanation, sample: int) -> dict[str, Any] | None:
+    found = explanation.predictions
+    return None if found is None else _plain(found[sample]._asdict())
 
 
 def _tokens_as_json(stream: TokenScores, sample: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relprop.views.audit import concerns, heading
+from relprop.views.audit import concerns, heading, said_instead
 from relprop.views.colours import hexadecimal, ink, shade
 from relprop.views.escape import markup
 from relprop.views.overlay import blended, full_colour, laid, turned
@@ -54,6 +54,8 @@ def _sample(explanation: Explanation, sample: int) -> str:
             parts.append(f"<p><small>{markup(name)}</small></p>")
         draw = _image if one.grid is not None and len(one.grid) == 2 else _words
         parts.append(draw(one, sample))
+    if own := said_instead(explanation, sample):
+        parts.insert(1, f"<p>{markup(own, 200)}</p>")
     parts += [
         f'<p style="color:#8a3b00">⚠ {markup(line, 300)}</p>'
         for line in concerns(explanation, sample)

@@ -42,9 +42,8 @@ def terminal(
         lines += [f"{visible(name)}:"] if len(explanation.streams) > 1 else []
         draw = _map if one.grid is not None and len(one.grid) == 2 else _words
         lines += draw(one, sample, colour, width)
-    return "\n".join(
-        [*lines, *(visible(f"warning: {line}", 400) for line in concerns(explanation, sample))]
-    )
+    warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
+    return "\n".join([*lines, *warnings])
 
 
 def show(explanation: Explanation, sample: int) -> None:

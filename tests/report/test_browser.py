@@ -481,6 +481,9 @@ def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
         assert page.inner_text("#said-answers p").lower() == e.summary().splitlines()[0].lower()
         assert "What in the input speaks for" in page.inner_text("#said-asked")
         assert relprop.methods.METHODS[e.method].plain in page.inner_text("#said-method")
+        own = e.predictions and e.predictions[0].target != e.target[0]
+        assert ("itself" in page.inner_text("#said-instead")) == bool(own and e.labels)
+        assert page.locator("#said-instead").is_visible() == bool(own)
         assert len(page.query_selector_all("#said-concerns li")) == len(e.concerns())
         page.click("#said summary")
         assert "Not to conclude" in page.inner_text("#said-distrust")

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pandas
 import pytest
 import torch
+import transformers as hf
 
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
 from relprop.interpreter.ledger import Account, Ledger
+from relprop.reporting.words import in_words
 from relprop.views import audit
+from tests.targets.models import bert, gpt2
 from tests.views.conftest import explain_texts, small_bert, small_tokenizer
 
 
@@ -103,6 +106,53 @@ def test_probabilities_follow_the_kind_of_problem():
     assert torch.allclose(e.probability, logits.sigmoid()[:, 0], atol=1e-9)
 
 
+def test_what_the_model_says_instead_is_said(tmp_path):
+    """In words, on a page, in JSON and in a file; of labels that are true side by side nothing."""
+    tokenizer, model = small_tokenizer(), small_bert()
+    e = relprop.explain(model, ["the film was not boring", "awful"], processor=tokenizer)
+    own = [p.label for p in e.predictions]
+    assert own == list(e.labels) and all("the prediction" in e.summary(i) for i in (0, 1))
+    other = relprop.explain(model, ["awful"] * 2, [0, 1], processor=tokenizer)
+    for e in (other, relprop.load(other.save(tmp_path / "e.safetensors")), other[:2]):
+        asked, instead = sorted((0, 1), key=lambda i: e.predictions[i].target == i)
+        share = e.predictions[asked].probability
+        said = f" The model itself says {other.labels[instead]!r} ({share:.2f})."
+        assert said in e.summary(asked) and "itself" not in e.summary(instead)
+        assert f"{1 - share:.2f}" in e.summary(asked) and "the prediction" not in e.summary(asked)
+        assert "The model itself says" in e[asked]._repr_html_()
+        assert in_words(e, asked)["instead"] == said.strip() and not in_words(e, instead)["instead"]
+        sample = json.loads(e.to_json())["samples"][asked]
+        assert sample["prediction"]["label"] == other.labels[instead]
+    apart = small_bert(problem_type="multi_label_classification")
+    assert relprop.explain(apart, "awful", 0, processor=tokenizer).predictions is None
+
+
+def test_a_next_token_that_the_model_does_not_say():
+    ids, model = torch.tensor([[3, 4, 5], [6, 7, 8]]), gpt2()
+    own = model(ids).logits[:, -1].argmax(1).tolist()
+    e = relprop.explain(model, ids, (own[0] + 1) % 31)
+    assert [p.target for p in e.predictions] == own and not e.predictions[0].label
+    assert f"that of token {own[0]} (y = " in in_words(e, 0)["instead"]
+    assert relprop.explain(model, ids)[0].summary().count("model") == 0
+
+
+def test_a_class_at_a_position_has_its_label_and_a_token_its_text():
+    """A number of a class is no id of a token, whatever the tokenizer makes of it."""
+    tokenizer = small_tokenizer()
+    for kind, name in (
+        (hf.BertForTokenClassification, "'B-PER' at 2"),
+        (hf.BertForMaskedLM, "token '[CLS]' at 2"),
+    ):
+        e = relprop.explain(bert(kind), ["the film was"], (2, 1), processor=tokenizer)
+        assert e.labels == (name,) and e.summary().startswith(f"{name} (y = ")
+
+
+def test_a_class_of_a_model_without_labels(pictures):
+    e = next(e for e in pictures if e.predictions[0].target != e.target[0])
+    largest = f"The model's largest output is that of class {e.predictions[0].target} (y = "
+    assert in_words(e, 0)["instead"].startswith(largest) and "largest" not in e.summary()
+
+
 def test_targets_that_are_no_class_have_neither(texts, pictures):
     e = explain_texts(target=lambda out: out.logits[0, 0] - out.logits[0, 1])
     assert e.labels is None and e.probability is None and "(y = " in e.summary()
@@ -127,6 +177,7 @@ def test_a_summary_gives_shares_of_the_positive_scores(texts):
         with_scores(texts, [1.0, 1, 2, 0, -4, 3, 4, 1]),
         labels=("negative", "x"),
         probability=torch.tensor([0.97, 0.2]),
+        predictions=None,
         ledger=None,
     )
     assert e.summary(k=2) == (
