@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.errors import RelpropError, first_line, message, out_of_memory
+from relprop.errors import RelpropError, first_line, out_of_memory
 from relprop.operations import Value
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
@@ -60,15 +60,14 @@ def pulled(
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        raise RelpropError(
-            message(
-                f"the gradient cannot be taken: {first_line(error)}",
-                then=[
-                    "give the operator a derivative (torch.library.register_autograd)",
-                    "or do without: use_gradient=False, method='rollout'",
-                ],
-            )
-        ) from error
+        then = [
+            "give the operator a derivative (torch.library.register_autograd)",
+            "or do without: use_gradient=False, method='rollout'",
+        ]
+        if "fork" in str(error):  # autograd's threads are not there in a process that was forked
+            then = ["start the process otherwise: multiprocessing.get_context('spawn')"]
+        fact = f"the gradient cannot be taken: {first_line(error)}"
+        raise RelpropError(fact, then=then) from error
 
 
 def filled(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as _modules
 
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import Kept, forward
@@ -85,10 +86,12 @@ def slopes(
 
 
 def _hooked(model: nn.Module) -> tuple[str, ...]:
+    """The modules with backward hooks; every module, where there are hooks of all of them."""
+    if _modules._global_backward_hooks or _modules._global_backward_pre_hooks:
+        return ("every module",)
     named = model.named_modules()
-    return tuple(
-        name or "the model" for name, m in named if m._backward_hooks or m._backward_pre_hooks
-    )
+    hooked = (n for n, m in named if m._backward_hooks or m._backward_pre_hooks)
+    return tuple(name or "the model" for name in hooked)
 
 
 def _two(inputs: Inputs) -> Inputs:

@@ -148,6 +148,11 @@ def _refuse_bad(
     if not tensors:
         raise InputError("inputs holds no tensor")
     for name, tensor in zip(names, tensors, strict=True):
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            fact = (
+                f"input {name!r} is inside of torch.vmap or torch.func: it has no values of its own"
+            )
+            raise InputError(fact, then=["explain outside of it; a batch is explained at once"])
         if tensor.layout != torch.strided or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             then = [f"{name}.to_padded_tensor(0)" if tensor.is_nested else f"{name}.to_dense()"]

@@ -25,7 +25,10 @@ def structure(model: nn.Module) -> tuple[Hashable, ...]:
     seen: dict[int, Hashable] = {}
     modules = model.named_modules(remove_duplicate=False)
     parts = [(name, *_own_parts(module, seen)) for name, module in modules]
-    everywhere = (_modules._global_forward_hooks, _modules._global_forward_pre_hooks)
+    everywhere = (
+        *(_modules._global_forward_hooks, _modules._global_forward_pre_hooks),
+        *(_modules._global_backward_hooks, _modules._global_backward_pre_hooks),
+    )
     return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
 

@@ -6,6 +6,7 @@ the one it must equal.
 """
 
 import functools
+import multiprocessing
 import re
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -794,3 +795,42 @@ def test_scores_that_are_all_0_are_said_with_their_cause(change):
     ):
         e = relprop.explain(Wrapped(change), sample(), 1)
     assert not e.scores.any()
+
+
+MODEL = build()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: torch.vmap(lambda y: relprop.explain(MODEL, y[None], 1).scores)(x), "vmap"),
+        (
+            lambda x: torch.func.grad(lambda y: relprop.explain(MODEL, y, 1).scores.sum())(x),
+            r"torch\.func(?s:.*)explain outside of it",
+        ),
+    ],
+    ids=["vmap", "grad"],
+)
+def test_inside_of_what_transforms_functions_it_is_refused_by_name(call, said):
+    with pytest.raises(InputError, match=said):
+        call(sample())
+
+
+def test_a_process_that_was_forked_is_told_why_there_are_no_gradients():
+    """PyTorch's threads of autograd are not there any more."""
+    relprop.explain(MODEL, sample(), 1)  # starts them
+    context = multiprocessing.get_context("fork")
+    heard = context.Queue()
+    process = context.Process(target=_explained, args=(heard,))
+    process.start()
+    assert re.search(
+        r"gradient cannot be taken(?s:.*)get_context\('spawn'\)", heard.get(timeout=60)
+    )
+    process.join()
+
+
+def _explained(heard):
+    try:
+        heard.put(str(relprop.explain(MODEL, sample(), 1)))
+    except Exception as error:
+        heard.put(str(error))
