@@ -210,7 +210,8 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            # a copy: what is handed out is the file's own memory, and changes, or ends, with it
+            tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
     except Exception as error:  # safetensors raises a type of its own
         raise InputError(f"{path} cannot be read as a saved explanation: {error}") from error
     if metadata.get("format") not in (FORMAT, GENERATION):

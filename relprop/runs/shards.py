@@ -106,7 +106,7 @@ class Shard:
         try:
             with safe_open(str(path), framework="pt") as file:
                 return {
-                    name.removeprefix(start): file.get_tensor(name)
+                    name.removeprefix(start): file.get_tensor(name).clone()
                     for name in list(file.keys())
                     if name.startswith(start)
                 }

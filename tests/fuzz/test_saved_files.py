@@ -101,6 +101,19 @@ def test_what_is_written_to_a_pipe_goes_through_it(tmp_path, write):
         assert heard[0].startswith(b"<!")
 
 
+def test_what_was_loaded_is_no_longer_the_files(saved, tmp_path):
+    """safetensors hands out the file's own memory."""
+    copy, whole = tmp_path / "x", saved.read_bytes()
+    copy.write_bytes(whole)
+    loaded = relprop.load(copy)
+    before = loaded.scores.clone()
+    with copy.open("r+b") as file:
+        file.write(b"\xff" * len(whole))
+    assert loaded.scores.equal(before)
+    os.truncate(copy, 0)
+    assert loaded.scores.equal(before)
+
+
 def texts_and_pictures(folder):
     """Two saved explanations, of pictures with the ledger and of texts with words."""
     from tests.views.conftest import explain_texts

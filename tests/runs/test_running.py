@@ -426,6 +426,17 @@ def test_a_damaged_shard_is_named(tmp_path):
     assert run(Numbers(16), tmp_path, resume=True, batch_size=8, progress=False).done == 16
 
 
+def test_what_was_read_of_a_shard_is_no_longer_the_files(tmp_path):
+    run(Numbers(8), tmp_path, batch_size=8, progress=False)
+    read = read_run(tmp_path).tensors(3)
+    before = {name: t.clone() for name, t in read.items()}
+    (path,) = (tmp_path / "shards").glob("*.safetensors")
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    os.truncate(path, 0)
+    assert before and all(read[name].equal(t) for name, t in before.items())
+
+
 def written_anew(path, facts=..., table=None):
     """A shard that says something else, with the right checksums."""
     metadata = pyarrow.parquet.read_schema(path).metadata
