@@ -23,6 +23,9 @@ half = settings(
 )  # of the profile's: each law runs over every subject and preset
 OURS = tuple(preset for preset in ALL if preset not in THEIRS)
 
+#: They divide by a sum and an absolute ε: where huge terms cancel, float32 has no such numbers.
+ABSOLUTE = ("epsilon", "attnlrp", "attnlrp_identity", "cp_lrp", "lrp_gamma")
+
 
 def rule_for(preset, call):
     rules = PRESETS[preset]
@@ -81,7 +84,8 @@ def test_huge_values_and_denormals_leave_everything_finite(name, data, kind, dty
     relevance = data.draw(
         tensors(call.output.shape, data.draw(st.sampled_from(["grid", "tiny"])), dtype)
     )
-    for preset in OURS if call.output.isfinite().all() else ():
+    within = [p for p in OURS if p not in ABSOLUTE or kind == "tiny" or dtype == torch.float64]
+    for preset in within if call.output.isfinite().all() else ():
         split = rule_for(preset, call)(relevance, call)
         assert all(
             torch.isfinite(amount).all()
