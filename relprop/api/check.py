@@ -14,7 +14,6 @@ from torch import fx, nn
 from relprop.api.check_report import Arrival, Need, Report, Row
 from relprop.door import guarded
 from relprop.errors import CaptureError, RelpropError
-from relprop.methods import input_level
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.operations import Kind, kind
@@ -28,6 +27,7 @@ from relprop.runner.memory import estimated
 from relprop.runner.needs import Needs, needs_of
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
+from relprop.runner.sites import past_attention
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.run import execute
@@ -153,7 +153,7 @@ def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Arriv
         why = "no output that a target could read depends on an explained input"
         return Arrival(rollup_error=why)
     if not plan.sites:
-        usable = ", ".join(f"method={name!r}" for name in input_level())
+        usable = ", ".join(f"method={name!r}" for name in past_attention(session.program))
         return Arrival(
             rollup_error="the roll-up has no attention site to pass: the default method does not "
             f"apply to this model; use {usable}"

@@ -122,12 +122,15 @@ class Report(Captured, Arrival):
             [f"{head}, {self.compared}", "", *self._table(), "", *self._summary(), *self._remarks()]
         )
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         head, *rest = str(self).split("\n\n")
         rows = [(r.operation, r.nodes, r.family, r.rule) for r in self.rows]
         made = table(("operation", "nodes", "family", "rule"), rows) if rows else ""
         after = "\n\n".join(rest[1:] if rows else rest)
-        return f"<p><b>{html.escape(head)}</b></p>{made}<pre>{html.escape(after)}</pre>"
+        broken = f'<pre style="white-space:pre-wrap">{html.escape(after)}</pre>'
+        return f"<p><b>{html.escape(head)}</b></p>{made}{broken}"
 
     def _table(self) -> Iterator[str]:
         """The operations, each with its rule."""

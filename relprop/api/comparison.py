@@ -115,17 +115,28 @@ class Comparison:
             )
             for trial in self.trials
         ]
-        return "\n".join(
-            lines + [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
-        )
+        return "\n".join([*lines, *self._notes()])
+
+    __repr__ = __str__
+
+    def _notes(self) -> list[str]:
+        """What is in no table: methods that score other parts, and those that are not defined."""
+        sizes = {
+            label: {name: s.scores.shape for name, s in e.streams.items()}
+            for label, e in self.explanations.items()
+        }
+        first = next(iter(sizes))
+        apart = [label for label, found in sizes.items() if found != sizes[first]]
+        said = f"not in the table: {', '.join(apart)} score other parts than {first}"
+        refused = [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
+        return ([said] if apart else []) + refused
 
     def _repr_html_(self) -> str:
         parts = []
         for stream in next(iter(self.explanations.values())).streams:
             parts.append(f"<p>Rank correlations of the scores of {html.escape(repr(stream))}</p>")
             parts.append(square(*self.rank_correlations(stream)))
-        refused = [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
-        return "".join([*parts, *(f"<p>{html.escape(line)}</p>" for line in refused)])
+        return "".join([*parts, *(f"<p>{html.escape(line)}</p>" for line in self._notes())])
 
     def plot(
         self, image: Tensor | None = None, *, sample: int = 0, stream: str | None = None

@@ -62,6 +62,8 @@ class Sinks:
         lines += [f"{name:<40}{float(share.mean()):8.1%}" for name, share in kept.items()]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def sinks_of(explanation: Explanation) -> Sinks:
     """The shares of everything that an explanation holds."""

@@ -267,6 +267,8 @@ class Ledger:
         samples = f"mean of {len(self.started)} samples"
         return "\n".join([f"ledger over {len(self.accounts)} operations ({samples})", *lines])
 
+    __repr__ = __str__  # a wall of tensors tells nobody anything
+
 
 def join_ledgers(parts: list[Ledger]) -> Ledger:
     """One ledger for a batch that was computed in parts; what a part has no account of (samples may

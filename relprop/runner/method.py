@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, message, nearest
 from relprop.rules import RuleSet
+from relprop.runner.conditions import Conditions
 from relprop.runner.fusion import checked_ratio, fusion_named
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ SHARED: dict[str, object] = {
     "discard_ratio": 0.0,
     "positions": False,
 }
+
+#: What every call takes beside its method's options, whose misspelt names arrive among these.
+OF_EVERY_CALL = (*Conditions.__dataclass_fields__, "method", "rules", "keep", "ledger", "target")
 
 #: What a method may ask to be computed for it.
 NEEDS = frozenset({"gradient", "relevance", "start", "hidden", "features", "values", "inputs"})
@@ -113,9 +117,8 @@ class Method:
         for name in given:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-                raise OptionError(
-                    f"method {self.name!r} has no option {name!r}; {has}", then=nearest(name, known)
-                )
+                fact = f"method {self.name!r} has no option {name!r}; {has}"
+                raise OptionError(fact, then=nearest(name, [*known, *OF_EVERY_CALL]))
         for name, value in given.items():
             if isinstance(known[name], bool) and not isinstance(value, bool):
                 raise OptionError(f"{name}={value!r}: True or False")
@@ -192,9 +195,12 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     return found
 
 
-def input_level() -> tuple[str, ...]:
-    """What to use for a model without token attention, whatever it reads."""
-    return tuple(n for n, method in METHODS.items() if method.level == "input" and not method.texts)
+def input_level(*, convolutional: bool = False) -> tuple[str, ...]:
+    """What to use for a model without token attention, whatever it reads; for one of convolutions
+    first LRP-γ, whose maps of such a model are less noisy."""
+    found = [n for n, method in METHODS.items() if method.level == "input" and not method.texts]
+    first = [n for n in found if convolutional and n == "lrp_gamma"]
+    return tuple(dict.fromkeys([*first, *found]))
 
 
 def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:

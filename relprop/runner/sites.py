@@ -14,11 +14,13 @@ from relprop.errors import (
     UnexplainedPartWarning,
     message,
 )
+from relprop.operations import Kind, kind
 from relprop.rollup import Stream
 from relprop.runner.method import input_level
 from relprop.runner.session import Session
+from relprop.tracer.editing import val
 from relprop.tracer.leaves import mixed
-from relprop.tracer.program import Site
+from relprop.tracer.program import Program, Site
 
 Nodes = tuple[fx.Node, ...]
 EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
@@ -95,6 +97,14 @@ def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
     )
 
 
+def past_attention(program: Program) -> tuple[str, ...]:
+    """The methods for a program without attention, best first: for a network of convolutions over
+    pictures that is LRP-γ."""
+    calls = (n for n in program.graph.nodes if n.op == "call_function")
+    layers = sum(kind(n) is Kind.CONVOLUTION and val(n).dim() > 3 for n in calls)
+    return input_level(convolutional=layers > 1)
+
+
 def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
     """Raises ``NoAttentionError`` where there are none, with what was found and what to do."""
     if sites:
@@ -106,7 +116,7 @@ def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
         if session.program.sites
         else ""
     )
-    first, *others = input_level()
+    first, *others = past_attention(session.program)
     raise NoAttentionError(
         message(
             f"the model has no softmax attention over tokens between input and target{hidden}: "

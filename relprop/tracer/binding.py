@@ -7,14 +7,17 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relprop.errors import CaptureError, InputError, message
+from relprop.errors import CaptureError, InputError
 from relprop.operations import Args, Kwargs
 from relprop.tracer.program import OutputTree
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,9 @@ def bind(inputs: Any) -> Inputs:
     elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
         args, kwargs = (), {str(k): inputs[k] for k in list(inputs.keys())}
     else:
-        raise InputError(
-            message(
-                f"inputs is {type(inputs).__name__}",
-                then=[
-                    (
-                        "give a tensor, a tuple of positional arguments, or a dict of "
-                        "keyword arguments, batch first"
-                    )
-                ],
-            )
-        )
+        then = "give a tensor, a tuple of positional arguments, or a dict of keyword arguments"
+        fact = f"inputs is {type(inputs).__name__}"
+        raise InputError(fact, then=[*_made_of(inputs), f"{then}, batch first"])
     places = [("args", i, v) for i, v in enumerate(args)] + [
         ("kwargs", k, v) for k, v in kwargs.items()
     ]
@@ -134,6 +129,21 @@ def refuse_unlike(inputs: Inputs) -> None:
             )
 
 
+def _made_of(thing: object) -> list[str]:
+    """How to make a tensor of what is none: an array, a picture, a file's name, a text."""
+    if isinstance(thing, str | PurePath):
+        suffix = PurePath(thing).suffix.lower()
+        if isinstance(thing, PurePath) or suffix in PICTURES or Path(thing[:250]).is_file():
+            opened = "PIL.Image.open(path)" if suffix in PICTURES else "what the file holds"
+            return [f"inputs are not read from files: give {opened}, and processor="]
+        return ["processor=tokenizer reads texts: relprop.explain(model, text, processor=...)"]
+    if hasattr(thing, "convert"):
+        return ["processor= reads pictures: relprop.explain(model, picture, processor=...)"]
+    if hasattr(thing, "__array__"):
+        return ["torch.as_tensor(array, dtype=torch.float32), or processor= if it is a picture"]
+    return []
+
+
 def _refuse_bad(
     names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[object, object]]
 ) -> None:
@@ -146,7 +156,9 @@ def _refuse_bad(
                 "as an input of its own"
             )
     if not tensors:
-        raise InputError("inputs holds no tensor")
+        held = ", ".join(sorted({type(value).__name__ for _, value in places})) or "nothing"
+        then = _made_of(places[0][1]) if places else []
+        raise InputError(f"inputs holds no tensor but {held}", then=then)
     for name, tensor in zip(names, tensors, strict=True):
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             fact = (

@@ -221,7 +221,8 @@ def fragment(generation: Generation) -> str:
                 for label, g in zip(columns(stream, i), grounds, strict=True)
             )
             parts.append(f"<p>{' '.join(spans)}</p>")
-        parts.append(f"<pre>{markup(terminal(generation, i, k=5), 100_000)}</pre>")
+        lines = (markup(line, 10_000) for line in terminal(generation, i, k=5).split("\n"))
+        parts += ["<pre>", "\n".join(lines), "</pre>"]
     if len(generation) > SAMPLES:
         parts.append(f"<p>{len(generation) - SAMPLES} more samples: generation.show(sample)</p>")
     return f'<div style="font-family:sans-serif;line-height:1.7">{"".join(parts)}</div>'

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
+from relprop.views.audit import SHOWN
 from relprop.views.beside import Maps, columns, maps_of, strongest
 from relprop.views.escape import visible
 from relprop.views.figure import (
@@ -116,7 +118,8 @@ def show(generation: Generation, sample: int, *, k: int) -> None:
 
 
 def terminal(generation: Generation, sample: int, *, k: int) -> str:
-    """A line per generated token: the ``k`` tokens before it with the largest scores."""
+    """A line per generated token: the ``k`` tokens before it with the largest scores, in shares of
+    all |score| of content."""
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise OptionError(f"show(k={k!r}): a positive number of tokens")
     kept, first = steps_of(generation, sample), generation.steps[0]
@@ -139,8 +142,11 @@ def _strongest(generation: Generation, step: int, sample: int, k: int) -> str:
         )
         if inside and score != 0
     ]
+    total = math.fsum(abs(score) for score, _, _ in found)
     best = sorted(found, key=lambda part: -part[0])[:k]
-    return ", ".join(f"{where}{visible(label, 24)} {score:.3g}" for score, where, label in best)
+    shares = [(score / total, where + visible(label, 24)) for score, where, label in best]
+    named = [part for i, part in enumerate(shares) if i == 0 or part[0] >= SHOWN]
+    return ", ".join(f"{name} ({share:.2f})" for share, name in named)
 
 
 def plot(generation: Generation, sample: int) -> Figure:

@@ -9,8 +9,10 @@ import functools
 import multiprocessing
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
+import PIL.Image
 import pytest
 import torch
 from torch import nn
@@ -450,6 +452,38 @@ REFUSED = {
         RuleError,
         r"a rule is a function",
         lambda: relprop.rules.PAPER.with_rule(torch.ops.aten.gelu, 1),
+    ),
+    "array": (
+        InputError,
+        r"inputs is ndarray then torch.as_tensor\(array, dtype=torch.float32\)",
+        lambda: explain(sample().numpy()),
+    ),
+    "list of arrays": (
+        InputError,
+        r"inputs holds no tensor but ndarray then torch.as_tensor",
+        lambda: explain([sample().numpy()]),
+    ),
+    "name of a picture": (
+        InputError,
+        r"inputs is str then inputs are not read from files: give PIL.Image.open\(path\)",
+        lambda: explain("cat.jpg"),
+    ),
+    "path": (
+        InputError,
+        r"inputs is \w*Path then inputs are not read from files: give what the file holds",
+        lambda: explain(Path("words.txt")),
+    ),
+    "text": (InputError, r"processor=tokenizer reads texts", lambda: explain("a fine film")),
+    "pictures": (
+        InputError,
+        r"inputs holds no tensor but Image then processor= reads pictures",
+        lambda: explain([PIL.Image.new("L", (4, 4))]),
+    ),
+    "nothing": (InputError, r"inputs holds no tensor but nothing", lambda: explain({})),
+    "misspelt argument": (
+        OptionError,
+        r"has no option 'methd'; .* then did you mean 'method'",
+        lambda: explain(methd="gae"),
     ),
     # models
     "model without attention": (

@@ -2,6 +2,7 @@
 ``relprop generate``."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -30,15 +31,13 @@ def test_lines(generation, capsys):
     assert first.startswith("3 generated tokens, transformer_attribution")
     assert len(lines) == NEW
     for line, step, label in zip(lines, generation.steps, generation.labels[1], strict=True):
-        best = max(
-            (s, t)
-            for s, t, c in zip(
-                step.scores[1].tolist(), step.tokens[1], step.content[1].tolist(), strict=True
-            )
-            if c
-        )
-        assert line.strip().startswith(label) and f"{best[1]} {best[0]:.3g}" in line
-        assert "<s>" not in line and line.count(",") == 1
+        every = zip(step.scores[1].tolist(), step.tokens[1], step.content[1].tolist(), strict=True)
+        parts = [(s, t) for s, t, c in every if c]
+        best, total = max(parts), sum(abs(s) for s, _ in parts)
+        assert line.strip().startswith(label) and f"{best[1]} ({best[0] / total:.2f})" in line
+        assert "<s>" not in line and line.count(",") <= 1
+    _, page = re.findall("<pre>(.*?)</pre>", generation._repr_html_(), re.DOTALL)
+    assert page.count("\n") == NEW and "\\n" not in page
     with pytest.raises(OptionError, match="sample=2"):
         generation.show(2)
 

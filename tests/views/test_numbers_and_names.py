@@ -76,6 +76,20 @@ def test_every_method_is_described_whole_and_in_plain_words():
     assert METHODS["vit_cx"].signed and METHODS["rollout"].plain in str(available())
 
 
+def test_what_is_shown_last_in_a_cell_or_a_prompt_is_its_table(images):
+    model, x = digit_scene_model(), torch.rand(1, 1, 32, 32)
+    e = relprop.explain(model, x, 3)
+    for shown, first in (
+        (e.ledger, "ledger over "),
+        (e.sinks(), "mean of the samples"),
+        (relprop.check(model, x), "check: ok"),
+        (relprop.compare(model, x, ["gae", "attnlrp"]), "2 methods, 1 samples"),
+    ):
+        assert repr(shown) == str(shown) and str(shown).startswith(first)
+    apart = "not in the table: attnlrp score other parts than gae"
+    assert apart in str(shown) and apart in shown._repr_html_()
+
+
 def test_tables_in_a_notebook(images):
     compared = relprop.compare(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3)
     report = relprop.check(digit_scene_model(), torch.rand(1, 1, 32, 32))
