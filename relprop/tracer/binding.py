@@ -156,9 +156,10 @@ def _refuse_bad(
                 "as an input of its own"
             )
     if not tensors:
-        held = ", ".join(sorted({type(value).__name__ for _, value in places})) or "nothing"
+        held = ", ".join(sorted({type(value).__name__ for _, value in places}))
         then = _made_of(places[0][1]) if places else []
-        raise InputError(f"inputs holds no tensor but {held}", then=then)
+        fact = "inputs holds no tensor" + (f" but {held}" if held else "")
+        raise InputError(fact, then=then)
     for name, tensor in zip(names, tensors, strict=True):
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             fact = (

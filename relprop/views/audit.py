@@ -12,7 +12,7 @@ import torch
 
 from relprop.errors import OptionError
 from relprop.views.escape import visible
-from relprop.views.regions import regions
+from relprop.views.regions import measure, regions
 from relprop.views.shown import checked, target_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def sentence(explanation: Explanation, sample: int, *, k: int) -> str:
     parts = regions(explanation, sample)
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
     against = f"; against it most: {visible(name, 40)}" if least < 0 else ""
-    return f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
+    said = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
+    return f"{said} {measure(explanation, sample)}".rstrip()
 
 
 def _strongest(parts: list[tuple[str, float]], k: int) -> str:

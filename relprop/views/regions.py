@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from relprop.views.shown import named, only, place_of, units
 
 if TYPE_CHECKING:
+    from relprop.adapters import Original
     from relprop.explanation import Explanation, TokenScores
 
 AREAS = 8  # along the longer side of a picture, where every pixel has a score
 STRETCHES = 32  # of a long sequence whose positions have no names
+OUTSIDE = "outside of the picture"
 AXES = ("frames", "rows", "columns")
 
 
@@ -65,7 +67,41 @@ def _summed(
         both = zip(area, axes, strict=True)
         return [(k * step, min((k + 1) * step, length)) for k, length in both]
 
-    return [(_named(stream, ends(area)), math.fsum(values)) for area, values in sums.items()]
+    def name(area: tuple[int, ...]) -> str:
+        original = None if stream.originals is None else stream.originals[sample]
+        places = ends(area)
+        if original is None or stream.image is None or len(places) != 2:
+            return _named(stream, places)
+        given = _in_the_original(places, original, stream.image)
+        return OUTSIDE if given is None else _named(stream, given)
+
+    return [(name(area), math.fsum(values)) for area, values in sums.items()]
+
+
+def _in_the_original(
+    places: list[tuple[int, int]], original: Original, image: tuple[int, ...]
+) -> list[tuple[int, int]] | None:
+    """Rows and columns of the model's image as those of the picture it was made from; ``None`` for
+    what lies outside of that picture."""
+    found = []
+    four = zip(places, original.frame[:2], original.frame[2:], original.size, image, strict=True)
+    for pair, start, end, size, length in four:
+        first, last = sorted(start + p * (end - start) / length for p in pair)
+        first, last = max(0, round(first)), min(size, round(last))
+        if last <= first:
+            return None
+        found.append((first, last))
+    return found
+
+
+def measure(explanation: Explanation, sample: int) -> str:
+    """Which rows and columns the areas of a picture are told by, where it is not the one that the
+    model saw; else nothing."""
+    stream = only(explanation, "summary()")
+    if stream.originals is None or stream.grid is None or _areas(stream)[1] == 1:
+        return ""
+    height, width = stream.originals[sample].size
+    return f"Rows and columns are those of the picture that was given, {height} × {width}."
 
 
 def _clamped(stream: TokenScores) -> list[tuple[list[int], list[int]]]:

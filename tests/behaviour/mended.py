@@ -40,10 +40,12 @@ LISTING = (
     "attention without softmax",
     "softmax over features",
 )
+MADE_OF = ("inputs a string", "inputs a list of lists")
 CALLED = ("uses item", "branches on values", "out of range", "ignores the output")
 LOOKED_UP = ("ids out of range", "ids out of range in a later sample")
 MENDED: dict[str, str] = {
     **{f"refused/{n}": LISTED for n in LISTING},
+    **{f"refused/{n}": "what is no tensor is told how to become one" for n in MADE_OF},
     **dict.fromkeys(MISSPELT, f"{LISTED}; {NEAREST}"),
     "masked/value_zeroing": "scores that no relevance made are no overflow of relevance",
     **{f"refused/{n}": VOCABULARY for n in LOOKED_UP},

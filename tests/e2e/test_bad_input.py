@@ -479,7 +479,6 @@ REFUSED = {
         r"inputs holds no tensor but Image then processor= reads pictures",
         lambda: explain([PIL.Image.new("L", (4, 4))]),
     ),
-    "nothing": (InputError, r"inputs holds no tensor but nothing", lambda: explain({})),
     "misspelt argument": (
         OptionError,
         r"has no option 'methd'; .* then did you mean 'method'",

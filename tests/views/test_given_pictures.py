@@ -126,6 +126,22 @@ def pictures_in(path):
     ]
 
 
+def test_words_speak_of_the_picture_that_was_given():
+    """Of its rows and columns, not of those of the cut and shrunk image that the model saw."""
+    e = relprop.explain(vit(), given(), 1, processor=processor(), method="gradient_x_input")
+    stream = e.streams["pixel_values"]
+    scores = torch.zeros_like(stream.scores)
+    scores.view(1, 32, 32)[0, 4:8, 28:32] = 1.0  # the last four columns of the middle square
+    one = replace(e, streams={stream.name: replace(stream, scores=scores)})
+    assert "rests on: rows 8–14 × columns 82–89 (1.00)" in one.summary()
+    assert one.summary().endswith("those of the picture that was given, 60 × 120.")
+    padded = replace(stream.originals[0], frame=(0.0, 60.0, 60.0, 180.0))  # half of it is padding
+    beyond = replace(stream, scores=scores, originals=(padded,))
+    assert "rests on: outside of the picture" in replace(e, streams={"": beyond}).summary()
+    patches = relprop.explain(vit(), given(), 1, processor=processor())
+    assert "patch (" in patches.summary() and "picture" not in patches.summary()
+
+
 def test_a_report_shows_what_the_model_saw_of_the_given_pictures(cropped, tmp_path):
     kept = pictures_in(cropped.to_html(tmp_path / "a.html"))
     again = pictures_in(cropped.to_html(tmp_path / "b.html", pictures=[given(), given()]))
