@@ -14,7 +14,7 @@ from relprop.errors import InputError, OptionError, message
 from relprop.explanation import Explanation, TokenScores
 from relprop.reporting.chunks import png
 from relprop.reporting.maps import KINDS
-from relprop.views.overlay import is_original
+from relprop.views.overlay import is_original, turned
 from relprop.views.pixels import pixels
 
 LONGEST = 448  # pixels of a picture's longer side
@@ -118,8 +118,10 @@ def _seen(picture: Any, stream: TokenScores | None, sample: int) -> Tensor:
     H, W) in [0, 1]. Raises ``InputError`` for one of another size."""
     shown = torch.from_numpy(pixels(picture))
     whole = shown[None] if shown.dim() == 2 else shown.movedim(-1, 0)[:3]
-    if stream is None or not is_original(picture, tuple(whole.shape[1:]), stream, sample):
+    if stream is None:
         return whole
+    if not is_original(picture, tuple(whole.shape[1:]), stream, sample):
+        return turned(whole.movedim(0, -1), stream).movedim(-1, 0)
     assert stream.originals is not None  # it is one of them
     original = stream.originals[sample]
     return framed(whole, original.size, original.frame, padding=0.5)

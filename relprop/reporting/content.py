@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from relprop.explanation import Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.pooling import pooled_tokens
+from relprop.views.regions import token_places
 
 FACTS = {
     "attention_sites": "attention sites",
@@ -33,6 +35,8 @@ def stream_content(
     """One input's scores for one sample. ``room``: how many characters C may take; where all of it
     takes more, the rows with the highest scores are kept."""
     pooled, note = pooled_tokens(tokens)
+    places = token_places(pooled)
+    pooled = _upright(pooled)
     matrix = _matrix(pooled, sample, chunks, room)
     grid = list(pooled.grid) if pooled.grid is not None else None
     size = [*pooled.image[-2:]] if pooled.image is not None and len(pooled.image) > 1 else None
@@ -45,6 +49,7 @@ def stream_content(
         "image": size,
         "note": note,
         "picture": picture if is_picture else None,
+        "places": places,
         "tokens": None if pooled.tokens is None else list(pooled.tokens[sample]),
         "words": None if pooled.words is None else pooled.words[sample],
         **{name: chunks.add(values) for name, values in numbers.items()},
@@ -53,6 +58,22 @@ def stream_content(
         "matrix": matrix,
         "dtype": str(tokens.scores.dtype).removeprefix("torch."),
     }
+
+
+def _upright(tokens: TokenScores) -> TokenScores:
+    """The tokens of a spectrogram where they are drawn: time to the right, pitch upwards."""
+    if tokens.clock is None or tokens.grid is None or len(tokens.grid) != 2:
+        return tokens
+    time = tokens.clock[0]
+    grid, image = (tokens.grid[1 - time], tokens.grid[time]), tokens.image
+    at = torch.unravel_index(tokens.source.clamp(min=0), tokens.grid)
+    source = (grid[0] - 1 - at[1 - time]) * grid[1] + at[time]
+    return replace(
+        tokens,
+        grid=grid,
+        image=None if image is None else (image[1 - time], image[time]),
+        source=source.where(tokens.source >= 0, -1),
+    )
 
 
 def _matrix(tokens: TokenScores, sample: int, chunks: Chunks, room: float) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ function tokenName(stream, i) {
   const at = stream.source[i];
   if (at < 0) return `token ${i} (the model's own)`;
   if (stream.grid === null) return `token ${i}`;
+  if (stream.places) return stream.places[i];
   const places = [];
   let rest = at;
   for (const n of [...stream.grid].reverse()) {
@@ -42,6 +43,7 @@ class Field {
     const prefix = [];
     const cells = [];
     for (let i = 0; i < stream.count; i += 1) (flat || stream.source[i] < 0 ? prefix : cells).push(i);
+    if (!flat) cells.sort((a, b) => stream.source[a] - stream.source[b]); // as they are drawn, for the arrow keys
     if (prefix.length > 0) place.append(this.flow(prefix, flat ? "words" : "prefix", pick));
     if (!flat) place.append(this.patches(cells, pick));
     this.order = [...prefix, ...cells].filter((i) => this.parts.get(i) !== null);

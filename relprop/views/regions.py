@@ -37,6 +37,15 @@ def regions(explanation: Explanation, sample: int) -> list[tuple[str, float]]:
     return [(name, score) for name, score, content in parts if content]
 
 
+def token_places(stream: TokenScores) -> list[str | None] | None:
+    """When and at which pitch each token of a spectrogram is; ``None`` for the model's own, and for
+    what has no clock or no places."""
+    if stream.clock is None or stream.spans is None or stream.grid is None:
+        return None
+    both = zip(stream.source.tolist(), _clamped(stream), strict=True)
+    return [None if at < 0 else _named(stream, list(zip(*pair, strict=True))) for at, pair in both]
+
+
 def single_pixels(stream: TokenScores) -> bool:
     """Whether every pixel of an image has a score of its own."""
     return stream.grid is not None and stream.grid == stream.image

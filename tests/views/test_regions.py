@@ -100,6 +100,30 @@ def test_of_a_spectrogram_time_runs_to_the_right_and_pitch_upwards(spectrogram):
     assert width > 2.9 * height
 
 
+def test_a_report_draws_it_the_same_way(spectrogram, tmp_path, browser):
+    """Each cell by its seconds and bands; the arrow keys go the way that they point."""
+    stream = spectrogram.streams["input_values"]
+    page = browser.new_page()
+    page.goto(spectrogram.to_html(tmp_path / "sound.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    cells = page.query_selector_all("#score-field .cells button")
+    assert len(cells) == 48  # 12 times, 4 pitches
+    best = int((stream.scores[0] * stream.content[0]).argmax())
+    (first, last), (low, high) = stream.spans[best].long().tolist()
+    said = f"{first / 100:.2f}–{last / 100:.2f} s × bands {low}–{high - 1}"
+    area = page.locator(f"#score-field .cells button[data-token='{best}']")
+    row, column = area.evaluate("cell => [cell.style.gridRowStart, cell.style.gridColumnStart]")
+    assert (int(row), int(column)) == (4 - low // 8, first // 8 + 1)
+    area.click()
+    assert said in page.inner_text("#scores")
+    page.keyboard.press("ArrowRight" if first < 80 else "ArrowLeft")
+    moved = first + 8 if first < 80 else first - 8
+    assert f"{moved / 100:.2f}–{moved / 100 + 0.08:.2f} s × bands {low}" in page.inner_text(
+        "#scores"
+    )
+    page.close()
+
+
 def test_the_sentence_names_seconds_and_bands(spectrogram):
     content = spectrogram.content[0]
     best = int((spectrogram.scores[0] * content).argmax())
