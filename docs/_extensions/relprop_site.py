@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -91,7 +92,16 @@ def figures(block: Any, variables: dict[str, Any], settings: dict[str, Any]) -> 
     for fig, path in zip(made, variables["image_path_iterator"], strict=False):
         fig.savefig(path, dpi=110)
         paths.append(path)
-    return figure_rst(paths, settings["src_dir"])
+    says = "; ".join(dict.fromkeys(_alternative(f, variables["src_file"]) for f in made))
+    return figure_rst(paths, settings["src_dir"], says)
+
+
+def _alternative(figure: Figure, script: str) -> str:
+    """What a figure shows, for who does not see it: the script's heading, and what stands over the
+    panels."""
+    heading = Path(script).read_text(encoding="utf-8").strip().splitlines()[1].strip()
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    return heading + (f": {', '.join(dict.fromkeys(titles))}" if titles else "")
 
 
 def drawn(app: Sphinx, page: str, source: list[str]) -> None:

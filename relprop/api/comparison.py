@@ -121,15 +121,14 @@ class Comparison:
 
     def _notes(self) -> list[str]:
         """What is in no table: methods that score other parts, and those that are not defined."""
-        sizes = {
-            label: {name: s.scores.shape for name, s in e.streams.items()}
+        apart = [
+            f"{label} scores {e.streams[stream].scores.shape[1]} parts of {stream!r}, so that its "
+            "ranks are not compared"
+            for stream in next(iter(self.explanations.values())).streams
             for label, e in self.explanations.items()
-        }
-        first = next(iter(sizes))
-        apart = [label for label, found in sizes.items() if found != sizes[first]]
-        said = f"not in the table: {', '.join(apart)} score other parts than {first}"
-        refused = [f"not defined here: {label}: {why}" for label, why in self.refused.items()]
-        return ([said] if apart else []) + refused
+            if stream in e.streams and label not in self.rank_correlations(stream)[0]
+        ]
+        return [*apart, *(f"not defined here: {n}: {why}" for n, why in self.refused.items())]
 
     def _repr_html_(self) -> str:
         parts = []

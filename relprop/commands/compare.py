@@ -50,7 +50,7 @@ def compare(asked: Asked, answer: Answer) -> None:
     else:
         books = _books(found) if answer.ledger else []
         written = [f"written: {out}" for out in outs]
-        tell("\n".join([str(found), *_left_out(found), *books, *written]))
+        tell("\n".join([str(found), *books, *written]))
 
 
 def _books(comparison: Comparison) -> list[str]:
@@ -99,18 +99,6 @@ def _shown(comparison: Comparison, stream: str | None) -> dict[str, Explanation]
     """Each method's explanation, of one explained input alone if it is named."""
     found = comparison.explanations.items()
     return {label: e if stream is None else e[stream] for label, e in found}
-
-
-def _left_out(comparison: Comparison) -> list[str]:
-    """The methods that score other parts of an input than the first one does, which no rank
-    correlation can be with."""
-    return [
-        f"{label} scores {len(e[stream].scores[0])} parts of {stream!r}, so that its ranks are not "
-        "compared"
-        for stream in next(iter(comparison.explanations.values())).streams
-        for label, e in comparison.explanations.items()
-        if stream in e.streams and label not in comparison.rank_correlations(stream)[0]
-    ]
 
 
 def json_of(comparison: Comparison) -> dict[str, Any]:

@@ -194,9 +194,11 @@ def _buttons(generation: Generation, sample: int) -> str:
     )
 
 
-def _small(one: Maps, place: int) -> str:
+def _small(one: Maps, place: int, token: str) -> str:
     data = base64.b64encode(png(one.over(one.shares[place]))).decode("ascii")
-    return f'<img alt="heat map" width="112" src="data:image/png;base64,{data}">'
+    return (
+        f'<img alt="heat map for {markup(token)}" width="112" src="data:image/png;base64,{data}">'
+    )
 
 
 def fragment(generation: Generation) -> str:
@@ -209,7 +211,7 @@ def fragment(generation: Generation) -> str:
         kept = steps_of(generation, i)
         found = maps_of(generation, i, kept)
         for place, step in enumerate(kept if found else ()):
-            images = " ".join(_small(one, place) for one in found)
+            images = " ".join(_small(one, place, generation.labels[i][step]) for one in found)
             parts.append(f"<p><b>{markup(generation.labels[i][step])}</b> {images}</p>")
         for name in _texts(generation):
             stream = generation.steps[0].streams[name]

@@ -2,10 +2,12 @@
 That the gallery's scripts run, draw and print is held where they run: ``make docs``."""
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -73,6 +75,47 @@ def test_every_public_function_and_class_says_what_it_is(module):
         thing = getattr(importlib.import_module(module), name)
         if isinstance(thing, type) or callable(thing):
             assert thing.__doc__, f"{module}.{name}"
+
+
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=str)
+def test_every_picture_says_in_words_what_it_shows(page):
+    """Several words, which are not those of its file's name."""
+    for says, path in PICTURE.findall(page.read_text(encoding="utf-8")):
+        words, name = (set(re.findall(r"\w+", t.lower())) for t in (says, Path(path).stem))
+        assert len(words) >= 4 and len(words - name) >= 3, f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("folder", [ROOT / "relprop", DOCS, ROOT / "examples"], ids=str)
+def test_no_picture_is_made_without_an_alternative(folder):
+    """Pictures that code writes into pages, and directives of reST."""
+    for path in folder.rglob("*"):
+        if path.suffix not in (".py", ".js", ".jinja", ".rst", ".txt") or "_build" in path.parts:
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert all(" alt=" in tag for tag in re.findall(r"<img\b[^>]*>", text)), path
+        made = re.findall(r'make\("img", null, \{([^}]*)\}', text)
+        assert text.count('make("img"') == len(made) and all("alt:" in m for m in made), path
+        assert path.parent.name == "gallery" or ".. image::" not in text, path
+
+
+def test_a_figure_of_the_gallery_says_what_it_shows(tmp_path):
+    """The script's heading and what stands over its panels, not the name of its file."""
+    pytest.importorskip("sphinx_gallery")
+    spec = importlib.util.spec_from_file_location("site", DOCS / "_extensions/relprop_site.py")
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    figure = Figure()
+    for axes, title in zip(figure.subplots(1, 2), ("gae", "rollout"), strict=True):
+        axes.set_title(title)
+    paths = iter([tmp_path / "images/sphx_glr_plot_04_compare_001.png"])
+    (tmp_path / "images").mkdir()
+    variables = {"example_globals": {"figure": figure}, "image_path_iterator": paths}
+    variables["src_file"] = str(ROOT / "examples/gallery/plot_04_compare.py")
+    text = site.figures(("code", "", 1), variables, {"src_dir": str(tmp_path)})
+    assert ":alt: Several methods side by side: gae, rollout\n" in text
 
 
 def test_the_gallery_is_what_the_site_builds():

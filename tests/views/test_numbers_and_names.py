@@ -1,7 +1,9 @@
 """What a person reads off a result: shares beside scores, samples one by one, labels, plain words,
 tables in a notebook; and files of the kind that their name says."""
 
+import html
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +70,18 @@ def test_a_map_that_is_the_same_everywhere_is_said_to_be(images):
     assert "alike" not in images.summary()
 
 
+def test_the_page_of_methods_has_each_in_plain_words():
+    """One row per method, of its own; four columns, which a phone has room for."""
+    page = (Path(__file__).parents[2] / "docs/methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[?`(\w+)`.*? \| (.*?)<br>.*? \| (\w+) \| ([\w ]+) \|$", page, re.M)
+    assert [name for name, *_ in rows] == list(METHODS)
+    for name, plain, of_a_class, signed in rows:
+        method = METHODS[name]
+        assert plain == method.plain and not plain.startswith("the same")
+        assert of_a_class == ("yes" if method.class_specific else "no")
+        assert (signed != "no") == method.signed
+
+
 def test_every_method_is_described_whole_and_in_plain_words():
     for method in METHODS.values():
         assert method.plain and not set(method.plain) & set("∇∂Σ⊙²^"), method.name
@@ -86,8 +100,8 @@ def test_what_is_shown_last_in_a_cell_or_a_prompt_is_its_table(images):
         (relprop.compare(model, x, ["gae", "attnlrp"]), "2 methods, 1 samples"),
     ):
         assert repr(shown) == str(shown) and str(shown).startswith(first)
-    apart = "not in the table: attnlrp score other parts than gae"
-    assert apart in str(shown) and apart in shown._repr_html_()
+    apart = "attnlrp scores 1024 parts of 'input_0', so that its ranks are not compared"
+    assert apart in str(shown) and html.escape(apart) in shown._repr_html_()
 
 
 def test_tables_in_a_notebook(images):
