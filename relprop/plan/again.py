@@ -1,7 +1,7 @@
 """Values that rules read and that are made again when relevance comes by, in place of being kept
-from the forward pass on: norms, multiples, copies, and products larger than what they are made of,
-as attention scores are. To make them takes little beside the layer that reads them; kept, they
-would be a third of what an explanation holds."""
+from the forward pass on: norms, sums, multiples, activations, copies, and products larger than what
+they are made of, as attention scores are. To make them takes little beside the layer that reads
+them; kept, they would be a third of what an explanation holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from relprop.tracer.weights import LARGE
 #: Values of fewer bytes in each sample are kept: to make them again takes Python longer.
 SMALL = 2**18
 MOVED = frozenset({Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE})
-CHEAP = MOVED | {Kind.NORM, Kind.AFFINE, Kind.CAST, Kind.IDENTITY}
+CHEAP = MOVED | {
+    *(Kind.NORM, Kind.SUM, Kind.AFFINE, Kind.FUNCTION),
+    *(Kind.CAST, Kind.IDENTITY),
+}
 
 #: For each value that is made again, what must be kept for it.
 Again = Mapping[fx.Node, frozenset[fx.Node]]
@@ -45,11 +48,14 @@ def _is_cheap(node: fx.Node) -> bool:
 
 def _sources(node: fx.Node, kept: set[fx.Node], again: Again) -> frozenset[fx.Node] | None:
     """What a value is made of, of what is kept: its operands, or what these are made of by changes
-    of place and the like; ``None`` where more would have to be kept for it."""
+    of place and the like; ``None`` where more would have to be kept for it. A sum is made of what
+    is kept alone: a stream of them would be made from its beginning."""
     found = set[fx.Node]()
     for read in tensor_inputs(node):
         if read in kept or _is_small_weight(read):
             found.add(read)
+        elif kind(node) is Kind.SUM:
+            return None
         elif read in again:
             found |= again[read]
         elif kind(read) in CHEAP and (above := _sources(read, kept, again)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from relprop.operations import Kind, kind
 from relprop.plan.again import Again, made_again, settled
@@ -24,6 +24,7 @@ from relprop.plan.steps import (
     used_twice,
 )
 from relprop.plan.unknown import lacking, no_rule
+from relprop.rules.large_linear import LARGE
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -231,7 +232,7 @@ class Planning:
             rule = rule.for_activations(1)
         if rule is None or (rule.for_one_activation and not lone):
             return _unknown(node, self.rules, self.on_unknown, self.findings)
-        return rule
+        return rule.large if rule.large is not None and _has_large_weight(node) else rule
 
     def plan(self, starts: tuple[fx.Node, ...], steps: list[Step], sites: tuple[Site, ...]) -> Plan:
         """The plan of these steps."""
@@ -248,6 +249,11 @@ class Planning:
             sites,
             {n: terms for n, terms in self.positions.items() if n in {s.node for s in steps}},
         )
+
+
+def _has_large_weight(node: fx.Node) -> bool:
+    values = map(val, tensor_inputs(node)[1:])
+    return any(isinstance(v, Tensor) and v.numel() > LARGE for v in values)
 
 
 def _refuse_unknown(

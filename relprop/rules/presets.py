@@ -42,6 +42,7 @@ from relprop.rules.closed import Conv2d, Linear, Matmul, Product
 from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
 from relprop.rules.gamma import GAMMA, Gamma
 from relprop.rules.gradient_form import Damped, carried, halved, own
+from relprop.rules.large_linear import LargeLinear
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import Entry, Key, RuleSet
 from relprop.rules.sums import Add
@@ -56,7 +57,8 @@ stop = Rule(
     "stop",
     frozenset(),
 )
-linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS)
+_large = Rule(LargeLinear(), "linear: Eq. 5", "share", BOTH)
+linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS, large=_large)
 conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
 gathered_sum = Rule(Share(weighted=False), "sum by index: Eq. 5", "share", INPUTS)

@@ -49,7 +49,8 @@ class Rule:
     carry, a move and a share always can). ``gradient``: its gradient form, if it has one
     (``relprop.rules.gradient_form``).
 
-    ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance.
+    ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance;
+    ``large`` where a weight has many numbers (``relprop.rules.large_linear``).
     A rule function returns one tensor (for the only activation), one share per operand, or a
     ``Split``.
     """
@@ -59,6 +60,7 @@ class Rule:
     family: str = "custom"
     reads: frozenset[str] = frozenset({"inputs", "output"})
     lone: Rule | None = None
+    large: Rule | None = None
     row_wise: bool = False
     gradient: Form | None = None
 

@@ -1,0 +1,104 @@
+"""Eq. 5 on a large linear layer by three products, with the output that the forward pass has.
+
+Z⁺ = Σ(x_j·w_j)⁺ is half of Σ x_j·w_j + Σ|x_j·w_j|, and what goes back is parted in the same way. A
+difference of such sums loses digits where Z⁺ is small beside Σ|x_j·w_j|: rows where an output is
+are done by the four products of ``closed.Linear``, in which nothing cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn import functional as F
+
+from relprop.numerics import Divide, positive, safe_divide
+from relprop.rules.call import Call, Split
+from relprop.rules.closed import Linear
+from relprop.rules.families import NO_POSITIVE, lost_by_division
+
+#: Weights of more numbers are large: below, more calls take longer than a product.
+LARGE = 2**18
+#: What Z⁺ is at least of Σ|x_j·w_j| where three products do: four bits are lost then.
+LEAST = 1 / 16
+
+
+@dataclass(frozen=True)
+class LargeLinear:
+    """Eq. 5 on ``linear(x, W, b)`` with y: Z = ½(y − b + |x||W|ᵀ), S = R/Z,
+    R_x = ½(x⊙(S W) + |x|⊙(S|W|)). A run that is recorded cannot look which rows need four products,
+    and makes all of them by four."""
+
+    divide: Divide = safe_divide
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        x, weight = call.inputs[:2]
+        alone = call.activations != (0,) or weight.dim() != 2
+        if alone or get_proxy_mode() is not None:
+            return Linear(self.divide)(relevance, call)
+        bias = call.argument(2, "bias")
+        share, z, s = _Terms.apply(relevance, x, weight, call.output, bias, self.divide)
+        return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE))
+
+
+class _Terms(torch.autograd.Function):
+    """R_x, Z and S of rows x (..., inputs), for relevance (..., outputs) that may have axes before
+    those of x, of walks that begin elsewhere. It can look at values in a ``vmap``."""
+
+    @staticmethod
+    def forward(
+        relevance: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        output: Tensor,
+        bias: Tensor | None,
+        divide: Divide,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The three, by three products and where need be by four."""
+        sizes = weight.abs()
+        magnitude = F.linear(x.abs(), sizes)
+        z = output + magnitude if bias is None else output - bias + magnitude
+        z *= 0.5
+        least = magnitude if bias is None else magnitude.add_(bias.abs())
+        few = (z < least.mul_(LEAST)).any(-1)
+        s = divide(relevance, z)
+        share = x * (s @ weight) + x.abs() * (s @ sizes)
+        share *= 0.5
+        if few.any():
+            del sizes
+            mine = Linear(divide).half(relevance[..., few, :], x[few], weight, positive)
+            share[..., few, :], z[few], s[..., few, :] = mine
+        return share, z, s
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept: relevance is not differentiated."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
+        """All samples as more rows, all walks as more relevance."""
+        relevance, x, weight, output, bias, divide = given
+        if in_dims[2] is not None or in_dims[4] is not None:
+            every = (_unbound(info.batch_size, *each) for each in zip(given, in_dims, strict=True))
+            made = [_Terms.apply(*one) for one in zip(*every, strict=True)]
+            return tuple(map(torch.stack, zip(*made, strict=True))), (0, 0, 0)
+        if in_dims[1] is None and in_dims[3] is None:  # other walks over the same values
+            found = _Terms.apply(relevance.movedim(in_dims[0], 0), *given[1:])
+            return found, (0, None, 0)
+        x, output = (_in_front(t, d, info) for t, d in ((x, in_dims[1]), (output, in_dims[3])))
+        walks = relevance.dim() - x.dim() + (in_dims[0] is None)
+        relevance = _in_front(relevance, in_dims[0], info).movedim(0, walks)
+        return _Terms.apply(relevance, x, weight, output, bias, divide), (walks, 0, walks)
+
+
+def _in_front(t: Tensor, dim: int | None, info: Any) -> Tensor:
+    if dim is None:
+        return t.expand(info.batch_size, *t.shape)
+    return t.movedim(dim, 0)
+
+
+def _unbound(count: int, given: Any, dim: int | None) -> Any:
+    return [given] * count if dim is None else given.unbind(dim)
