@@ -297,6 +297,15 @@ def test_bad_input(tmp_path, call, error, said):
         call(tmp_path)
 
 
+def test_a_name_that_is_no_utf8_is_a_key_as_any_other(tmp_path):
+    noise(9, 9).save(tmp_path / "a.png")
+    os.rename(tmp_path / "a.png", os.fsencode(tmp_path) + b"/caf\xe9.png")
+    noise(9, 9).save(tmp_path / "b.png")
+    source = ImageFolder(tmp_path)
+    assert [sample.key for sample in source] == ["b.png", "caf\udce9.png"]
+    assert source.identity()["files"] == 2
+
+
 def test_folders_that_would_be_misread_are_refused(tmp_path):
     folder(tmp_path)
     (tmp_path / "empty").mkdir()

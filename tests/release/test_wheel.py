@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -159,6 +160,9 @@ def test_the_source_distribution_builds_the_same_wheel(built, tmp_path):
     )
     assert made.returncode == 0, made.stderr
     (archive,) = tmp_path.glob("relprop-*.tar.gz")
+    with tarfile.open(archive) as files:
+        held = {name.partition("/")[2] for name in files.getnames()}
+    assert {str(p.relative_to(source)) for p in source.glob("tests/**/*.py")} <= held
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "wheel", str(archive)]
     done = subprocess.run(
         [*pip, "--no-deps", "--no-build-isolation", "-w", str(tmp_path)],
