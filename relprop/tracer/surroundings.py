@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ TRACING = threading.RLock()
 #: Models that were captured in their own modules, for want of a shadow: one thread at a time.
 UNSHADOWED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _counting = threading.Lock()
+#: Where the user's code makes tensors, if that is not the CPU.
+_device: ContextVar[torch.device | None] = ContextVar("device", default=None)
 #: Modules in train mode but for us, and for whom.
 _evaluated: dict[int, tuple[nn.Module, set[object]]] = {}
 
@@ -123,6 +126,21 @@ def _gpus(model: nn.Module) -> list[int]:
 
 
 @contextmanager
+def _own_device() -> Iterator[None]:
+    """Tensors of relprop's own are made on the CPU, whatever ``torch.set_default_device`` says."""
+    given = torch.get_default_device()
+    if given.type == "cpu":
+        yield
+        return
+    before = _device.set(given)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        _device.reset(before)
+
+
+@contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
     put back. A model without a shadow is read by one thread at a time."""
@@ -135,6 +153,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         torch.autocast("cuda", enabled=False) if devices else nullcontext(),
         evaluating(model),
         unwarned(slow),
+        _own_device(),
     ):
         yield
 
@@ -147,8 +166,8 @@ def as_python(model: nn.Module) -> Iterator[None]:
     Models that offer several implementations of their attention or of their experts use those that
     are made of ordinary products. One thread at a time: some of it is set for all of them.
     """
-    fast = torch.backends.mha
-    with TRACING, undone() as steps:
+    fast, theirs = torch.backends.mha, _device.get()
+    with TRACING, nullcontext() if theirs is None else theirs, undone() as steps:
         stance = torch.compiler.set_stance("force_eager")  # sets it
         steps.append(partial(stance.__exit__, None, None, None))
         steps.append(partial(fast.set_fastpath_enabled, fast.get_fastpath_enabled()))

@@ -415,6 +415,36 @@ def test_backward_hooks_that_change_gradients_are_named_and_others_change_nothin
     assert relprop.explain(model, x, 1, verify=False).scores.equal(scores)
 
 
+MADE = set()
+
+
+class Drawing(nn.Module):
+    """Its forward makes a tensor where the user's default says."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = build()
+
+    def forward(self, x):
+        MADE.add(torch.empty(1).device.type)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "smoothgrad", "occlusion"])
+def test_a_default_device_is_the_models_own(method):
+    """ "meta" stands for a GPU: what relprop makes for itself is on the CPU, what the model makes is
+    where it would be."""
+    model, x = Drawing(), sample()
+    scores = relprop.explain(build(), x, method=method).scores
+    MADE.clear()
+    torch.set_default_device("meta")
+    try:
+        assert relprop.explain(model, x, method=method).scores.equal(scores)
+        assert MADE == {"meta"} and torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_removing_a_hook_is_seen_too():
     model, x = build(), sample()
     expected = relprop.explain(model, x, 1).scores
