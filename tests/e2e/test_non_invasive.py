@@ -432,8 +432,8 @@ class Drawing(nn.Module):
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "smoothgrad", "occlusion"])
 def test_a_default_device_is_the_models_own(method):
-    """ "meta" stands for a GPU: what relprop makes for itself is on the CPU, what the model makes is
-    where it would be."""
+    """What relprop makes for itself is on the CPU; what the model makes is where it would be
+    ("meta" stands for a GPU)."""
     model, x = Drawing(), sample()
     scores = relprop.explain(build(), x, method=method).scores
     MADE.clear()
