@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
-from relprop.views.plot import figure, show_heatmap, show_image
+from relprop.views.plot import figure, show_image
 
 GOOD, BAD = (
     "wonderful moving funny clever brilliant".split(),
@@ -129,13 +129,10 @@ def draw_scene(out: Path) -> None:
         axes.set_axis_off()
     for i, name in enumerate(names):
         for k, (digit, comparison) in enumerate(zip(digits, rows, strict=True)):
-            show_heatmap(
-                panels[2 * (i // COLUMNS) + k][i % COLUMNS],
-                comparison[name].heatmap()[0],
-                f"{name}\nwhy {digit}?",
-                scenes.images[0],
-            )
-            panels[2 * (i // COLUMNS) + k][i % COLUMNS].title.set_fontsize(8)
+            axes = panels[2 * (i // COLUMNS) + k][i % COLUMNS]
+            one, title = comparison[name], f"{name}\nwhy {digit}?"
+            relprop.plot.heatmap(one, scenes.images[0], ax=axes, title=title, colorbar=False)
+            axes.title.set_fontsize(8)
     if len(names) % COLUMNS:
         show_image(panels[-1][-1], scenes.images[0], "the scene")
     whole.savefig(out / "methods-scene.png", dpi=80)

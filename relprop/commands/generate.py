@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relprop.explanation import Generation
 
 ENDINGS = (".png", ".html", ".safetensors", ".json")
-EXAMPLE = 'relprop generate "The film was not" --model gpt2'
+EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lookups'
 
 
 def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None) -> None:

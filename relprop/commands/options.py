@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-MODEL = "demo:digits, demo:reviews, timm:NAME, or an id or folder for transformers or timm."
+MODEL = "demo:digits, demo:reviews, demo:lookups, timm:NAME, or an id or folder for either library."
 Inputs = Annotated[
     list[str],
     typer.Argument(

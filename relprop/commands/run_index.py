@@ -19,7 +19,7 @@ from relprop.explanation import Explanation
 from relprop.opening.wrapped import base_model
 from relprop.runs import RunResults, explanation_of
 from relprop.views.escape import markup
-from relprop.views.overlay import laid
+from relprop.views.overlay import full_colour, laid
 from relprop.views.page import heat_png, page, png
 from relprop.views.pixels import pixels
 from relprop.writing import written
@@ -104,7 +104,7 @@ def _img(picture: np.ndarray | bytes, says: str) -> str:
 
 def _figure(entries: list[Entry]) -> Any:
     """A row for each sample: its image and its maps, or its words."""
-    from relprop.views.figure import several
+    from relprop.views.figure import scale_of, several
     from relprop.views.plot import show_heatmap, show_image
 
     if any(e.image is None for e in entries):
@@ -114,5 +114,7 @@ def _figure(entries: list[Entry]) -> Any:
     for axes, entry in zip(rows, entries, strict=True):
         show_image(axes[0], entry.image, entry.key)
         for panel, e in zip(axes[1:], entry.found, strict=False):
-            show_heatmap(panel, laid(e, 0, False)[0], e.method, entry.image)
+            heat = laid(e, 0, False)[0]
+            scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
+            show_heatmap(panel, heat, e.method, entry.image, scale=scale)
     return rows[0][0].figure

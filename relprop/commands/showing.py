@@ -50,8 +50,8 @@ def refuse_several(explanation: Explanation) -> None:
 
 
 def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
-    from relprop.views.figure import several
-    from relprop.views.overlay import laid
+    from relprop.views.figure import scale_of, several
+    from relprop.views.overlay import full_colour, laid
     from relprop.views.plot import plot_comparison, show_heatmap, show_image
 
     first = explanations[0]
@@ -67,7 +67,9 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
         picture = under if under is not None or own is None else own[i]
         show_image(axes[0], picture, name if len(first) > 1 else "input")
         for panel, e in zip(axes[1:], explanations, strict=True):
-            show_heatmap(panel, laid(e, i, None)[0], title(e[i], subject), picture)
+            heat = laid(e, i, None)[0]
+            scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
+            show_heatmap(panel, heat, title(e[i], subject), picture, scale=scale)
     return rows[0][0].figure  # type: ignore[return-value]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
+from relprop.adapters.processing import is_function_of_pictures
 from relprop.commands.asked import AskedModel
 from relprop.commands.one_input import OneInput
 from relprop.errors import InputError, OptionError, TargetError
@@ -20,8 +20,7 @@ from relprop.opening.loading import load
 from relprop.opening.opening import open_model
 from relprop.opening.wrapped import base_model
 from relprop.runs.command import (
-    DIGITS,
-    REVIEWS,
+    SHIPPED,
     Opened,
     device_named,
     open_named_model,
@@ -118,8 +117,6 @@ def open_subject(asked: AskedModel, *given: OneInput) -> Subject:
     opened = open_named_model(
         asked.name, device_named(asked.device), trust_remote_code=asked.trust_remote_code
     )
-    if asked.name == DIGITS:
-        opened = replace(opened, processor=digit_scene)
     for one in given:
         _refuse_unread(asked.name, one, opened)
     pictures = [one.picture for one in given if one.picture is not None]
@@ -166,7 +163,7 @@ def typical_subject(asked: AskedModel) -> Subject:
     """The model that is asked for with an input of the shape it takes and random contents: enough
     to see what it is made of, not to explain."""
     device = device_named(asked.device)
-    if asked.name in (DIGITS, REVIEWS):
+    if asked.name in SHIPPED:
         model = open_named_model(asked.name, device).model
     else:
         model = load(asked.name, torch.zeros(1), None, asked.trust_remote_code)[0].to(device)
@@ -189,16 +186,6 @@ def _typical_call(model: nn.Module, name: str) -> dict[str, Tensor]:
         raise InputError(fact, then=[f"relprop check --model {name} INPUT"]) from error
 
 
-def digit_scene(picture: Any) -> Tensor:
-    """A picture as the shipped digit model reads it: grey, (1, 32, 32), in [0, 1]."""
-    from PIL import Image
-
-    from relprop.demo.scenes import SCENE
-
-    grey = picture.convert("L").resize((SCENE, SCENE), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(grey, copy=True)).float().div(255)[None]
-
-
 def _labelled(opened: Opened, inputs: Any, names: tuple[str, ...]) -> Subject:
     model = base_model(opened.model)
     labels = tuple(adapter_for(model).labels(model))
@@ -208,7 +195,7 @@ def _labelled(opened: Opened, inputs: Any, names: tuple[str, ...]) -> Subject:
 def _reads_pictures(opened: Opened) -> bool:
     image_processor = getattr(opened.processor, "image_processor", opened.processor)
     return (
-        opened.processor is digit_scene
+        is_function_of_pictures(opened.processor)
         or hasattr(image_processor, "image_mean")
         or (opened.processor is None and bool(getattr(opened.model, "pretrained_cfg", None)))
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,15 @@ SCENE, DIGIT, GRID, CLASSES = 32, 16, 4, 10
 # what the noise adds to a pixel at most (speckles aside); a pixel with more ink than that is the
 # digit's
 NOISE = 0.25
+
+
+def as_scene(picture: Any) -> Tensor:
+    """A PIL picture as the shipped digit model reads it: grey, (1, 32, 32), in [0, 1]."""
+    import numpy as np
+    from PIL import Image
+
+    grey = picture.convert("L").resize((SCENE, SCENE), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(grey, copy=True)).float().div(255)[None]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.adapters.processing import is_function_of_pictures
 from relprop.data import Source, image_transform, open_data
 from relprop.errors import InputError, OptionError, first_line, nearest
 from relprop.opening.loading import load
 from relprop.runs import processes
 
-DIGITS, REVIEWS = "demo:digits", "demo:reviews"
+DIGITS, REVIEWS, LOOKUPS = SHIPPED = ("demo:digits", "demo:reviews", "demo:lookups")
 SCENES = 500  # shipped samples are drawn, so their number must be said: this many without a limit
 
 
@@ -97,16 +98,22 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
     """The model of a name, in eval mode on ``device``."""
     if name == DIGITS:
         from relprop.demo.model import digit_scene_model
+        from relprop.demo.scenes import as_scene
 
-        return Opened(digit_scene_model().to(device))
+        return Opened(digit_scene_model().to(device), as_scene)
     if name == REVIEWS:
         from relprop.demo.review_model import review_model, review_tokenizer
 
         reviews: nn.Module = review_model()
         return Opened(reviews.to(device), review_tokenizer())
+    if name == LOOKUPS:
+        from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
+
+        lookups: nn.Module = lookup_model()
+        return Opened(lookups.to(device), lookup_tokenizer())
     if name.startswith("demo:"):
-        then = nearest(name, (DIGITS, REVIEWS))
-        raise InputError(f"there is no shipped model {name!r}: {DIGITS}, {REVIEWS}", then=then)
+        fact = f"there is no shipped model {name!r}: {', '.join(SHIPPED)}"
+        raise InputError(fact, then=nearest(name, SHIPPED))
     found, _, processor = load(name, [], None, trust_remote_code)
     return Opened(found.to(device), processor)
 
@@ -132,7 +139,8 @@ def prepared(source: Source, opened: Opened) -> tuple[Source, Any]:
     configured = opened.processor if opened.processor is not None else opened.model
     if opened.processor is None and not getattr(opened.model, "pretrained_cfg", None):
         return source, None
-    transform, normalize = image_transform(configured)
+    function = is_function_of_pictures(opened.processor)  # which makes the model's own input
+    transform, normalize = (configured, None) if function else image_transform(configured)
     reader: Any = source
     takes = "transform" in getattr(reader, "__dataclass_fields__", ())
     if takes and reader.transform is None and getattr(reader, "size", None) is None:

@@ -11,7 +11,7 @@ import pytest
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
-from relprop.runs import read_run
+from relprop.runs import explanation_of, read_run
 
 FILMS = ("a wonderful film but the plot is dull", "a boring film")
 ON_REVIEWS, ON_DIGITS = ("--model", "demo:reviews"), ("--model", "demo:digits")
@@ -76,6 +76,45 @@ def test_a_page_of_several_methods(relprop_says, scenes, tmp_path):
     assert said.code == 0, said.err
     data = re.search(r'id="data">(.*?)</script>', out.read_text(encoding="utf-8"))[1]
     assert [e["label"] for e in json.loads(data)["explanations"]] == ["rollout", "gae"]
+
+
+def test_a_folder_is_read_as_one_picture_is(relprop_says, tmp_path):
+    """Of the shipped model, too, whose pictures are grey and small: the same scores."""
+    (tmp_path / "pictures").mkdir()
+    scene = (make_scenes(1, seed=8).images[0, 0] * 255).round().byte().numpy()
+    picture = tmp_path / "pictures/scene.png"
+    PIL.Image.fromarray(scene).resize((90, 64)).save(picture)
+    one = json.loads(relprop_says("explain", picture, *ON_DIGITS, "--json").out)
+    said = relprop_says(
+        "explain", "--data", tmp_path / "pictures", *ON_DIGITS, "--out", tmp_path / "run"
+    )
+    assert said.code == 0, said.err
+    found = explanation_of(read_run(tmp_path / "run"), 0).scores[0].numpy()
+    expected = np.asarray(one["samples"][0]["inputs"]["input_0"]["scores"])
+    assert np.allclose(found, expected, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_pixels_have_colours_that_are_seen(several, relprop_says, tmp_path):
+    """In files of the command line, as in any other picture: more than one pixel in a hundred."""
+    scene = (make_scenes(1, seed=8).images[0, 0] * 255).round().byte().numpy()
+    picture = tmp_path / ("pictures/scene.png" if several else "scene.png")
+    picture.parent.mkdir(exist_ok=True)
+    PIL.Image.fromarray(scene).save(picture)
+    method, out = ("--method", "gradient_x_input"), tmp_path / "drawn.png"
+    given = ("--data", picture.parent, "--out", tmp_path / "run") if several else (picture,)
+    said = relprop_says("explain", *given, *ON_DIGITS, *method, "--out", out)
+    assert said.code == 0, said.err
+    pixels = np.asarray(PIL.Image.open(out).convert("RGB"), dtype=np.int64)
+    strong = (abs(pixels[..., 0] - pixels[..., 2]) > 140).mean()
+    assert strong > 0.004
+
+
+def test_a_shipped_model_generates(relprop_says):
+    text = "Anna likes amber kites. Anna likes"
+    said = relprop_says("generate", text, "--model", "demo:lookups", "--max-new-tokens", 2)
+    assert said.code == 0 and said.out.startswith("2 generated tokens, "), said.err
+    assert "amber" in said.out.splitlines()[1]
 
 
 @pytest.mark.parametrize("name", ["demo:digits", "demo:reviews"])
