@@ -3,13 +3,16 @@ weights and settings does not go on with it."""
 
 import json
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+import relprop
 from relprop import methods
 from relprop.errors import InputError, ZeroScoresWarning
+from relprop.rules import PAPER
 from relprop.runs import ExplainWork, fingerprints, probing, run
 from tests.runs.sources import Pictures, Texts, bert, patches, tokenizer
 
@@ -114,6 +117,27 @@ def test_what_is_changed_in_this_process_does_not_go_on_either(tmp_path, monkeyp
             run(work, tmp_path, resume=True, progress=False)
     finally:
         methods.remove("of_a_user")
+
+
+def weighed(by):
+    """A rule for linear layers, which prints as any other of these."""
+    own = PAPER.for_op(torch.ops.aten.linear.default)
+    return lambda relevance, call: own(by * relevance, call)
+
+
+@pytest.mark.parametrize("way", ["in a rule set", "registered"])
+def test_another_rule_of_the_same_name_does_not_go_on(tmp_path, way):
+    def done(by, **options):
+        rule, linear = weighed(by), torch.ops.aten.linear
+        rules = PAPER.with_rule(linear, rule) if way == "in a rule set" else "paper"
+        work = ExplainWork(Warm(), Pictures(3), methods=[("lrp", {"rules": rules})])
+        with nullcontext() if way == "in a rule set" else relprop.register_rule(linear)(rule):
+            return run(work, tmp_path, progress=False, **options)
+
+    done(1)
+    assert done(1, resume=True).complete
+    with pytest.raises(InputError, match="the scores of lrp for input_0 are off by"):
+        done(2, resume=True)
 
 
 class Shifted(torch.nn.Module):
