@@ -175,6 +175,15 @@ def message(fact: str, *, at: str = "", then: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def counted(count: int, what: str) -> str:
+    """How many there are of a thing.
+
+    >>> counted(1, "sample"), counted(3, "sample")
+    ('1 sample', '3 samples')
+    """
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
 def nearest(name: object, known: Iterable[object]) -> list[str]:
     """What to do about a name that there is not: take one of ``known`` that is spelt much like
     it.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relprop.api.stability import rank_correlation
 from relprop.door import guarded
-from relprop.errors import OptionError, nearest
+from relprop.errors import OptionError, counted, nearest
 from relprop.explanation import Explanation
 from relprop.views.html_tables import square
 
@@ -92,8 +92,8 @@ class Comparison:
         first = next(iter(self.explanations.values()))
         lines = [
             (
-                f"{len(self.explanations)} methods, {len(first)} samples, target "
-                f"{first.target[0]!r}{', ...' if len(first) > 1 else ''}"
+                f"{counted(len(self.explanations), 'method')}, "
+                f"{counted(len(first), 'sample')}, target {first._named_target()}"
             )
         ]
         for stream in first.streams:

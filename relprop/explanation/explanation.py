@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from relprop.door import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError, counted, message
 from relprop.explanation.one_input import OneInput
 from relprop.explanation.tokens import Block, Prediction, TokenScores
 from relprop.interpreter.ledger import Ledger
@@ -277,7 +277,7 @@ class Explanation(OneInput):
         return named + (", ..." if len(self.target) > 1 else "")
 
     def __repr__(self) -> str:
-        several = f"{len(self)} samples, {'; '.join(map(repr, self.streams.values()))}"
+        several = f"{counted(len(self), 'sample')}, {'; '.join(map(repr, self.streams.values()))}"
         return (
             f"Explanation({several}, target {self._named_target()}, method "
             f"{self.method!r}, rules {self.rules!r})"

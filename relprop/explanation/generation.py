@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
+from relprop.errors import counted
 from relprop.explanation.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Generation:
         streams = "; ".join(map(repr, first.streams.values()))
         text = " ".join(t for t in self.labels[0] if t)
         return (
-            f"Generation({len(self)} samples, {len(self.steps)} steps, {streams}, "
-            f"output {text!r}{', ...' if len(self) > 1 else ''}, method "
-            f"{first.method!r}, rules {first.rules!r})"
+            f"Generation({counted(len(self), 'sample')}, "
+            f"{counted(len(self.steps), 'step')}, {streams}, output {text!r}"
+            f"{', ...' if len(self) > 1 else ''}, method {first.method!r}, rules {first.rules!r})"
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from relprop.errors import counted
 from relprop.numerics import total
 from relprop.plan import Step
 from relprop.rules.call import Split, Total
@@ -264,7 +265,7 @@ class Ledger:
             for cause, v in self.lost().items()
             if float(v.abs().max()) > 0
         ]
-        samples = f"mean of {len(self.started)} samples"
+        samples = f"mean of {counted(len(self.started), 'sample')}"
         return "\n".join([f"ledger over {len(self.accounts)} operations ({samples})", *lines])
 
     __repr__ = __str__  # a wall of tensors tells nobody anything

@@ -165,7 +165,9 @@ class Rule:
 
     @staticmethod
     def ensure(rule: Rule | Callable[..., Shares]) -> Rule:
-        """Turn a plain function into a Rule (it is taken to read everything)."""
+        """Turn a plain function into a Rule (it is taken to read everything); what
+        ``register_rule`` leaves of a decorated one is the rule that it registered."""
+        rule = getattr(rule, "rule", rule)
         if isinstance(rule, Rule):
             return rule
         if not callable(rule):

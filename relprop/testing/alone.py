@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ class Subject:
         bound = bind(tuple(per_sample))
         explained = [n for n, t in zip(bound.names, bound.tensors, strict=True) if _floats(t)]
         key = type(called) if module else called
-        rules = PAPER.with_rule(key, rule)
+        rules = replace(PAPER.with_rule(key, rule), fixed=True)  # whatever else is registered
         how = Conditions(explain_inputs=explained)
         session = open_session(alone, bound, rules, how)
         starts = tuple(n for n in session.program.output_nodes if n in session.flow.members)

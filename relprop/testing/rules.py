@@ -198,6 +198,9 @@ def _what_it_says(
         if isinstance(found, str):
             examination.notes.append(f"its gradient form was not tried: {found}")
             return
+        if not all(bool(r.isfinite().all()) for r in found.values()):
+            examination.notes.append("its gradient form is not defined here: relevance is walked")
+            return
         off = _apart(found, whole.found)
         fact = f"its gradient form gives other shares than the rule, by {off:.2g} of the largest"
         then = "x times the gradient of the form must be the share of x (docs/write-a-rule.md)"

@@ -13,7 +13,7 @@ import relprop
 from relprop import evaluation
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError, RelpropError, RuleError
-from relprop.rules import PAPER, Rule, Split, Total, carry, generic, linear, matmul
+from relprop.rules import PAPER, Rule, Split, Total, carry, generic, linear, matmul, register_rule
 from relprop.testing import (
     CheckFailed,
     check_adapter,
@@ -51,6 +51,21 @@ def test_a_right_rule_keeps_every_law(name):
     found = check_rule(rule, op, *inputs)
     asked = {"taken", "runs", "leaves its inputs", "finite", "conserving", "homogeneous"}
     assert asked | {"repeatable", "batch-exact"} <= set(found.laws)
+
+
+def test_a_decorated_rule_is_the_one_that_it_registered():
+    """By its own name, and taken although it is there for the whole process already."""
+
+    @register_rule(nn.GELU)
+    def mine(relevance, call):
+        return relevance
+
+    with mine:
+        assert str(check_rule(mine, nn.GELU(), X)).startswith("rule 'mine' on GELU: taken, ")
+
+
+def test_a_gradient_form_that_is_not_defined_at_these_numbers_is_no_fault():
+    assert "is not defined here" in str(check_rule(carry, nn.ReLU(), X))
 
 
 def in_place(relevance, call):

@@ -139,6 +139,7 @@ def test_large_batches_are_cut(texts):
         target=(0,) * 20,
         labels=None,
         probability=None,
+        predictions=None,
         output=torch.ones(20),
         ledger=None,
     )

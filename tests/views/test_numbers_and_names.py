@@ -97,7 +97,7 @@ def test_what_is_shown_last_in_a_cell_or_a_prompt_is_its_table(images):
         (e.ledger, "ledger over "),
         (e.sinks(), "mean of the samples"),
         (relprop.check(model, x), "check: ok"),
-        (relprop.compare(model, x, ["gae", "attnlrp"]), "2 methods, 1 samples"),
+        (relprop.compare(model, x, ["gae", "attnlrp"]), "2 methods, 1 sample, "),
     ):
         assert repr(shown) == str(shown) and str(shown).startswith(first)
     apart = "attnlrp scores 1024 parts of 'input_0', so that its ranks are not compared"
