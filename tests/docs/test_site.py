@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+import relprop
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PUBLIC = (
@@ -58,12 +60,33 @@ def test_the_reference_has_a_page_for_every_public_module():
     assert sorted(listed) == sorted(
         p.stem for p in (DOCS / "reference").glob("*.rst") if p.stem != "index"
     )
+    listed = set(listed) - {"results", "plot"}  # parts of what is public, held below
     assert {f"relprop.{name}".removesuffix(".relprop") for name in listed} == set(PUBLIC)
     for name in PUBLIC:
         assert (
             f".. automodule:: {name}\n   :members:"
             in (DOCS / "reference" / f"{name.split('.')[-1]}.rst").read_text()
         )
+
+
+def test_what_the_readme_shows_is_in_the_reference():
+    """Every function and class of the package in a table by what it is for, what results hold on a
+    page, and ``relprop.plot``."""
+    pages = {p.stem: p.read_text() for p in (DOCS / "reference").glob("*.rst")}
+    summed = re.findall(r"^   relprop\.(\w+)$", pages["relprop"], re.MULTILINE)
+    elsewhere = {"Rule", "RuleSet", "register_rule", "RelpropError", "RelpropWarning"}
+    things = {n for n in relprop.__all__ if callable(getattr(relprop, n))} - elsewhere
+    assert sorted(summed) == sorted(things)
+    readme = (ROOT / "README.md").read_text()
+    for name in set(re.findall(r"relprop\.(\w+)\(", readme)):
+        assert name in summed, name
+    for name in set(re.findall(r"relprop\.(\w+)\.\w+\(", readme)) - {"cli"}:
+        assert name in pages, name
+    for name in ("TokenScores", "Prediction", "Block", "Ledger", "Account", "Sinks"):
+        assert re.search(
+            rf"^\.\. autoclass:: relprop\.[\w.]+\.{name}$", pages["results"], re.MULTILINE
+        )
+    assert ".. automodule:: relprop.views.plot\n   :members:" in pages["plot"]
 
 
 @pytest.mark.parametrize("module", PUBLIC)
