@@ -2,6 +2,7 @@
 areas, time to the right."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -136,7 +137,8 @@ def test_the_sentence_names_seconds_and_bands(spectrogram):
     every = relprop.explain(
         _wave(), [sound(RATE)], 1, processor=_extractor(), method="gradient_x_input"
     )
-    assert "0.00–0.03 s (" in every.summary(k=99) and "position" not in every.summary()
+    named = re.findall(r"\d\.\d\d–\d\.\d\d s \(", every.summary(k=99))
+    assert len(named) > 5 and "position" not in every.summary()
 
 
 def _extractor():
