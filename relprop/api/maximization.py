@@ -65,8 +65,10 @@ def activation_maximization(
     progress: bool = False,
     strict: bool = False,
 ) -> Maximization:
-    """argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1) by gradient ascent, I ← I + ``lr``·(∂S/∂I
-    − 2λI). The model is left exactly as it was.
+    """An image that a unit of the model answers to most, by gradient ascent.
+
+    It is argmax_I S(I) − λ‖I‖² (Simonyan et al. 2014, Eq. 1), by I ← I + ``lr``·(∂S/∂I − 2λI). The
+    model is left exactly as it was.
 
     Args:
         model: as for ``explain``.

@@ -489,6 +489,14 @@ def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
         assert "Not to conclude" in page.inner_text("#said-distrust")
 
 
+def test_the_scale_of_unsigned_scores_has_one_side(scenes, opened):
+    """From 0 to the largest; only signed scores have a least one."""
+    page = opened(scenes)
+    assert min(scenes.explanations[0].scores.flatten().tolist()) >= 0
+    assert page.inner_text("#legend-least") == "0"
+    assert "−" not in page.inner_text("#legend-most")
+
+
 def test_methods_of_one_target_stand_side_by_side(scenes, opened):
     page, (one, _, rollout, _) = opened(scenes), scenes.explanations
     names = page.locator("#beside .link")

@@ -12,7 +12,7 @@ from torch import nn
 import relprop
 from relprop import evaluation
 from relprop.demo.model import digit_scene_model
-from relprop.errors import OptionError, RelpropError, RuleError
+from relprop.errors import OptionError, RelpropError, RuleError, UnusedRuleWarning
 from relprop.rules import PAPER, Rule, Split, Total, carry, generic, linear, matmul, register_rule
 from relprop.testing import (
     CheckFailed,
@@ -62,6 +62,14 @@ def test_a_decorated_rule_is_the_one_that_it_registered():
 
     with mine:
         assert str(check_rule(mine, nn.GELU(), X)).startswith("rule 'mine' on GELU: taken, ")
+
+
+def test_a_rule_that_no_node_takes_is_warned_of():
+    """A path that matches nothing, and an operation that the model does not have."""
+    model, x = build(), sample()
+    for key in ("nothing.like.this", torch.ops.aten.cumsum):
+        with pytest.warns(UnusedRuleWarning, match="no operation that relevance passes takes"):
+            relprop.explain(model, x, 1, rules=PAPER.with_rule(key, carry))
 
 
 def test_a_gradient_form_that_is_not_defined_at_these_numbers_is_no_fault():

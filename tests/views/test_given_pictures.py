@@ -183,22 +183,6 @@ def test_figures_and_axes_show_themselves(cropped):
         assert Image.open(io.BytesIO(shown._repr_png_())).format == "PNG"
 
 
-@pytest.mark.slow
-def test_a_notebook_shows_figures_without_any_setting(tmp_path):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    made = (
-        "import torch, relprop\n"
-        "from relprop.demo.model import digit_scene_model\n"
-        "e = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), 3)"
-    )
-    cells = [made, "e.plot()", "relprop.plot.heatmap(e)", "e"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nbclient.NotebookClient(notebook, timeout=300).execute(cwd=str(tmp_path))
-    for cell in notebook.cells[1:]:
-        (output,) = cell["outputs"]
-        assert output["data"]["image/png"]
-
-
 def test_many_maps_are_wrapped_and_long_texts_broken(cropped):
     axes = plot.compare([cropped] * 9, labels=[f"m{i}" for i in range(9)])
     rows = {round(float(a.get_position().y0), 6) for a in axes}
