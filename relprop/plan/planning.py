@@ -9,6 +9,7 @@ from functools import cached_property
 
 from torch import Tensor, fx, nn
 
+from relprop.numerics import at_least_float32
 from relprop.operations import Kind, kind
 from relprop.plan.again import Again, made_again, settled
 from relprop.plan.gates import gate_notes
@@ -232,7 +233,7 @@ class Planning:
             rule = rule.for_activations(1)
         if rule is None or (rule.for_one_activation and not lone):
             return _unknown(node, self.rules, self.on_unknown, self.findings)
-        return rule.large if rule.large is not None and _has_large_weight(node) else rule
+        return rule.large if rule.large is not None and _is_large(node) else rule
 
     def plan(self, starts: tuple[fx.Node, ...], steps: list[Step], sites: tuple[Site, ...]) -> Plan:
         """The plan of these steps."""
@@ -251,9 +252,11 @@ class Planning:
         )
 
 
-def _has_large_weight(node: fx.Node) -> bool:
-    values = map(val, tensor_inputs(node)[1:])
-    return any(isinstance(v, Tensor) and v.numel() > LARGE for v in values)
+def _is_large(node: fx.Node) -> bool:
+    """Whether a layer has many weights, and its output as many digits as relevance has."""
+    output, *others = map(val, (node, *tensor_inputs(node)[1:]))
+    exact = isinstance(output, Tensor) and output.dtype == at_least_float32(output.dtype)
+    return exact and any(isinstance(v, Tensor) and v.numel() > LARGE for v in others)
 
 
 def _refuse_unknown(
