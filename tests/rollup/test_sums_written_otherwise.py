@@ -82,6 +82,46 @@ def halves_apart(m, x):
     return F.linear(m.read(x[:, :3]), one, m.both.bias) + F.linear(m.read(x[:, 3:]), other)
 
 
+def halves_padded(m, x):
+    return m.both(F.pad(m.read(x[:, :3]), (0, WIDTH)) + F.pad(m.read(x[:, 3:]), (WIDTH, 0)))
+
+
+def halves_subtracted(m, x):
+    none = torch.zeros(len(x), WIDTH, dtype=x.dtype)
+    return m.both(F.pad(m.read(x[:, 3:]), (WIDTH, 0)) - torch.cat([-m.read(x[:, :3]), none], -1))
+
+
+def tokens_joined(m, x):
+    parts = m.blocks[0](x[:, :2]), m.blocks[0](x[:, 2:4])
+    return m.head(m.blocks[1](F.pad(torch.cat(parts, 1), (0, 0, 0, 1)) + m.place[:, :5])[:, 0])
+
+
+def tokens_padded(m, x):
+    parts = F.pad(m.blocks[0](x[:, :2]), (0, 0, 0, 3)), m.blocks[0](x[:, 2:4])
+    return m.head(m.blocks[1](m.place[:, :5] + parts[0] + F.pad(parts[1], (0, 0, 2, 1)))[:, 0])
+
+
+def side_by_side(added):
+    """Attention without a bias and an MLP with one that read the same, and are ``added``."""
+
+    def way(m, x):
+        b = m.blocks[0]
+        heads = F.scaled_dot_product_attention(*[b.norm(x)[:, None]] * 3)[:, 0]
+        return m.head(added(x, heads @ b.out.weight.mT, b.back, F.gelu(b.wide(b.again(x))))[:, 0])
+
+    return way
+
+
+by_layer = side_by_side(lambda x, heads, back, h: heads + back(h) + x)
+SIDES = {
+    "the bias last": lambda x, heads, back, h: x + (heads + (h @ back.weight.mT + back.bias)),
+    "the bias first": lambda x, heads, back, h: heads + (back.bias + h @ back.weight.mT) + x,
+    "laid flat": lambda x, heads, back, h: (
+        (torch.addmm(back.bias, h.flatten(0, 1), back.weight.mT).view_as(x) + heads) + x
+    ),
+}
+
+
 def layers(mean, total):
     """Each block reads the mean of all before it; the head reads their sum."""
 
@@ -92,6 +132,26 @@ def layers(mean, total):
         return m.head(total(found)[:, 0])
 
     return way
+
+
+def mixed(mix):
+    """The stream and what it began with, each times a parameter, before each block."""
+
+    def way(m, x):
+        begun = x
+        for i, block in enumerate(m.blocks):
+            x = block(mix(m.place[0, i, 0] * x, m.place[0, i, 1] * begun))
+        return m.head(x[:, 0])
+
+    return way
+
+
+mixed_plainly = mixed(lambda a, b: a + b)
+MIXED = {
+    "by lerp": lambda a, b: torch.lerp(a, b, 0.5) * 2,
+    "by halves": lambda a, b: 2 * (a / 2 + b / 2),
+    "by a mean": lambda a, b: torch.stack([a, b]).mean(0) * 2,
+}
 
 
 def weights(found):
@@ -116,7 +176,12 @@ SAME = {
     chunks_folded: {
         f.__name__: f for f in (chunks_added, chunks_averaged, chunks_weighed, chunks_unfolded)
     },
-    halves_folded: {f.__name__: f for f in (halves_joined, halves_apart)},
+    halves_folded: {
+        f.__name__: f for f in (halves_joined, halves_apart, halves_padded, halves_subtracted)
+    },
+    tokens_joined: {tokens_padded.__name__: tokens_padded},
+    mixed_plainly: {f"mixed {name}": mixed(mix) for name, mix in MIXED.items()},
+    by_layer: {name: side_by_side(added) for name, added in SIDES.items()},
     layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
 }
 

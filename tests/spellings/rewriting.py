@@ -294,6 +294,20 @@ def join_into_a_buffer(own, tensors, dim=0):
     return made
 
 
+@way(torch.cat)
+def join_what_is_padded(own, tensors, dim=0):
+    tensors, made, first = list(tensors), None, 0
+    if not all(is_float(t) and t.numel() for t in tensors):
+        return own(tensors, dim)
+    axis = dim % tensors[0].dim()
+    whole = sum(t.shape[axis] for t in tensors)
+    for t in tensors:
+        around = [first, whole - first - t.shape[axis]]
+        padded = F.pad(t, [0] * (2 * (t.dim() - 1 - axis)) + around)
+        made, first = padded if made is None else made + padded, first + t.shape[axis]
+    return made
+
+
 @way(torch.mean, torch.Tensor.mean)
 def mean_by_a_sum(own, x, *args, **more):
     if (not args and "dim" not in more) or "dtype" in more:

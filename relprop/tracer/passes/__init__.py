@@ -64,6 +64,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
+from relprop.tracer.passes.sums.padded import lay_side_by_side
 from relprop.tracer.passes.sums.runs import join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.writes.inplace import functionalise
@@ -110,6 +111,7 @@ PASSES = (
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
     Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
+    Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
     Pass(part_towers, "samples that were joined are towers of their own"),
@@ -175,6 +177,7 @@ PASSES = (
     Pass(part_totals, "what was laid side by side to be added is terms"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
+    Pass(join_multiples, "numbers in front of terms are gone now"),
     Pass(join_signs, "signs are the weights' own, once all functions are known"),
     SIMPLIFIED,
 )

@@ -28,6 +28,7 @@ from relprop.tracer.passes.sums.terms import (
     Terms,
     added,
     is_scaled,
+    is_sum,
     is_top,
     scale_of,
     terms_of,
@@ -36,7 +37,13 @@ from relprop.tracer.passes.sums.terms import (
 
 def join_biases(graph: fx.Graph) -> None:
     """What is added to a linear map, a convolution or a norm and is the same at every position is
-    its bias, wherever in the sum it stands."""
+    its bias, wherever in the sum it stands; that of a layer without one to which it is added before
+    all else."""
+    for node in list(graph.nodes):
+        if not node._erased and is_sum(node) and (new := _of_two(node)) is not None:
+            above = node.all_input_nodes
+            swap(node, new)
+            drop_above(above)
     for node in list(graph.nodes):
         while not node._erased and is_top(node):
             terms = terms_of(node)
@@ -52,6 +59,18 @@ def join_biases(graph: fx.Graph) -> None:
             node = new
             if kind(new) is not Kind.SUM:
                 break
+
+
+def _of_two(node: fx.Node) -> fx.Node | None:
+    """A sum of a layer without a bias and of one, which is the layer's now."""
+    args = arguments(node)
+    if len(args) != 2 or node.kwargs or is_call(node, aten.sub) or sum(map(is_live, args)) != 1:
+        return None
+    live = int(is_live(args[1]))
+    found = _bias_for(args[live], args[1 - live])
+    if found is None or _has_bias(found[0]):
+        return None
+    return _with_bias(node, [(1, n) for n in args], live, 1 - live)
 
 
 def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
