@@ -68,6 +68,8 @@ def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Nod
         if len({p[..., :1, :1].shape for p in places}) > 1:
             return None
         beside = torch.cat(places, axis)
+        if not beside.numel():
+            return None
         order = beside.movedim(axis, -1).flatten(0, -2)[0].argsort() if order is None else order
         if beside.unique().numel() < beside.numel():
             return None
@@ -120,7 +122,8 @@ def _joined_from(
     if xs is None or len({x.shape[:-1] for x in xs}) > 1:
         return None
     beside = torch.cat(xs, -1)
-    if beside.unique().numel() < beside.numel() or not _are_features(beside, source):
+    apart = beside.unique().numel() == beside.numel() > 0
+    if not apart or not _are_features(beside, source):
         return None
     order = beside.flatten(0, -2)[0].argsort()
     x = _placed(at, source, beside[..., order])
