@@ -154,6 +154,31 @@ MIXED = {
 }
 
 
+def maps(both):
+    """Two results by the attention of a sum of scores."""
+
+    def way(m, x):
+        q, k, v = m.blocks[0].qkv(x).chunk(3, -1)
+        one, other = both(q @ k.mT, x @ x.mT / 5)
+        return m.both(torch.cat([one @ v, other @ x], -1)[:, 0])
+
+    return way
+
+
+def made_once(a, b):
+    scores = (a + b).softmax(-1)
+    return scores, scores
+
+
+once = maps(made_once)
+TWICE = {
+    "made twice": lambda a, b: ((a + b).softmax(-1), (a + b).softmax(-1)),
+    "in another order": lambda a, b: ((a + b).softmax(-1), (b + a).softmax(-1)),
+    "of scaled scores": lambda a, b: ((a + 1 * b).softmax(-1), (b + a / 1).softmax(-1)),
+    "stacked": lambda a, b: (made_once(a, b)[0], torch.stack([b, a]).sum(0).softmax(-1)),
+}
+
+
 def weights(found):
     return torch.full((len(found),), 1 / len(found), dtype=found[0].dtype)
 
@@ -181,6 +206,7 @@ SAME = {
     },
     tokens_joined: {tokens_padded.__name__: tokens_padded},
     mixed_plainly: {f"mixed {name}": mixed(mix) for name, mix in MIXED.items()},
+    once: {f"attention {name}": maps(both) for name, both in TWICE.items()},
     by_layer: {name: side_by_side(added) for name, added in SIDES.items()},
     layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
 }

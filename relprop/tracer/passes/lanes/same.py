@@ -6,8 +6,9 @@ from collections.abc import Hashable, Iterable
 
 from torch import fx
 
-from relprop.operations import Kind, is_inplace, kind
-from relprop.tracer.editing import swap
+from relprop.operations import Kind, is_call, is_inplace, kind
+from relprop.operations.vocabulary import sum_of
+from relprop.tracer.editing import aten, swap
 from relprop.tracer.program import place
 
 
@@ -37,7 +38,10 @@ class Numbers:
             return node.op, node.target
         if node.op != "call_function" or kind(node) is Kind.RANDOM:
             return node.op, node.name
-        return node.target, self._plain(node.args), self._plain(node.kwargs)
+        args = [self._plain(a) for a in node.args]
+        if is_call(node, sum_of, aten.add, aten.mul) and not node.kwargs:
+            args.sort()  # in whatever order
+        return node.target, tuple(args), self._plain(node.kwargs)
 
     def _plain(self, part: object) -> Hashable:
         if isinstance(part, fx.Node):
