@@ -159,8 +159,9 @@ def maps(both):
 
     def way(m, x):
         q, k, v = m.blocks[0].qkv(x).chunk(3, -1)
-        one, other = both(q @ k.mT, x @ x.mT / 5)
-        return m.both(torch.cat([one @ v, other @ x], -1)[:, 0])
+        one, other = both(q @ k.mT, x @ m.blocks[1].out(x).mT / 5)
+        x = x + m.blocks[0].out(torch.cat([one @ v[..., :6], other @ v[..., 6:]], -1))
+        return m.head(m.blocks[1](x)[:, 0])
 
     return way
 
