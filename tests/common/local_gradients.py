@@ -59,7 +59,8 @@ class LocalGradients(TorchFunctionMode):
         x = args[0] if args else kwargs.get("input")
         if function is Tensor.float:
             return x.double()
-        if function in CASTS and isinstance(x, Tensor) and x.dtype == torch.float64:
+        whole = any(a is torch.int64 for a in (*args, *kwargs.values()))
+        if function in CASTS and isinstance(x, Tensor) and x.dtype == torch.float64 and not whole:
             return x
         if function in SOFTMAX and live(x):
             y = F.softmax(x, args[1] if len(args) > 1 else kwargs["dim"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 
 from torch import fx
@@ -38,10 +39,10 @@ class Numbers:
             return node.op, node.target
         if node.op != "call_function" or kind(node) is Kind.RANDOM:
             return node.op, node.name
-        args = [self._plain(a) for a in node.args]
-        if is_call(node, sum_of, aten.add, aten.mul) and not node.kwargs:
-            args.sort()  # in whatever order
-        return node.target, tuple(args), self._plain(node.kwargs)
+        args: Hashable = self._plain(node.args)
+        if is_call(node, sum_of, aten.add, aten.mul):  # in whatever order
+            args = frozenset(Counter(map(self._plain, node.args)).items())
+        return node.target, args, self._plain(node.kwargs)
 
     def _plain(self, part: object) -> Hashable:
         if isinstance(part, fx.Node):
