@@ -123,7 +123,12 @@ def heading(explanation: Explanation, sample: int) -> str:
     own = probability > 0.5 or (
         explanation.predictions is not None and prediction_instead(explanation, sample) is None
     )
-    return f"{'the prediction ' if own else ''}{target} ({probability:.2f})"
+    return f"{'the prediction ' if own else ''}{target} ({_chance(probability)})"
+
+
+def _chance(probability: float) -> str:
+    """A probability in two digits; a small one is said to be small, not 0."""
+    return f"{probability:.2f}" if probability >= 0.005 else "less than 0.005"
 
 
 def prediction_instead(explanation: Explanation, sample: int) -> Prediction | None:
@@ -145,7 +150,7 @@ def instead(explanation: Explanation, sample: int) -> str:
         name = f"token {found.target}" if found.label is None else found.label
     if found.probability is None:
         return f"The model's largest output is that of {name} (y = {found.output:.3g})."
-    return f"The model itself says {name} ({found.probability:.2f})."
+    return f"The model itself says {name} ({_chance(found.probability)})."
 
 
 def said_instead(explanation: Explanation, sample: int) -> str:
