@@ -116,6 +116,11 @@ by_layer = side_by_side(lambda x, heads, back, h: heads + back(h) + x)
 SIDES = {
     "the bias last": lambda x, heads, back, h: x + (heads + (h @ back.weight.mT + back.bias)),
     "the bias first": lambda x, heads, back, h: heads + (back.bias + h @ back.weight.mT) + x,
+    "a bias of two parts": lambda x, heads, back, h: (
+        (h @ back.weight.mT + (F.pad(back.bias[:5], (0, WIDTH - 5)) + F.pad(back.bias[5:], (5, 0))))
+        + heads
+        + x
+    ),
     "laid flat": lambda x, heads, back, h: (
         (torch.addmm(back.bias, h.flatten(0, 1), back.weight.mT).view_as(x) + heads) + x
     ),
