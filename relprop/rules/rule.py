@@ -69,6 +69,11 @@ class Rule:
         return self.lone if self.lone is not None and count == 1 else self
 
     @property
+    def alternatives(self) -> tuple[Rule, ...]:
+        """Itself and what stands in for it."""
+        return tuple(r for r in (self, self.lone, self.large) if r is not None)
+
+    @property
     def splits_parts(self) -> bool:
         """Whether what arrives at some rows of its output can be split by itself."""
         return self.row_wise or self.family in ("carry", "move", "share")

@@ -173,7 +173,7 @@ def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
     """Of each rule that ``with_rule`` added, the newest for its key, and no operation takes."""
     taken, added = {id(step.rule) for step in plan.steps}, plan.rules.added
     newest = [e for i, e in enumerate(added) if e.key not in [b.key for b in added[:i]]]
-    ignored = [e for e in newest if taken.isdisjoint(map(id, (e.rule, e.rule.lone, e.rule.large)))]
+    ignored = [e for e in newest if taken.isdisjoint(map(id, e.rule.alternatives))]
     around = [m for n in plan.program.graph.nodes for m in place(n).modules] if ignored else []
     paths = sorted({path.split("@")[0] for path, _ in around})
     return [_untaken(entry, paths) for entry in ignored]

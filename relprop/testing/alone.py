@@ -113,7 +113,7 @@ class Subject:
     @property
     def taken(self) -> bool:
         """Whether an operation takes the rule."""
-        rules = {id(self.rule), id(self.rule.lone)}
+        rules = set(map(id, self.rule.alternatives))
         return any(id(step.rule) in rules for step in self.plan.steps)
 
     @property

@@ -167,7 +167,8 @@ def _laws(
 
 
 def _conserving(examination: Examination, subject: Subject, whole: Walk, *, asked: bool) -> None:
-    mine = [a for a in whole.accounts if a.rule in (subject.rule.name, _lone(subject.rule))]
+    names = {rule.name for rule in subject.rule.alternatives}
+    mine = [a for a in whole.accounts if a.rule in names]
     ratios = [(a.residual.abs() / a.absolute.clamp(min=1e-300)).max() for a in mine]
     worst = float(torch.stack(ratios).max())
     if not asked:
@@ -176,10 +177,6 @@ def _conserving(examination: Examination, subject: Subject, whole: Walk, *, aske
     fact = f"{worst:.2g} of Σ|R| is neither handed on nor absorbed nor declared"
     then = 'Split(shares, lost={"cause": amount}) if it has nowhere to go; conserving=False else'
     examination.law("conserving", worst <= EXACT, fact, then)
-
-
-def _lone(rule: Rule) -> str:
-    return "" if rule.lone is None else rule.lone.name
 
 
 def _what_it_says(

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import relprop
 from relprop.plan import planning
+from relprop.rules import presets
 from relprop.rules.closed import Linear
 from relprop.rules.families import NO_POSITIVE
 from relprop.rules.large_linear import LEAST, LargeLinear
@@ -133,6 +134,15 @@ def test_a_large_layer_costs_three_products():
             rule(relevance, call)
         counts.append(counter.get_total_flops())
     assert counts[1] / counts[0] == 3 / 4
+
+
+def test_a_rule_is_taken_where_what_stands_in_for_it_is(monkeypatch):
+    """The built-in one for an operation of its own, examined and added to a rule set."""
+    monkeypatch.setattr(planning, "LARGE", 2**14)
+    found = relprop.testing.check_rule(
+        presets.linear, aten.linear.default, torch.randn(2, 3, 192), torch.randn(192, 192)
+    )
+    assert "taken" in str(found)
 
 
 def test_half_precision_shares_by_the_terms_and_not_by_the_rounded_output(vit, monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from relprop.operations import name_of
@@ -16,6 +16,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused, emit, is_live
 from relprop.tracer.facts import Facts, know
 from relprop.tracer.passes.lanes.merging import merge_lanes
+from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.sums.terms import terms_of
 from relprop.tracer.run import execute
@@ -514,3 +515,16 @@ def test_scale_of_fused_attention_is_one_over_the_root_of_the_width():
     )
     scale = next(n.args[1] for n in program.graph.nodes if name_of(n) == "mul")
     assert scale == pytest.approx(1 / math.sqrt(WIDTH // HEADS))
+
+
+def test_a_sum_is_the_same_in_another_order_and_another_multiple_is_not():
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    sums = [graph.call_function(torch.ops.aten.add.Tensor, pair) for pair in ((a, b), (b, a))]
+    multiples = [
+        graph.call_function(torch.ops.aten.add.Tensor, pair, {"alpha": 2})
+        for pair in ((a, b), (b, a))
+    ]
+    twice = graph.call_function(torch.ops.aten.add.Tensor, (a, a))
+    numbers = Numbers()
+    assert numbers.same(sums) and not numbers.same(multiples) and not numbers.same([sums[0], twice])

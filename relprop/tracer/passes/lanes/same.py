@@ -40,7 +40,7 @@ class Numbers:
         if node.op != "call_function" or kind(node) is Kind.RANDOM:
             return node.op, node.name
         args: Hashable = self._plain(node.args)
-        if is_call(node, sum_of, aten.add, aten.mul):  # in whatever order
+        if is_call(node, sum_of, aten.add, aten.mul) and not node.kwargs:  # in whatever order
             args = frozenset(Counter(map(self._plain, node.args)).items())
         return node.target, args, self._plain(node.kwargs)
 
