@@ -25,10 +25,21 @@ from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
 from relprop.tracer.binding import Inputs, bind
-from relprop.tracer.surroundings import undisturbed
+from relprop.tracer.surroundings import plain_numbers
 
 #: What runs a flat program: tensors in, tensors by name out.
 Runs = Callable[..., Mapping[str, Tensor]]
+
+
+def without_autograd(runs: Runs) -> Runs:
+    """The same without what PyTorch notes of each call for gradients, which no program takes."""
+
+    def run(*given: Tensor) -> Mapping[str, Tensor]:
+        with torch.inference_mode():
+            found = runs(*given)
+        return {name: value.clone() for name, value in found.items()}  # normal tensors again
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,7 @@ class Explainer:
             TargetError: for what is no element of the compiled output.
         """
         knows, manual = self._knows, self._manual
-        with undisturbed(knows.model), torch.no_grad():
+        with plain_numbers(), torch.no_grad():
             prepared = knows.prepared(inputs, processor)
             bound = manual.shape.checked(bind(prepared.inputs))
             part = Part(bound, prepared, 0, bound.batch)

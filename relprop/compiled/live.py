@@ -14,7 +14,7 @@ from relprop.compiled.head import ONE_ELEMENT
 from relprop.compiled.recording import explainable
 from relprop.compiled.weights import read_anew
 from relprop.errors import TargetError, message
-from relprop.opening import opened
+from relprop.opening.opening import opened, prepared
 from relprop.runner.needs import Needs
 from relprop.runner.run import refuse_nonfinite
 from relprop.targets import Context, Target
@@ -65,7 +65,10 @@ class Live:
 
     def prepared(self, inputs: object, processor: object) -> Prepared:
         """A call's tensors from what a person gave."""
-        return opened(self.given, inputs, self.processor if processor is None else processor)[1]
+        by = self.processor if processor is None else processor
+        if self.given is self.model:  # which was looked at when the program was made
+            return prepared(self.model, inputs, by)
+        return opened(self.given, inputs, by)[1]
 
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
         """The one element that a target names in a sample."""

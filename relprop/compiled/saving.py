@@ -15,7 +15,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.export import Dim, ExportedProgram
 
 from relprop.compiled.books import Books
-from relprop.compiled.explainer import Explainer, Manual, Runs, Shape
+from relprop.compiled.explainer import Explainer, Manual, Runs, Shape, without_autograd
 from relprop.compiled.head import Head
 from relprop.compiled.live import Live
 from relprop.compiled.recalled import Recalled, Remembered
@@ -89,7 +89,7 @@ def _loaded(path: Path) -> tuple[Runs, str]:
         return package, package.get_metadata()[MANUAL]
     texts = {MANUAL: ""}
     program = torch.export.load(path, extra_files=texts)
-    return program.module(), texts[MANUAL]
+    return without_autograd(program.module()), texts[MANUAL]
 
 
 def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, fx, nn
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError, InputError, message
 from relprop.tracer.offloaded import tensor_of
 
 #: Where the graph keeps what belongs to no module of the user's.
@@ -56,16 +56,33 @@ def _nested(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def read_anew(module: nn.Module, model: nn.Module, names: tuple[str, ...]) -> None:
     """Put the model's tensors of now in the place of those that were recorded, where they are
-    others."""
+    others. Raises ``InputError`` where the model has none of that name, shape and type any more."""
     for name in names:
         *path, last = name.split(".")
-        at = module.get_submodule(".".join(path))
-        now = tensor_of(model, name)
-        if getattr(at, last) is not now:
-            if isinstance(now, nn.Parameter) or last in at._buffers:
-                setattr(at, last, now)
-            else:
-                setattr(at, last, nn.Parameter(now, requires_grad=False))
+        at, there = _inside(module, path), _inside(model, path)
+        assert at is not None
+        held, now = getattr(at, last), getattr(there, last, None)
+        if now is held and now.device.type != "meta":
+            continue
+        now = None if now is None else tensor_of(model, name)
+        if now is None or now.shape != held.shape or now.dtype != held.dtype:
+            raise _gone(name, held, now)
+        if isinstance(now, nn.Parameter) or last in at._buffers:
+            setattr(at, last, now)
+        else:
+            setattr(at, last, nn.Parameter(now, requires_grad=False))
+
+
+def _inside(module: nn.Module | None, path: list[str]) -> nn.Module | None:
+    for part in path:
+        module = None if module is None else module._modules.get(part)
+    return module
+
+
+def _gone(name: str, held: Tensor, now: Tensor | None) -> InputError:
+    found = "has none now" if now is None else f"has one of {tuple(now.shape)}, {now.dtype}"
+    fact = f"the program was recorded with {name!r}, {tuple(held.shape)}, {held.dtype}: the model"
+    return InputError(message(f"{fact} {found}", then=["call relprop.compile again"]))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

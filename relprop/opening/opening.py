@@ -79,7 +79,15 @@ def opened(
             model, inputs, parts
         )
     module = usable_model(model)
-    return module, adapter_for(base_model(module)).prepare(base_model(module), inputs, processor)
+    return module, prepared(module, inputs, processor)
+
+
+def prepared(module: nn.Module, inputs: object, processor: object) -> Prepared:
+    """What a module is given, from what a person gave; what was prepared before stays so."""
+    if isinstance(inputs, Prepared):
+        return inputs
+    base = base_model(module)
+    return adapter_for(base).prepare(base, inputs, processor)
 
 
 PARTS = ("tokenizer", "image_processor", "feature_extractor")

@@ -169,9 +169,18 @@ def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[
 
 
 def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
-    """How many bytes each value takes, and when it is there."""
-    weights = fetched(needs.program, needs.session.model)
-    return Lives(needs.program, needs.backward.read_at, longer, batch, weights)
+    """How many bytes each value takes, and when it is there: worked out once for each way in which
+    a plan passes the graph."""
+    way, weights = needs.backward, fetched(needs.program, needs.session.model)
+    holder = way.plan or way.rollup or needs.program
+    ends = frozenset(way.heads.readings), frozenset(way.heads.cuts)
+    read = frozenset(way.read), frozenset(way.in_chunks)
+    key = "lives", id(way.rollup), read, ends, batch, longer
+
+    def made() -> Lives:
+        return Lives(needs.program, way.read_at, longer, batch, weights)
+
+    return holder.memo.once((*key, frozenset(weights.items())), made)
 
 
 def _at_most(needs: Needs, batch: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, fx
 
@@ -60,7 +61,7 @@ class Attention:
         """How many queries there are."""
         return shape_of(self.site.contraction)[self.axes[self.site.contraction]]
 
-    @property
+    @cached_property
     def inside(self) -> frozenset[fx.Node]:
         """What need never be whole: maps, but no masks, which are soon made again."""
         return frozenset(filter(is_kept, self.nodes)) - {self.site.contraction}

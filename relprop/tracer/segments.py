@@ -15,6 +15,7 @@ from relprop.operations import Kind, kind
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
+from relprop.tracer.memo import Memo
 from relprop.tracer.program import Program
 
 #: Operations that make no tensor of their own.
@@ -47,6 +48,7 @@ class Lives:
     longer: int = 1
     batch: int = 1
     weights: Mapping[fx.Node, int] = field(default_factory=dict)
+    memo: Memo = field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @cached_property
     def order(self) -> tuple[fx.Node, ...]:
@@ -139,8 +141,7 @@ class Lives:
     def within(self, budget: int, times: int) -> Cuts:
         """The fewest segments for which the ``peak`` is no more than ``budget`` bytes; else those
         for which it is least."""
-        key = "peaks", times, self.batch, self.longer, tuple(self.sizes), tuple(self.spans)
-        peaks = self.program.memo.once(key, lambda: self._peaks(times))
+        peaks = self.memo.once(("peaks", times), lambda: self._peaks(times))
         fitting = [c for c, peak in peaks.items() if peak <= budget]
         return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
 
@@ -154,10 +155,12 @@ class Lives:
 
     def segments(self, cuts: Cuts) -> tuple[Segment, ...]:
         """The segments, in order."""
-        return tuple(
-            Segment(
-                frozenset(self.order[first:last]),
-                tuple(n for n, made, read in self.spans if made <= first <= read),
-            )
-            for first, last in pairwise(cuts)
-        )
+
+        def made() -> tuple[Segment, ...]:
+            return tuple(self._segment(first, last) for first, last in pairwise(cuts))
+
+        return self.memo.once(("segments", cuts), made)
+
+    def _segment(self, first: int, last: int) -> Segment:
+        entering = tuple(n for n, made, read in self.spans if made <= first <= read)
+        return Segment(frozenset(self.order[first:last]), entering)

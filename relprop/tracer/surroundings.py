@@ -144,15 +144,24 @@ def _own_device() -> Iterator[None]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
     put back. A model without a shadow is read by one thread at a time."""
-    devices, slow = _gpus(model), "There is a performance drop"  # vmap without a batching rule
+    slow = "There is a performance drop"  # vmap without a batching rule
     with (
         TRACING if model in UNSHADOWED else nullcontext(),
-        torch.random.fork_rng(devices),
-        torch.inference_mode(False),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False) if devices else nullcontext(),
+        torch.random.fork_rng(_gpus(model)),
+        plain_numbers(),
         evaluating(model),
         unwarned(slow),
+    ):
+        yield
+
+
+@contextmanager
+def plain_numbers() -> Iterator[None]:
+    """Normal (not inference) tensors, no autocast, and relprop's own tensors on the CPU."""
+    with (
+        torch.inference_mode(False),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False) if torch.cuda.is_initialized() else nullcontext(),
         _own_device(),
     ):
         yield

@@ -512,3 +512,23 @@ def test_an_adapter_of_ones_own_is_not_saved_in_silence(model, tmp_path):
             explainer.save(tmp_path / "x.pt2")
     finally:
         relprop.adapters.remove(Own)
+
+
+def test_a_weight_that_is_another_one_is_said():
+    model, inputs = build(seed=1), sample(batch=2)
+    explainer = relprop.compile(model, inputs, method=METHOD, verify=False)
+    head = model.head
+    model.head = nn.Linear(head.in_features, 7, dtype=torch.float64)
+    with pytest.raises(relprop.errors.InputError, match=r"'head.weight', \(4, \d+\)(?s:.*)of \(7, "):
+        explainer(inputs, 1)
+    model.head = nn.Identity()
+    with pytest.raises(relprop.errors.InputError, match=r"'head.weight'(?s:.*)has none now"):
+        explainer(inputs, 1)
+    model.head = head
+    explainer(inputs, 1)
+
+
+def test_what_comes_back_are_ordinary_tensors(model, explainer):
+    found = explainer(sample(batch=1), 1)
+    assert not found.scores.is_inference() and not found.output.is_inference()
+    found.scores.requires_grad_().square().sum().backward()
