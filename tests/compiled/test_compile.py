@@ -519,7 +519,9 @@ def test_a_weight_that_is_another_one_is_said():
     explainer = relprop.compile(model, inputs, method=METHOD, verify=False)
     head = model.head
     model.head = nn.Linear(head.in_features, 7, dtype=torch.float64)
-    with pytest.raises(relprop.errors.InputError, match=r"'head.weight', \(4, \d+\)(?s:.*)of \(7, "):
+    with pytest.raises(
+        relprop.errors.InputError, match=r"'head.weight', \(4, \d+\)(?s:.*)of \(7, "
+    ):
         explainer(inputs, 1)
     model.head = nn.Identity()
     with pytest.raises(relprop.errors.InputError, match=r"'head.weight'(?s:.*)has none now"):
