@@ -32,12 +32,13 @@ import torch
 from torch import Tensor, nn
 
 import relprop
-from relprop.errors import InputError, RelpropError, first_line
+from relprop.errors import InputError, RelpropError, TargetError, first_line
 from relprop.tracer.binding import flatten_output
 from tests.spellings.rewriting import WAYS, Rewritten, by_function
 from tools.sweep.command import chosen_subjects
 from tools.sweep.subject import CannotBuild, Subject
 from tools.sweep.subjects import build
+from tools.sweep.targets import element
 
 METHODS = ("transformer_attribution", "rollout", "gae", "attnlrp", "lrp")
 #: The share of the largest score by which maps may differ, and that by which outputs may.
@@ -64,8 +65,21 @@ def usual(subject: Subject) -> Usual:
     model that no method explains."""
     built = build(subject, 2)
     model, inputs = built.model.double().eval(), in_double(built.inputs)
+    target = built.target
     with called(model, Rewritten(())):
-        return Usual(model, inputs, built.target, explained(model, inputs, built.target))
+        try:
+            scores = explained(model, inputs, target)
+        except TargetError:  # an output of many positions
+            one = {k: v[:1] for k, v in inputs.items()} if isinstance(inputs, dict) else inputs[:1]
+            target = element(result(model, one), next(iter(built.pads.values()), None))
+            scores = explained(model, inputs, target)
+    return Usual(model, inputs, target, scores)
+
+
+def result(model: nn.Module, inputs: Any) -> Any:
+    """What a model gives."""
+    with torch.no_grad():
+        return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def in_double(x: Any) -> Any:
@@ -151,10 +165,8 @@ def outputs_differ(one: Usual, mode: Rewritten) -> float:
     """By how much of the largest output the rewritten model's own outputs differ."""
 
     def outputs() -> list[Tensor]:
-        with torch.no_grad():
-            given = one.inputs
-            out = one.model(**given) if isinstance(given, dict) else one.model(given)
-        return [t for t in flatten_output(out)[0] if t.is_floating_point() and t.numel()]
+        found = flatten_output(result(one.model, one.inputs))[0]
+        return [t for t in found if t.is_floating_point() and t.numel()]
 
     with called(one.model, Rewritten(())):
         wanted = outputs()

@@ -153,7 +153,7 @@ def embedding_by_one_of_each(_, a, b, *rest, **more):
     ids, table = (b, a) if is_float(a) else (a, b)
     if len(table) > 200:
         return table.index_select(0, ids.flatten()).reshape(*ids.shape, -1)
-    return F.one_hot(ids, len(table)).to(table.dtype) @ table
+    return F.one_hot(ids.long(), len(table)).to(table.dtype) @ table
 
 
 @way(F.embedding, torch.embedding)
@@ -259,6 +259,19 @@ def batch_norm_written_out(own, x, mean, variance, weight=None, bias=None, *rest
     y = (x - mean.reshape(across)) * scale
     y = y if weight is None else y * weight.reshape(across)
     return y if bias is None else y + bias.reshape(across)
+
+
+@way(F.batch_norm, torch.batch_norm)
+def batch_norm_as_a_product_and_a_sum(
+    own, x, mean, variance, weight=None, bias=None, *rest, **more
+):
+    names = ("training", "momentum", "eps")
+    given = {**dict(zip(names, rest, strict=False)), **more}
+    if given.get("training") or mean is None or weight is None:
+        return own(x, mean, variance, weight, bias, *rest, **more)
+    scale = weight * (variance + given.get("eps", 1e-5)).rsqrt()
+    across = (-1, *[1] * (x.dim() - 2))
+    return x * scale.reshape(across) + (bias - mean * scale).reshape(across)
 
 
 @way(F.group_norm, torch.group_norm)

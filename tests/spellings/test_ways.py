@@ -13,19 +13,58 @@ WIDTH, HEADS, TOKENS = 12, 2, 6
 
 
 class Block(nn.Module):
-    """Attention, queries and keys turned if ``turn`` is given, and a skip connection."""
+    """Attention, queries and keys turned if ``turn`` is given, scores within a ``cap``, and a skip
+    connection."""
 
-    def __init__(self, turn=None):
+    def __init__(self, turn=None, cap=None):
         super().__init__()
-        self.norm, self.turn = nn.LayerNorm(WIDTH), turn
+        self.norm, self.turn, self.cap = nn.LayerNorm(WIDTH), turn, cap
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         if self.turn is not None:
             q, k = self.turn(q), self.turn(k)
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return x + self.out(y)
+        if self.cap is None:
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            y = (self.cap * torch.tanh(q @ k.mT / self.cap)).softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Picture(nn.Module):
+    """A convolution and a layer, each with a norm by stored statistics, around attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, WIDTH, 2, 2), nn.BatchNorm2d(WIDTH)
+        self.block, self.layer = Block(), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.again, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)
+        for norm in (self.norm, self.again):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 1.5)
+        self.inputs = torch.randn(2, 3, 4, 4)
+
+    def forward(self, x):
+        x = F.gelu(self.norm(self.patches(x))).flatten(2).transpose(1, 2)
+        x = self.block(x)
+        x = x + F.relu(self.again(self.layer(x).flatten(0, 1))).reshape_as(x)
+        return self.head(F.gelu(x).mean(1))
+
+
+class Alone(nn.Module):
+    """Attention among pieces of a text, then of one token alone."""
+
+    def __init__(self, tokens, cap=None):
+        super().__init__()
+        blocks = [Block(cap=cap), Block(cap=cap)]
+        self.enter, self.blocks = nn.Linear(4, WIDTH), nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, 3)
+        self.inputs = torch.randn(2, tokens, 4)
+
+    def forward(self, x):
+        x = self.blocks[0](self.enter(x)).mean(1, keepdim=True)
+        return self.head(self.blocks[1](x)[:, 0])
 
 
 class Sound(nn.Module):
@@ -54,21 +93,30 @@ def turned(x):
     return torch.cat(parts, -1)
 
 
-class Rotary(nn.Module):
-    def __init__(self):
+class Stack(nn.Module):
+    """Two blocks, read at their first token, outputs within a cap."""
+
+    def __init__(self, *how):
         super().__init__()
-        self.blocks = nn.Sequential(Block(turned), Block(turned))
+        self.blocks = nn.Sequential(Block(*how), Block(*how))
         self.head = nn.Linear(WIDTH, 3)
         self.inputs = torch.randn(2, TOKENS, WIDTH)
 
     def forward(self, x):
-        return self.head(self.blocks(x)[:, 0])
+        return 30 * torch.tanh(self.head(self.blocks(x)[:, 0]) / 30)
 
 
 CASES = {
+    "stored statistics": (Picture, ["batch_norm_written_out"]),
+    "stored statistics, one product": (Picture, ["batch_norm_as_a_product_and_a_sum"]),
+    "one token": (lambda: Alone(1), ["attention_from_the_left"]),
+    "one token, powers": (lambda: Alone(1, 9.0), ["softmax_in_powers_of_two"]),
+    "one token of several": (lambda: Alone(TOKENS), ["attention_from_the_left"]),
+    "activation before a mean": (Picture, ["gelu_by_its_distribution"]),
     "norm of channels": (lambda: Sound(8), ["group_norm_of_rows"]),
     "norm of groups": (lambda: Sound(4), ["group_norm_of_rows"]),
-    "rotations scattered": (Rotary, ["join_what_is_scattered"]),
+    "rotations scattered": (lambda: Stack(turned), ["join_what_is_scattered"]),
+    "scores within a cap": (lambda: Stack(None, 2.0), ["tangent_by_a_sigmoid"]),
 }
 
 

@@ -21,12 +21,14 @@ from torch import Tensor, fx
 from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
+from relprop.tracer.passes.attention.alone import drop_lone_keys
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
 from relprop.tracer.passes.attention.summed import cut_maps, join_maps
 from relprop.tracer.passes.functions.affine import raise_affine
+from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
@@ -114,6 +116,7 @@ PASSES = (
     Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
+    Pass(drop_lone_keys, "attention to one key is its value", "constants", once=True),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
@@ -127,6 +130,7 @@ PASSES = (
     SAME,
     Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
     Pass(raise_rows, "softmax and norms that are written out", "constants"),
+    Pass(drop_lone_keys, "a softmax that was written out, too", "constants", once=True),
     Pass(drop_shifts, "a mean taken from a norm's input twice is taken once"),
     SIMPLIFIED,
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
@@ -154,6 +158,7 @@ PASSES = (
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
+    Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
