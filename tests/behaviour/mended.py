@@ -8,6 +8,7 @@ LISTED = "lrp_gamma is in the lists of methods and rule sets, leave_one_out in t
 NEAREST = "what is nearest to a misspelt name is asked for"
 CALLABLES = "methods without a start of relevance take callables with values read by Python"
 VOCABULARY = "ids beyond the vocabulary are said by name"
+FROZEN = "a frozen batch norm that is written out is a batch norm"
 CHECKED = (
     "ViT",
     "Swin",
@@ -53,6 +54,8 @@ MENDED: dict[str, str] = {
         f"{n}/check": f"{BY_NAME}; {MEMORY}; {LISTED}" if n in NAMED else f"{MEMORY}; {LISTED}"
         for n in CHECKED
     },
+    "DETR/check": f"{BY_NAME}; {MEMORY}; {LISTED}; {FROZEN}",
+    **{f"DETR/{n}": FROZEN for n in ("lrp", "attnlrp", "cp_lrp", "epsilon_lrp")},
     **{f"refused/{n}": PYTORCHS for n in FAILED},
     **{f"refused/callable {n}": CALLABLES for n in CALLED},
 }

@@ -27,6 +27,7 @@ from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
 from relprop.tracer.passes.attention.summed import cut_maps, join_maps
 from relprop.tracer.passes.functions.affine import raise_affine
+from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
@@ -154,6 +155,7 @@ PASSES = (
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
+    Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,

@@ -35,6 +35,13 @@ KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
 )
 
 
+#: Those of a multiple of it: 2·σ(x) − 1 and ½ + ½·tanh(x).
+OF_MULTIPLES: tuple[tuple[Operator, float], ...] = (
+    (aten.tanh.default, 0.5),
+    (aten.sigmoid.default, 2.0),
+)
+
+
 _GRID = torch.cat(
     [torch.linspace(-9, 9, 181), torch.tensor([-40.0, -1e-3, 1e-3, 0.5, 2.99, 3.01, 40.0])]
 ).double()
@@ -76,6 +83,9 @@ def known_by_torch(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Nod
     for op, options in KNOWN:
         if _agree(function, partial(op, **options)):
             return partial(_emitted, op, options)
+    for op, factor in OF_MULTIPLES:
+        if _agree(function, partial(_of_multiple, op, factor)):
+            return partial(_emitted_of_multiple, op, factor)
     try:
         slope = -float(function(torch.tensor(-1.0).double()))
     except (RuntimeError, TypeError, ValueError):
@@ -88,6 +98,15 @@ def known_by_torch(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Nod
 
 def _emitted(op: Operator, options: Kwargs, at: fx.Node, x: fx.Node) -> fx.Node:
     return emit(at, op, x, **options)
+
+
+def _of_multiple(op: Operator, factor: float, x: Tensor) -> Tensor:
+    made: Tensor = op(factor * x)
+    return made
+
+
+def _emitted_of_multiple(op: Operator, factor: float, at: fx.Node, x: fx.Node) -> fx.Node:
+    return emit(at, op, emit(at, aten.mul.Tensor, x, factor))
 
 
 def _agree(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:

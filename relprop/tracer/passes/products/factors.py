@@ -31,7 +31,7 @@ def join_factors(graph: fx.Graph) -> None:
         factors, scale = factors_of(node)
         groups: dict[fx.Node, Factors] = {}
         for power, factor in factors:
-            groups.setdefault(_root(factor), []).append((power, factor))
+            groups.setdefault(root_of(factor), []).append((power, factor))
         gated = any(_is_gate(root, g) for root, g in groups.items())
         apart = len(groups) > 1 and (gated or any(len(g) > 1 for g in groups.values()))
         if apart or _inverts_twice(node):
@@ -89,7 +89,7 @@ def factors_of(node: fx.Node) -> tuple[Factors, float]:
     return factors, scale
 
 
-def _root(node: fx.Node) -> fx.Node:
+def root_of(node: fx.Node) -> fx.Node:
     """The tensor of which a factor is a function, element by element, with no other reader on the
     way."""
     chain = (Kind.FUNCTION, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT)

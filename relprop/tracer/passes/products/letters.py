@@ -25,6 +25,7 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
+from relprop.tracer.passes.products.factors import root_of
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _of_total(node: fx.Node) -> Product | None:
     if not is_call(product, aten.mul) or len(product.users) != 1:
         return None
     factors = arguments(product)[:2]
-    if factors[0] is factors[1] or val(node).dtype != val(product).dtype:
+    if val(node).dtype != val(product).dtype or _is_function(factors):
         return None
     if product is not whole:
         factors = tuple(_split(node, x, product, shape_of(whole)) for x in factors)
@@ -114,6 +115,12 @@ def _of_total(node: fx.Node) -> Product | None:
     x, w = ({c for c, s in found.items() if s > 1} for found in lengths)
     gone = {c for c, s in p.sizes().items() if c not in p.out and s > 1}
     return p if gone and gone <= x & w else None
+
+
+def _is_function(factors: Sequence[object]) -> bool:
+    """Whether a product is a function of one tensor: a square, or x·Φ(x)."""
+    roots = [root_of(f) if isinstance(f, fx.Node) else f for f in factors]
+    return roots[0] is roots[1]
 
 
 def _split(at: fx.Node, x: object, product: fx.Node, shape: list[int]) -> fx.Node | None:

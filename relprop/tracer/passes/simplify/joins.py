@@ -29,7 +29,7 @@ MOST_RUNS = 16
 
 
 def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """Positions picked by constants that follow one another → a run of them."""
+    """Positions picked by constants that follow one another, or evenly spaced → a run of them."""
     x, indices = operand(node), list(arguments(node)[1])
     used = [i for i, index in enumerate(indices) if index is not None]
     if len(used) != 1 or rank(indices[used[0]]) != 1 or is_live(indices[used[0]]):
@@ -40,8 +40,11 @@ def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
     places = [int(w) % shape_of(x)[dim] for w in where]
     whole, known = positions_joined(x, dim)
     places = [known[p] for p in places]
-    if places != list(range(places[0], places[0] + len(places))):
+    step = places[1] - places[0] if len(places) > 1 else 1
+    if step < 1 or places != list(range(places[0], places[-1] + 1, step)):
         return None
+    if step > 1:
+        return emit(node, aten.slice.Tensor, whole, dim, places[0], places[-1] + 1, step)
     return run_of(node, (whole, places[0], places[-1] + 1), dim)
 
 

@@ -32,6 +32,7 @@ from relprop.tracer.passes.simplify.shapes import (
 from relprop.tracer.passes.simplify.shifts import unshifted_softmax
 from relprop.tracer.passes.simplify.totals import simpler_total
 from relprop.tracer.passes.simplify.windows import windows
+from relprop.tracer.passes.writes.runs import put_in_runs
 from relprop.tracer.passes.writes.sums import picked_once
 
 
@@ -55,6 +56,8 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index):
         return simpler_index(node, constants)
     if kind(node) is Kind.CHOICE and (new := chosen_runs(node, constants)) is not None:
+        return new
+    if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
     if kind(node) is Kind.INDEXED_SUM:
         return picked_once(node, constants)

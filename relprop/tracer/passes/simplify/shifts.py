@@ -23,6 +23,9 @@ def _unshifted(at: fx.Node, x: object, dim: int) -> fx.Node | None:
         return None
     if kind(x) is Kind.LOG_SOFTMAX and arguments(x)[1] - rank(x) == dim:
         return operand(x)
+    if is_call(x, aten.sigmoid):  # ½ + ½·tanh(x/2)
+        half = emit(at, aten.mul.Tensor, operand(x), 0.5)
+        return emit(at, aten.mul.Tensor, emit(at, aten.tanh.default, half), 0.5)
     if kind(x) is Kind.SUM and len(x.args) == 2:
         for scores, shift, turned in _pairs(x):
             if _same_along(shift, dim) and shape_of(scores) == shape_of(x):

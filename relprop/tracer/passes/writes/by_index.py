@@ -15,6 +15,7 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_number,
+    is_tensor,
     permuted,
     rank,
     reshaped,
@@ -40,7 +41,7 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
 
 
 def _rows_of(node: fx.Node) -> fx.Node | None:
-    """The places to which ``scatter_add`` brings whole rows."""
+    """The places to which ``scatter`` or ``scatter_add`` bring whole rows."""
     base, dim, index, source = arguments(node)[:4]
     return row_index(node, base, dim, index) if shape_of(index) == shape_of(source) else None
 
@@ -61,6 +62,19 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     else:
         added = _accumulated(node, base, indices, used, values)
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
+
+
+def rows_written(node: fx.Node) -> fx.Node | None:
+    """``index_copy``, and ``scatter`` of whole rows: a write by index of one axis."""
+    base, dim, index, source = arguments(node)[:4]
+    if is_call(node, aten.index_copy):
+        rows: fx.Node | None = reshaped(node, index, [-1])
+    else:
+        whole = is_tensor(source) and len(node.args) == 4 and not node.kwargs
+        rows = _rows_of(node) if whole else None
+    if rows is None:
+        return None
+    return emit(node, aten.index_put.default, base, [*[None] * (dim % rank(node)), rows], source)
 
 
 def put_flat(node: fx.Node) -> fx.Node:
