@@ -25,6 +25,8 @@ half = settings(
 OURS = tuple(preset for preset in ALL if preset not in THEIRS)
 #: They divide by a sum and an absolute ε.
 WITH_EPSILON = ("epsilon", "attnlrp", "attnlrp_identity", "cp_lrp", "lrp_gamma")
+#: What they make of a sum depends on whether it is 0, and on its sign.
+ASKS_FOR_ZERO = (*THEIRS, *WITH_EPSILON)
 
 
 def rule_for(preset, call):
@@ -105,7 +107,10 @@ def test_a_batch_is_its_samples_one_by_one(name, data):
     batched = data.draw(filled(spec, SUBJECTS[name].kinds, batch=3))
     dims = tuple(0 if role == "a" else None for role in spec.hole_roles)
     relevance = data.draw(tensors((3, *spec.output_shape())))
-    for preset in ALL:
+    # whether terms that cancel but for a denormal are 0, above or below it depends on their order
+    sizes = torch.cat([x.abs().flatten() for x in batched if x.is_floating_point()])
+    denormal = bool(((sizes > 0) & (sizes < 1e-100)).any())
+    for preset in (p for p in ALL if not (denormal and p in ASKS_FOR_ZERO)):
         split = one_sample(spec, preset)
         together = torch.func.vmap(split, in_dims=(0, *dims))(relevance, *batched)
         for n in range(3):
