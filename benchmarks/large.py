@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -138,8 +139,9 @@ def main() -> None:
         return
     if not (settings.folder / "config.json").exists():
         made(settings.folder)
-    # A process of its own: making the model must not count.
-    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--inside"], check=True)
+    # A process of its own: making the model must not count, nor what is freed and not given back.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--inside"], check=True, env=env)
 
 
 if __name__ == "__main__":
