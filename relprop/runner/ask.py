@@ -3,6 +3,7 @@ gradient per target, shared by all that can."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,6 +141,7 @@ class Asking:
             fact = "there is no memory left; once more, with the graph cut into segments"
             then = ["memory= says how much an answer may take (docs/scale.md)"]
             warn(MemoryWarning(fact, then=then))
+        gc.collect()  # what the first try held, frames of its error among it
         try:
             return self._answered(sessions, part, targets, heard, 0)
         except (RelpropError, RuntimeError, MemoryError) as error:

@@ -15,6 +15,8 @@ from relprop.errors import OptionError, message
 from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
+from relprop.tracer.editing import val
+from relprop.tracer.facts import is_batched, is_floating
 from relprop.tracer.program import Program, Site
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
@@ -133,7 +135,7 @@ def cut(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = _lives(needs, batch)
     held = sum(map(lives.bytes_of, needs.held | needs.backward.outputs))
-    cuts = lives.within(budget - _of_chunks(needs, batch) - held, TIMES)
+    cuts = lives.within(budget - _of_chunks(needs, batch) - held, _times(needs.program))
     if len(cuts) < 3:
         return needs
     backward = replace(needs.backward, segments=lives.segments(cuts))
@@ -151,7 +153,7 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
     if needs.backward.segments:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.backward.segments)
-        return kept + TIMES * largest + chunk
+        return kept + _times(needs.program) * largest + chunk
     maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
     every = sum(lives.sizes) if needs.differentiates else 0
     return max(kept, every) + batch * longer**2 * maps + chunk
@@ -190,10 +192,21 @@ def _at_most(needs: Needs, batch: int) -> int:
 
     def of_one() -> int:
         maps = max((map_bytes(s) for s in program.sites), default=0)
-        return TIMES * sum(_sizes(program).values()) + MAPS * maps
+        return _times(program) * sum(_sizes(program).values()) + MAPS * maps
 
     weights = sum(fetched(program, needs.session.model).values())
     return batch * program.memo.once(("bytes",), of_one) + TIMES * weights
+
+
+def _times(program: Program) -> int:
+    """How often the values of a segment are there at once: to those of half precision rules and
+    relevance are twice as wide."""
+
+    def made() -> bool:
+        floating = (val(n).dtype for n in program.graph.nodes if is_batched(n) and is_floating(n))
+        return program.dtype is None and any(d.itemsize < torch.float32.itemsize for d in floating)
+
+    return 2 * TIMES if program.memo.once(("half",), made) else TIMES
 
 
 def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
