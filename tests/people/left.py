@@ -68,21 +68,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "sequence first: which attention a token receives is meaned over other queries",
     ),
     (
-        "llama_rotated_in_place",
-        "attcat",
-        "pairs rotated in place are not joined; the cache has keys beside the tokens",
-    ),
-    (
-        "llama_fast",
-        "attcat",
-        "the cache has keys beside the tokens",
-    ),
-    (
-        "llama_every_two",
-        "attcat",
-        "the cache has keys beside the tokens",
-    ),
-    (
         "latent_attention",
         "transformer_attribution",
         "two products of one map are one product of joined values there",
