@@ -14,12 +14,14 @@ from relprop.operations.kinds import Kind
 @dataclass(frozen=True)
 class Operation:
     """What an operation is. ``axes``: over how many last axes its windows run. ``adaptive``: their
-    size is worked out from that of the result. ``transposed``: a convolution's derivative."""
+    size is worked out from that of the result. ``transposed``: a convolution's derivative.
+    ``routed``: each row has a matrix of its own, one of a few."""
 
     kind: Kind
     axes: int = 0
     adaptive: bool = False
     transposed: bool = False
+    routed: bool = False
 
 
 #: What each name is, of those that no window runs over.

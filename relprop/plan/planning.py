@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import Tensor, fx, nn
 
 from relprop.numerics import at_least_float32
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, kind, of
 from relprop.plan.again import Again, made_again, settled
 from relprop.plan.gates import gate_notes
 from relprop.plan.module_calls import ModuleCall, find_module_calls, module_step
@@ -27,6 +27,7 @@ from relprop.plan.steps import (
 from relprop.plan.unknown import lacking, no_rule
 from relprop.rules.large_linear import LARGE
 from relprop.rules.notes import Note
+from relprop.rules.routed import for_experts
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.calls import template
@@ -233,7 +234,8 @@ class Planning:
             rule = rule.for_activations(1)
         if rule is None or (rule.for_one_activation and not lone):
             return _unknown(node, self.rules, self.on_unknown, self.findings)
-        return rule.large if rule.large is not None and _is_large(node) else rule
+        rule = rule.large if rule.large is not None and _is_large(node) else rule
+        return for_experts(rule) if of(node).routed else rule
 
     def plan(self, starts: tuple[fx.Node, ...], steps: list[Step], sites: tuple[Site, ...]) -> Plan:
         """The plan of these steps."""
@@ -256,7 +258,8 @@ def _is_large(node: fx.Node) -> bool:
     """Whether a layer has many weights, and its output as many digits as relevance has."""
     output, *others = map(val, (node, *tensor_inputs(node)[1:]))
     exact = isinstance(output, Tensor) and output.dtype == at_least_float32(output.dtype)
-    return exact and any(isinstance(v, Tensor) and v.numel() > LARGE for v in others)
+    tables = len(others[0]) if of(node).routed else 1
+    return exact and any(isinstance(v, Tensor) and v.numel() > LARGE * tables for v in others)
 
 
 def _refuse_unknown(

@@ -39,7 +39,7 @@ from relprop.tracer.recorded import (
     without_values,
 )
 from relprop.tracer.side_effects import taken_back
-from relprop.tracer.surroundings import as_python, unlogged, unwarned
+from relprop.tracer.surroundings import as_python, unlogged, unwarned, with_experts_seen
 from relprop.tracer.transforms import seen_through
 
 #: What is said where values must be there for a graph to be recorded.
@@ -92,7 +92,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         assert outputs is not None
         take_back()
         try:
-            with seen_through(), in_outline(model):
+            with seen_through(), with_experts_seen(model), in_outline(model):
                 recorded = _export(flat, inputs)
             return _captured(recorded, inputs, outputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
@@ -100,7 +100,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
             if is_offloaded(model):
                 warn(MemoryWarning(ALL_LOADED.format(first_line(refused))))
             try:
-                with seen_through(), loaded(model):
+                with seen_through(), with_experts_seen(model), loaded(model):
                     recorded = _concrete(Flat(model, inputs), inputs, take_back)
             except Exception as failed:
                 raise _neither(model, refused, failed) from failed

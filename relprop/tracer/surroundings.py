@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -172,8 +172,8 @@ def as_python(model: nn.Module) -> Iterator[None]:
     """The model's own Python in place of what hides it from a tracer: compiled parts run as
     written, and nothing takes a fused path.
 
-    Models that offer several implementations of their attention or of their experts use those that
-    are made of ordinary products. One thread at a time: some of it is set for all of them.
+    Models that offer several implementations of their attention use one that is made of ordinary
+    products. One thread at a time: some of it is set for all of them.
     """
     fast, theirs = torch.backends.mha, _device.get()
     with TRACING, nullcontext() if theirs is None else theirs, undone() as steps:
@@ -181,20 +181,41 @@ def as_python(model: nn.Module) -> Iterator[None]:
         steps.append(partial(stance.__exit__, None, None, None))
         steps.append(partial(fast.set_fastpath_enabled, fast.get_fastpath_enabled()))
         fast.set_fastpath_enabled(False)
-        for config in _configs(model):
-            steps.append(partial(vars(config).update, vars(config).copy()))
-        for module in model.modules():
-            _choose_products(module)
+        _choose(model, _choose_attention, steps)
+        if any(p.dtype == torch.float64 for p in model.parameters()):  # which no fused kernel takes
+            _choose(model, partial(_choose_experts, kind="eager"), steps)
         yield
+
+
+@contextmanager
+def with_experts_seen(model: nn.Module) -> Iterator[None]:
+    """While it is captured: a model that offers several implementations of its experts uses one
+    that is made of ordinary products. That copies an expert's matrix for each token, which nobody
+    does where no values are."""
+    with TRACING, undone() as steps:
+        _choose(model, partial(_choose_experts, kind="batched_mm"), steps)
+        yield
+
+
+def _choose(
+    model: nn.Module, choose: Callable[[Any], None], steps: list[Callable[[], object]]
+) -> None:
+    """Have every module choose an implementation, until the ``steps`` are taken."""
+    for config in _configs(model):
+        steps.append(partial(vars(config).update, vars(config).copy()))
+    for module in model.modules():
+        choose(module)
+
+
+def _choose_experts(module: Any, kind: str) -> None:
+    if (experts := setting(module, "_can_set_experts_implementation")) and experts():
+        module.set_experts_implementation(kind)
 
 
 PLAIN = (None, "eager", "sdpa")  # attention that a tracer sees through
 
 
-def _choose_products(module: Any) -> None:
-    """Make a module that offers several implementations use those made of ordinary products."""
-    if (experts := setting(module, "_can_set_experts_implementation")) and experts():
-        module.set_experts_implementation("batched_mm")
+def _choose_attention(module: Any) -> None:
     used = getattr(setting(module, "config"), "_attn_implementation", None)
     if used in PLAIN or not (choice := setting(module, "_can_set_attn_implementation")):
         return

@@ -54,8 +54,9 @@ def replaced(value, kind, new):
 
 def argument_names(op, args, kwargs):
     """The operator's own name of the argument that each tensor stands in."""
-    schema = op._schema.arguments
-    by_position = [schema[i].name for i, value in enumerate(args) for _ in leaves(value, Tensor)]
+    schema = getattr(op, "_schema", None)
+    own = op.arguments if schema is None else [a.name for a in schema.arguments]
+    by_position = [own[i] for i, value in enumerate(args) for _ in leaves(value, Tensor)]
     return by_position + [name for name, value in kwargs.items() for _ in leaves(value, Tensor)]
 
 

@@ -46,6 +46,7 @@ from relprop.tracer.passes.products.convolutions import join_windows, raise_conv
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
+from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
@@ -181,6 +182,7 @@ PASSES = (
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),
     Pass(join_signs, "signs are the weights' own, once all functions are known"),
+    Pass(route_rows, "experts read their rows, once it is known which layers they are"),
     SIMPLIFIED,
 )
 

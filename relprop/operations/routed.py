@@ -1,0 +1,115 @@
+"""A linear map by one expert of several for each row: the rows of an expert are multiplied together
+with its own matrix, so that no matrix is copied for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn import functional as F
+
+from relprop.operations.kinds import Kind
+from relprop.operations.table import Operation
+
+
+def routed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+    """y_r = x_r W_eᵀ + b_e with e the expert of row r.
+
+    ``x`` (rows, inputs), ``weight`` (experts, outputs, inputs), ``bias`` (experts, outputs),
+    ``experts`` (rows,): whole numbers.
+    """
+    if cannot_look(x):
+        return _of_copies(x, weight, bias, experts)
+    made: Tensor = _Routed.apply(x, weight, bias, experts)
+    return made
+
+
+routed_linear.operation = Operation(Kind.LINEAR, routed=True)  # type: ignore[attr-defined]
+routed_linear.arguments = ("input", "weight", "bias", "experts")  # type: ignore[attr-defined]
+
+
+def cannot_look(x: Tensor) -> bool:
+    """Whether nobody may look at values: a run is recorded, or there are shapes alone."""
+    return get_proxy_mode() is not None or x.is_meta or is_fake(x)
+
+
+def rows_of(experts: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each expert that some row goes to, and these rows."""
+    counts = experts.bincount().tolist()
+    for expert, rows in enumerate(experts.argsort(stable=True).split(counts)):
+        if len(rows):
+            yield expert, rows
+
+
+def _of_copies(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+    """The same with a copy of its expert's matrix for each row."""
+    y = (x.unsqueeze(-2) @ weight[experts].mT).squeeze(-2)
+    return y if bias is None else y + bias[experts]
+
+
+class _Routed(torch.autograd.Function):
+    """The map of rows, and its derivative by them; of a batch, the rows of all samples at once."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+        """What each expert makes of its rows."""
+        y = x.new_empty(len(x), weight.shape[1])
+        for e, rows in rows_of(experts):
+            y[rows] = F.linear(x[rows], weight[e], None if bias is None else bias[e])
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the matrices, and who reads which."""
+        _, weight, _, experts = inputs
+        ctx.save_for_backward(weight, experts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient by the rows."""
+        weight, experts = ctx.saved_tensors
+        back = routed_linear(gradients[0], weight.mT, None, experts)
+        return back, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        """The rows of all samples are rows; matrices of each sample are copied."""
+        x, weight, bias, experts = given
+        if in_dims[1] is not None or in_dims[2] is not None:
+            return torch.vmap(_of_copies, in_dims)(*given), 0
+        x, experts = (
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in ((x, in_dims[0]), (experts, in_dims[3]))
+        )
+        y = routed_linear(x.flatten(0, 1), weight, bias, experts.flatten())
+        return y.unflatten(0, x.shape[:2]), 0
+
+
+class SampleBySample(torch.autograd.Function):
+    """A function of tensors that looks at their values, and gives a tuple of tensors: within a
+    ``vmap`` it is called for each sample. Nothing is differentiated."""
+
+    @staticmethod
+    def forward(function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """What the function gives."""
+        return function(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Any, *given: Any) -> Any:
+        """One sample after another."""
+        each = [
+            SampleBySample.apply(
+                function,
+                *(t if d is None else t.select(d, i) for t, d in zip(given, in_dims[1:])),
+            )
+            for i in range(info.batch_size)
+        ]
+        return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
