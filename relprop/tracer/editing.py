@@ -145,6 +145,8 @@ def is_live(node: object) -> bool:
     """Whether a node depends on an input of the graph; parameters and constants do not."""
     if not isinstance(node, fx.Node):
         return False
+    if (known := facts_of(node).live) is not None:
+        return known
     for n in operands_first(node, lambda n: facts_of(n).live is not None):
         above = n.all_input_nodes
         decide_liveness(n, n.op == "placeholder" or any(facts_of(i).live for i in above))

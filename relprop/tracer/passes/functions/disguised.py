@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -31,7 +32,14 @@ from relprop.tracer.editing import (
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.known import known_function
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts, slope_of
+from relprop.tracer.passes.trials.parts import (
+    MOST_NODES,
+    MOST_NUMBERS,
+    Piece,
+    Recogniser,
+    raise_parts,
+    slope_of,
+)
 from relprop.tracer.passes.trials.subgraphs import INSIDE, flow_of
 
 LEVELS = 12  # how many bottlenecks above a node are tried
@@ -48,34 +56,63 @@ _CURVED = frozenset(
 def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     """Functions of one tensor: norms, softmax, activations, pools."""
     flow = flow_of(graph)
+    links = _Links(flow, constants)
 
     def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:
-        parts = list(_parts_of_one(flow, output, constants))
+        parts = list(_parts_of_one(links, output))
         yield from ((p, _norm) for p in reversed(parts) if _may_be_norm(p))
         yield from ((p, _function_of_one) for p in parts if not _is_read_by_others(p))
 
     raise_parts(flow.nodes, tried)
 
 
-def _parts_of_one(flow: Flow, output: fx.Node, constants: Constants) -> Iterator[Piece]:
+def _parts_of_one(links: _Links, output: fx.Node) -> Iterator[Piece]:
     """From a bottleneck above to ``output``, the nearest first."""
-    if output not in flow.index:
-        return
-    source: fx.Node | None = output
+    below, nodes, numbers = output, (), 0
     for _ in range(LEVELS):
-        source = flow.dominator(source) if source is not None else None
+        if (link := links.of(below)) is None:
+            return
+        below, nodes, numbers = link.source, (*link.nodes, *nodes), numbers + link.numbers
+        if len(nodes) > MOST_NODES:
+            return
+        if not is_float(below) or numbers > MOST_NUMBERS:
+            continue
+        if shape_of(below) == shape_of(output) or _pooled(below, output):
+            yield Piece((below,), output, nodes, links.constants)
+
+
+class _Link(NamedTuple):
+    """The nearest bottleneck above a node, and what lies on the way from it to that node, which is
+    the last: in all so many numbers."""
+
+    source: fx.Node
+    nodes: tuple[fx.Node, ...]
+    numbers: int
+
+
+class _Links:
+    """Nodes with the bottlenecks above them: every way through several of these goes from one to
+    the next."""
+
+    def __init__(self, flow: Flow, constants: Constants) -> None:
+        self.flow, self.constants = flow, constants
+        self._known: dict[fx.Node, _Link | None] = {}
+
+    def of(self, node: fx.Node) -> _Link | None:
+        """A node's; ``None`` where there is no such, or values are read there that nobody knows."""
+        if node not in self._known:
+            self._known[node] = self._made(node) if node in self.flow.index else None
+        return self._known[node]
+
+    def _made(self, node: fx.Node) -> _Link | None:
+        source = self.flow.dominator(node)
         if source is None or not isinstance(val(source), Tensor):
-            return
-        nodes = flow.between(source, output)
-        if len(nodes) > MOST_NODES or not _closed(nodes, constants):
-            return
-        if not is_float(source):
-            continue
-        if shape_of(source) != shape_of(output) and not _pooled(source, output):
-            continue
-        part = Piece((source,), output, tuple(nodes), constants)
-        if part.is_small:
-            yield part
+            return None
+        nodes = self.flow.between(source, node)
+        if len(nodes) > MOST_NODES or not _closed(nodes, self.constants):
+            return None
+        numbers = sum(v.numel() for n in nodes if isinstance(v := val(n), Tensor))
+        return _Link(source, tuple(nodes), numbers)
 
 
 def _may_be_norm(part: Piece) -> bool:

@@ -3,6 +3,9 @@ none reads another."""
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import dataclass
+
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
@@ -24,13 +27,45 @@ def is_weighted(node: fx.Node) -> bool:
 
 def is_worth(parts: Lanes) -> bool:
     """Whether the lanes do something of their own that a rule would see apart, and none of them
-    reads another."""
-    own = _own(parts)
-    if own is None:
+    reads another.
+
+    What is above them is looked at from the last call to the first, each with the lanes that need
+    it; what all of them need is none's own, nor is anything above it.
+    """
+    needed_by = {part: 1 << i for i, part in enumerate(parts)}
+    if len(needed_by) < len(parts):
         return False
-    return _multiply_in_turn(parts) or any(
-        kind(n) in WORTH and len(n.all_input_nodes) > 0 for n in own
-    )
+    every, waiting = (1 << len(parts)) - 1, set(parts)
+    left = [_Last(part) for part in parts]
+    heapq.heapify(left)
+    found = _multiply_in_turn(parts)
+    while left:
+        node = heapq.heappop(left).node
+        lanes = needed_by.pop(node)
+        if node in waiting:
+            waiting.remove(node)
+            if lanes & (lanes - 1):
+                return False
+        elif lanes == every:
+            continue
+        found = found or (kind(node) in WORTH and len(node.all_input_nodes) > 0)
+        if found and not waiting:
+            return True
+        for above in filter(is_live, node.all_input_nodes):
+            if above not in needed_by:
+                heapq.heappush(left, _Last(above))
+            needed_by[above] = needed_by.get(above, 0) | lanes
+    return found
+
+
+@dataclass(frozen=True)
+class _Last:
+    """A node that is less than those before it in the graph."""
+
+    node: fx.Node
+
+    def __lt__(self, other: _Last) -> bool:
+        return other.node < self.node
 
 
 def _multiply_in_turn(parts: Lanes) -> bool:
@@ -54,25 +89,3 @@ def _place_of(factor: fx.Node) -> tuple[fx.Node, int, int] | None:
     while kind(factor) in (Kind.RESHAPE, Kind.PERMUTE) or is_scaled(factor):
         factor = operand(factor)
     return position(factor)
-
-
-def _own(parts: Lanes) -> set[fx.Node] | None:
-    """What only some lanes need; ``None`` where one is made from another, or they are the same."""
-    if len(set(parts)) < len(parts):
-        return None
-    above = [_above(p) for p in parts]
-    if any(p in a for i, a in enumerate(above) for j, p in enumerate(parts) if i != j):
-        return None
-    shared = set.intersection(*above)
-    return {n for a in above for n in a if n not in shared} | set(parts)
-
-
-def _above(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    left = [node]
-    while left:
-        for above in left.pop().all_input_nodes:
-            if above not in found and is_live(above):
-                found.add(above)
-                left.append(above)
-    return found
