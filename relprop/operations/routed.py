@@ -108,7 +108,10 @@ class SampleBySample(torch.autograd.Function):
         each = [
             SampleBySample.apply(
                 function,
-                *(t if d is None else t.select(d, i) for t, d in zip(given, in_dims[1:])),
+                *(
+                    t if d is None else t.select(d, i)
+                    for t, d in zip(given, in_dims[1:], strict=True)
+                ),
             )
             for i in range(info.batch_size)
         ]

@@ -85,7 +85,9 @@ class PerExpert:
         self, op: Operator, relevance: Tensor, own: Tensors, operands: tuple[Operand, ...]
     ) -> Split:
         """What the rule makes of the call of a layer."""
-        parts = tuple(replace(o, value=own[o.argument]) for o in operands if o.argument != "experts")
+        parts = tuple(
+            replace(o, value=own[o.argument]) for o in operands if o.argument != "experts"
+        )
         return self.rule(relevance, Call(op, parts, own.get("output"), _as_given, op))  # type: ignore[arg-type]
 
 

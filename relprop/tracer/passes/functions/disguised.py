@@ -68,7 +68,8 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
 
 def _parts_of_one(links: _Links, output: fx.Node) -> Iterator[Piece]:
     """From a bottleneck above to ``output``, the nearest first."""
-    below, nodes, numbers = output, (), 0
+    below, numbers = output, 0
+    nodes: tuple[fx.Node, ...] = ()
     for _ in range(LEVELS):
         if (link := links.of(below)) is None:
             return

@@ -70,8 +70,9 @@ def _picked(copies: fx.Node, shape: list[int]) -> tuple[fx.Node, fx.Node] | None
 def _row_numbers(x: fx.Node) -> fx.Node | None:
     """Which parts of a tensor, along its first axis, a call picks; ``None`` if it does not."""
     if kind(x) is Kind.EMBEDDING:
-        return argument(x, "indices")
-    indices = arguments(x)[1] if is_call(x, aten.index) else ()
+        ids: fx.Node = argument(x, "indices")
+        return ids
+    indices: list[fx.Node] = arguments(x)[1] if is_call(x, aten.index) else []
     return indices[0] if len(indices) == 1 else None
 
 
