@@ -17,10 +17,11 @@ from torch import Tensor
 from relprop.adapters import Original
 from relprop.adapters.texts import Text
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, as_path, first_line
+from relprop.errors import InputError, as_path, first_line
 from relprop.explanation.fitting import refuse_unfit
-from relprop.interpreter.ledger import Account, Ledger
-from relprop.writing import written
+from relprop.interpreter.accounts import Account
+from relprop.interpreter.ledger import Ledger
+from relprop.writing import refuse_other_kinds, written
 
 if TYPE_CHECKING:
     from relprop.explanation import Block, Explanation, Generation, Prediction, TokenScores
@@ -32,13 +33,6 @@ TENSORS = (*OF_TOKENS, "matrix", "input", "layers", "spans")
 STREAM = ("tokens", "grid", "image", "extent", "words", "texts", "clock")
 PLAIN = ("method", "rules", "facts")
 MAPS = ("attention", "gradient", "relevance")
-DRAWN = "explanation.plot().savefig({path!r})"
-#: What writes a file of another kind than ``save``'s.
-OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp"), DRAWN) | {
-    ".html": "explanation.to_html({path!r})",
-    ".json": "pathlib.Path({path!r}).write_text(explanation.to_json())",
-    ".csv": "explanation.to_dataframe().to_csv({path!r})",
-}
 PICTURE = ".picture."
 AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
@@ -46,14 +40,14 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be
     written, ``OptionError`` for the name of a file of another kind."""
-    _refuse_other_kinds(path, "explanation")
+    refuse_other_kinds(path, "explanation")
     _write(path, FORMAT, _header(explanation), dict(_tensors(explanation)))
     return Path(path)
 
 
 def save_generation(generation: Generation, path: str | Path) -> Path:
     """Write ``generation``, all its steps, to ``path``. Raises as ``save`` does."""
-    _refuse_other_kinds(path, "generation")
+    refuse_other_kinds(path, "generation")
     header = {name: getattr(generation, name) for name in ("labels", "stream", "prompt")}
     header["steps"] = [_header(step) for step in generation.steps]
     tensors: dict[str, Tensor | None] = {"ids": generation.ids}
@@ -65,15 +59,6 @@ def save_generation(generation: Generation, path: str | Path) -> Path:
         }
     _write(path, GENERATION, header, tensors)
     return Path(path)
-
-
-def _refuse_other_kinds(path: str | Path, what: str) -> None:
-    if (other := OTHERWISE.get(as_path(path).suffix.lower())) is not None:
-        call = other.replace("explanation.", f"{what}.").format(path=str(path))
-        raise OptionError(
-            f"save({str(path)!r}) writes numbers that relprop.load reads, and no such file",
-            then=[call, f"{what}.save('name.safetensors')"],
-        )
 
 
 def _write(

@@ -1,5 +1,5 @@
 """Files that are there whole or not at all, and what is said of one that could not be written: its
-name, what was being written, and why."""
+name, what was being written, and why; or of a name that is of another kind of file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relprop.errors import RelpropError, first_line, writable
+from relprop.errors import OptionError, RelpropError, as_path, first_line, writable
+
+DRAWN = "explanation.plot().savefig({path!r})"
+#: What writes a file of another kind than ``save``'s.
+OTHERWISE = dict.fromkeys((".png", ".jpg", ".jpeg", ".svg", ".pdf", ".gif", ".webp"), DRAWN) | {
+    ".html": "explanation.to_html({path!r})",
+    ".json": "pathlib.Path({path!r}).write_text(explanation.to_json())",
+    ".csv": "explanation.to_dataframe().to_csv({path!r})",
+}
 
 
 @contextmanager
@@ -62,3 +70,14 @@ def not_written(path: Path, what: str, error: Exception) -> RelpropError:
     reason = error.strerror if isinstance(error, OSError) else first_line(error)
     fact = f"{what} could not be written to {str(path)!r}: {reason}"
     return RelpropError(fact, then=["make room there, or write to another disk, and try again"])
+
+
+def refuse_other_kinds(path: str | Path, what: str) -> None:
+    """Raise ``OptionError`` where ``what`` would be saved under the name of a file of another
+    kind."""
+    if (other := OTHERWISE.get(as_path(path).suffix.lower())) is not None:
+        call = other.replace("explanation.", f"{what}.").format(path=str(path))
+        raise OptionError(
+            f"save({str(path)!r}) writes numbers that relprop.load reads, and no such file",
+            then=[call, f"{what}.save('name.safetensors')"],
+        )

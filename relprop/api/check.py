@@ -24,7 +24,8 @@ from relprop.runner.differences import other_gradients
 from relprop.runner.input_study import is_text
 from relprop.runner.judging import Judge, judged, slopes_of
 from relprop.runner.memory import estimated
-from relprop.runner.needs import Needs, needs_of
+from relprop.runner.needing import needs_of
+from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import past_attention

@@ -21,7 +21,7 @@ from relprop.progress import counting, showing
 from relprop.runner.conditions import Conditions
 from relprop.runner.input_study import InputStudy
 from relprop.runner.judging import Judge, judged
-from relprop.runner.needs import needs_of
+from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, run
 from relprop.runner.session import Session, open_session

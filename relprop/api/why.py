@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from relprop.interpreter.accounts import Account
 from relprop.interpreter.batch import shares_at
-from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.ledger import Ledger
 from relprop.plan import Plan
 from relprop.tracer.calls import Values
 from relprop.tracer.program import describe

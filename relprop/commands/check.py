@@ -16,7 +16,8 @@ from relprop.errors import RelpropError
 if TYPE_CHECKING:
     from relprop.api.check import Report
     from relprop.commands.subject import Subject
-    from relprop.interpreter.ledger import Account, Ledger
+    from relprop.interpreter.accounts import Account
+    from relprop.interpreter.ledger import Ledger
 
 MOST_PLACES = 5
 LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed

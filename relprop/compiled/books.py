@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.accounts import Account
+from relprop.interpreter.ledger import Ledger
 
 #: What is in an account, as its node, path, operation and rule, and the names of what was absorbed
 #: and lost.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from relprop.interpreter.accounts import sum_of
 from relprop.interpreter.forward import detached
-from relprop.interpreter.ledger import sum_of
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
 from relprop.plan import Plan
 from relprop.tracer.calls import Values, per_sample

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
 from relprop.errors import RelpropError, RuleError, first_line, message
-from relprop.interpreter.ledger import Account, Amounts, account_of, added
+from relprop.interpreter.accounts import Account, Amounts, account_of, added
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step

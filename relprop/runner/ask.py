@@ -31,7 +31,8 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Heard, Judge, judged
 from relprop.runner.memory import fitted
-from relprop.runner.needs import Needs, needs_of
+from relprop.runner.needing import needs_of
+from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run

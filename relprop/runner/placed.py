@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, message
+from relprop.interpreter.accounts import added
 from relprop.interpreter.batch import shares_of
-from relprop.interpreter.ledger import Ledger, added
+from relprop.interpreter.ledger import Ledger
 from relprop.layout import Places, places_of
 from relprop.plan import POSITIONS, Plan, factors_of_scores
 from relprop.runner.positions import positions

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from relprop.errors import JointStartWarning, message, warn
+from relprop.interpreter.accounts import Account
+from relprop.interpreter.accounts import added as joined
 from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
-from relprop.interpreter.ledger import Account, Ledger
-from relprop.interpreter.ledger import added as joined
+from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending

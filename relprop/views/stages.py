@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.accounts import Account
+from relprop.interpreter.ledger import Ledger
 
 KINDS = ("absorbed", "lost", "unread")
 SMALL = 0.002  # shares of Σ|R| at the start below which a part is drawn without a number

@@ -16,7 +16,7 @@ from relprop.interpreter import points, reading
 from relprop.runner import heads, memory, rollup
 from relprop.runner import run as runs
 from relprop.runner.conditions import Conditions
-from relprop.runner.needs import needs_of
+from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.session import open_session
 from relprop.targets import span, token

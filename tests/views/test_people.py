@@ -12,7 +12,8 @@ import transformers as hf
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
-from relprop.interpreter.ledger import Account, Ledger
+from relprop.interpreter.accounts import Account
+from relprop.interpreter.ledger import Ledger
 from relprop.reporting.words import in_words
 from relprop.views import audit
 from tests.targets.models import bert, gpt2

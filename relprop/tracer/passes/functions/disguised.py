@@ -7,10 +7,9 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -23,15 +22,12 @@ from relprop.tracer.editing import (
     aten,
     emit,
     is_float,
-    is_live,
     reshaped,
     shape_of,
-    tensor_inputs,
-    val,
 )
-from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.known import known_function
 from relprop.tracer.passes.trials.comparison import same
+from relprop.tracer.passes.trials.links import Links
 from relprop.tracer.passes.trials.parts import (
     MOST_NODES,
     MOST_NUMBERS,
@@ -56,7 +52,7 @@ _CURVED = frozenset(
 def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     """Functions of one tensor: norms, softmax, activations, pools."""
     flow = flow_of(graph)
-    links = _Links(flow, constants)
+    links = Links(flow, constants)
 
     def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:
         parts = list(_parts_of_one(links, output))
@@ -66,7 +62,7 @@ def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
     raise_parts(flow.nodes, tried)
 
 
-def _parts_of_one(links: _Links, output: fx.Node) -> Iterator[Piece]:
+def _parts_of_one(links: Links, output: fx.Node) -> Iterator[Piece]:
     """From a bottleneck above to ``output``, the nearest first."""
     below, numbers = output, 0
     nodes: tuple[fx.Node, ...] = ()
@@ -80,40 +76,6 @@ def _parts_of_one(links: _Links, output: fx.Node) -> Iterator[Piece]:
             continue
         if shape_of(below) == shape_of(output) or _pooled(below, output):
             yield Piece((below,), output, nodes, links.constants)
-
-
-class _Link(NamedTuple):
-    """The nearest bottleneck above a node, and what lies on the way from it to that node, which is
-    the last: in all so many numbers."""
-
-    source: fx.Node
-    nodes: tuple[fx.Node, ...]
-    numbers: int
-
-
-class _Links:
-    """Nodes with the bottlenecks above them: every way through several of these goes from one to
-    the next."""
-
-    def __init__(self, flow: Flow, constants: Constants) -> None:
-        self.flow, self.constants = flow, constants
-        self._known: dict[fx.Node, _Link | None] = {}
-
-    def of(self, node: fx.Node) -> _Link | None:
-        """A node's; ``None`` where there is no such, or values are read there that nobody knows."""
-        if node not in self._known:
-            self._known[node] = self._made(node) if node in self.flow.index else None
-        return self._known[node]
-
-    def _made(self, node: fx.Node) -> _Link | None:
-        source = self.flow.dominator(node)
-        if source is None or not isinstance(val(source), Tensor):
-            return None
-        nodes = self.flow.between(source, node)
-        if len(nodes) > MOST_NODES or not _closed(nodes, self.constants):
-            return None
-        numbers = sum(v.numel() for n in nodes if isinstance(v := val(n), Tensor))
-        return _Link(source, tuple(nodes), numbers)
 
 
 def _may_be_norm(part: Piece) -> bool:
@@ -146,13 +108,6 @@ def _pooled(source: fx.Node, output: fx.Node) -> tuple[int, ...]:
             if short in (kept, gone) and all(long[a] > 1 for a in axes):
                 return axes
     return ()
-
-
-def _closed(nodes: Sequence[fx.Node], constants: Constants) -> bool:
-    """Whether the values of everything else that is read are known."""
-    return all(
-        is_live(i) or constants.value(i) is not None for n in nodes for i in tensor_inputs(n)
-    ) and not any(kind(n) in (Kind.RANDOM, Kind.DETACH, Kind.READ) for n in nodes)
 
 
 def _function_of_one(part: Piece) -> fx.Node | None:
