@@ -12,6 +12,8 @@ from torch import nn
 
 from relprop.compiled import Explainer, compare, make_flat
 from relprop.compiled.explainer import Runs, without_autograd
+from relprop.compiled.making import Flat
+from relprop.compiled.native import call_functions
 from relprop.compiled.saving import read
 from relprop.door import guarded
 from relprop.errors import OptionError, nearest
@@ -87,7 +89,7 @@ def compile(
         part = Part(bound, prepared, 0, bound.batch)
         flat = make_flat(module, part, target, question, how)
     live = replace(flat.live, given=given, processor=processor or prepared.processor)
-    explainer = Explainer(_running(flat.module, backend), flat.manual, live)
+    explainer = Explainer(_running(flat, backend), flat.manual, live)
     if verify:
         own = ask(module, prepared.inputs, [target], [question], how)[0][0]
         assert own is not None
@@ -95,10 +97,12 @@ def compile(
     return explainer
 
 
-def _running(module: nn.Module, backend: str | Callable[..., Any] | None) -> Runs:
+def _running(flat: Flat, backend: str | Callable[..., Any] | None) -> Runs:
     """What runs a recorded program. On a CPU Inductor is asked for a program in C++ throughout:
     what Python does between two kernels is a seventh of the time of a small model."""
+    module = flat.module
     if backend is None:
+        call_functions(module, [t for t, _ in flat.live.example])
         return without_autograd(module)
     if backend != "inductor" or any(t.device.type != "cpu" for t in module.parameters()):
         return torch.compile(module, backend=backend)

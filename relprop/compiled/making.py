@@ -15,7 +15,7 @@ from relprop.compiled.head import ONE_ELEMENT, Head
 from relprop.compiled.layout import laid_out
 from relprop.compiled.live import Live
 from relprop.compiled.recording import Recording
-from relprop.compiled.tidying import EXPLAIN, refuse_tags, tidied
+from relprop.compiled.tidying import EXPLAIN, tidied
 from relprop.compiled.views import without_idle_calls
 from relprop.compiled.weights import with_names
 from relprop.errors import InputError, OptionError, TargetError, message
@@ -65,7 +65,6 @@ def make_flat(
     layouts, described = laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
     small, books = recording.at(SIZES[0])
-    refuse_tags(small.graph, question.method)
     large, _ = recording.at(SIZES[1])
     without_idle_calls(small, large)
     given = small.graph.find_nodes(op="placeholder")

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.adapters import Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Head, start_at
-from relprop.compiled.tidying import DRAWS, not_flat
-from relprop.errors import out_of_memory
+from relprop.compiled.tape import LooksAtValues, taping
+from relprop.compiled.tidying import not_flat, refuse_tags
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
 from relprop.runner.answer import Numbers, at_input, over_attention
@@ -50,27 +49,18 @@ class Recording:
         the index of what is explained: (batch,), or (batch, axes) of an output with several.
 
         Raises:
-            OptionError: where the method looks at values, which cannot be recorded.
+            OptionError: where the method looks at values, which cannot be recorded, or where an
+                operation gives something else at every call.
         """
-        books: list[Books] = []
-
-        def flat(*given: Tensor) -> Outputs:
-            outputs, kept = self._run(given, batch)
-            books[:] = kept
-            return outputs
-
+        given = self.given(batch)
         try:
-            with TRACING, torch.no_grad(), unwarned("There is a performance drop"):
-                module = make_fx(flat, tracing_mode="real")(*self.given(batch))
-        except NotImplementedError as error:  # PyTorch 2.11 cannot record such a call
-            if "Generator" not in str(error):
-                raise
-            raise not_flat(self.needs.question.method, DRAWS) from error
-        except RuntimeError as error:
-            if out_of_memory(error) or "value out of a tracing tensor" not in str(error):
-                raise
+            slow = "There is a performance drop"
+            with TRACING, torch.no_grad(), unwarned(slow), taping(given) as tape:
+                outputs, books = self._run(given, batch)
+        except LooksAtValues as error:
             raise not_flat(self.needs.question.method, "it looks at values on its way") from error
-        return module, books[0] if books else None
+        refuse_tags(tape.graph, self.needs.question.method)
+        return tape.module(outputs), books
 
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
@@ -88,7 +78,7 @@ class Recording:
     def _repeated(tensor: Tensor, batch: int) -> Tensor:
         return tensor[torch.arange(batch, device=tensor.device) % len(tensor)].contiguous()
 
-    def _run(self, given: Sequence[Tensor], batch: int) -> tuple[Outputs, list[Books]]:
+    def _run(self, given: Sequence[Tensor], batch: int) -> tuple[Outputs, Books | None]:
         count = len(self.inputs.tensors)
         tensors, contents, index = given[:count], given[count:-1], given[-1]
         inputs = replace(self.inputs, tensors=tuple(tensors), batch=batch)
@@ -106,9 +96,9 @@ class Recording:
         outputs = named(numbers) | {"output": start.scalars.detach(), "index": chosen}
         outputs |= self._of_model(values)
         if numbers.ledger is None:
-            return outputs, []
+            return outputs, None
         books, amounts = Books.of(numbers.ledger)
-        return outputs | {"ledger": amounts}, [books]
+        return outputs | {"ledger": amounts}, books
 
     def _numbers(self, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Numbers:
         if self.needs.question.by.level == "attention":

@@ -26,6 +26,8 @@ def without_idle_calls(small: fx.GraphModule, large: fx.GraphModule) -> None:
         if all(map(_is_idle, pair)):
             for node in pair:
                 node.replace_all_uses_with(_source(node))
+        for node in pair:
+            node.target = aten.view.default if node.target in VIEWS else node.target
     for module in (small, large):
         module.graph.eliminate_dead_code()
 

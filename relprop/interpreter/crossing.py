@@ -13,12 +13,12 @@ from functools import reduce
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import register_pytree_node
 
 from relprop.interpreter.walk import Pending, Walk, call_of, walk
 from relprop.numerics import total
 from relprop.operations import Args, Kwargs, Value, is_call
+from relprop.operations.looking import is_recorded
 from relprop.plan import Edge, Plan, Step
 from relprop.rules.call import Call, Split
 from relprop.tracer.calls import Values, call_node
@@ -197,7 +197,7 @@ def _reached(by: Chunked, arrived: Tensor) -> list[Chunk]:
     """The chunks at which relevance has arrived, at least one: of none every rule makes none, being
     homogeneous. A run that is recorded looks at no values."""
     chunks = list(by.chunks())
-    if get_proxy_mode() is not None:
+    if is_recorded():
         return chunks
     return [c for c in chunks if bool(arrived.narrow(by.axis, *c).any())] or chunks[:1]
 

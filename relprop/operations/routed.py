@@ -3,16 +3,15 @@ with its own matrix, so that no matrix is copied for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
 
 from relprop.operations.kinds import Kind
+from relprop.operations.looking import cannot_look
 from relprop.operations.table import Operation
 
 
@@ -30,11 +29,6 @@ def routed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tenso
 
 routed_linear.operation = Operation(Kind.LINEAR, routed=True)  # type: ignore[attr-defined]
 routed_linear.arguments = ("input", "weight", "bias", "experts")  # type: ignore[attr-defined]
-
-
-def cannot_look(x: Tensor) -> bool:
-    """Whether nobody may look at values: a run is recorded, or there are shapes alone."""
-    return get_proxy_mode() is not None or x.is_meta or is_fake(x)
 
 
 def rows_of(experts: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -87,32 +81,3 @@ class _Routed(torch.autograd.Function):
         )
         y = routed_linear(x.flatten(0, 1), weight, bias, experts.flatten())
         return y.unflatten(0, x.shape[:2]), 0
-
-
-class SampleBySample(torch.autograd.Function):
-    """A function of tensors that looks at their values, and gives a tuple of tensors: within a
-    ``vmap`` it is called for each sample. Nothing is differentiated."""
-
-    @staticmethod
-    def forward(function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-        """What the function gives."""
-        return function(*given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Any, *given: Any) -> Any:
-        """One sample after another."""
-        each = [
-            SampleBySample.apply(
-                function,
-                *(
-                    t if d is None else t.select(d, i)
-                    for t, d in zip(given, in_dims[1:], strict=True)
-                ),
-            )
-            for i in range(info.batch_size)
-        ]
-        return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, negative, positive, safe_divide, total
+from relprop.operations.looking import is_recorded
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.families import NO_POSITIVE, ZERO, Halves, Share, lost_by_division
 
@@ -47,7 +47,7 @@ class Linear:
         its sign, which is exact. A run that is recorded writes nothing in place.
         """
         up, down, w = positive(x), negative(x), part(weight)
-        recorded = get_proxy_mode() is not None
+        recorded = is_recorded()
         z = _through(up, w)
         rest = w - weight if recorded else w.sub_(weight)
         z = z - _through(down, rest)

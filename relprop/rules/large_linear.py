@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
 
 from relprop.numerics import Divide, positive, safe_divide
+from relprop.operations.looking import is_recorded
 from relprop.rules.call import Call, Split
 from relprop.rules.closed import Linear
 from relprop.rules.families import NO_POSITIVE, lost_by_division
@@ -37,7 +37,7 @@ class LargeLinear:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x, weight = call.inputs[:2]
         alone = call.activations != (0,) or weight.dim() != 2
-        if alone or get_proxy_mode() is not None:
+        if alone or is_recorded():
             return Linear(self.divide)(relevance, call)
         bias = call.argument(2, "bias")
         share, z, s = _Terms.apply(relevance, x, weight, call.output, bias, self.divide)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from relprop.numerics import total
 from relprop.operations import Args, Kwargs, Operator
-from relprop.operations.routed import SampleBySample, cannot_look, rows_of
+from relprop.operations.looking import SampleBySample, cannot_look
+from relprop.operations.routed import rows_of
 from relprop.operations.vocabulary import grouped_linear
 from relprop.rules.call import Call, Operand, Split, Total
 from relprop.rules.rule import Rule

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import tree_map
 
 from relprop.operations import Value
+from relprop.operations.looking import is_recorded
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
@@ -156,7 +156,7 @@ class Chunked:
 
     def _causal_alone(self, kernel: Kernel) -> bool | None:
         """The same of the masks at these inputs. A run that is recorded looks at no values."""
-        if get_proxy_mode() is not None:
+        if is_recorded():
             return None
         whole = self.attention.queries
         size = max(1, CHUNK_BYTES * whole // self._mask_bytes)

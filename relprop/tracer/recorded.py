@@ -42,6 +42,11 @@ def without_values(value: object) -> object:
     return value
 
 
+def record_value(node: fx.Node, value: Tensor) -> None:
+    """A node gave a tensor like this one."""
+    node.meta["val"] = without_values(value)
+
+
 def record_alike(node: fx.Node, other: fx.Node) -> None:
     """A node stands for another: what PyTorch recorded of that is recorded of it."""
     node.meta = other.meta
