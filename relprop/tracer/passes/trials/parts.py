@@ -34,11 +34,16 @@ class Piece:
     constants: Constants
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """The output for other tensors, in double precision."""
+        """The output for other tensors, in double precision. Raises ``TypeError`` where it reads
+        numbers that nobody knows: a parameter's."""
         known: Values = dict(zip(self.sources, tensors, strict=True))
 
         def value(node: fx.Node) -> Value:
-            return known[node] if node in known else in_double(self.constants.value(node))
+            if node in known:
+                return known[node]
+            if (held := self.constants.value(node)) is None:
+                raise TypeError(f"{node.name} has no numbers yet")
+            return in_double(held)
 
         for node in self.nodes:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
