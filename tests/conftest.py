@@ -4,15 +4,13 @@ worker, no missing extras."""
 import gc
 import importlib.util
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from relprop.plan import again
-from relprop.runner import memory, run
-from relprop.tracer import chunked
-from tests.common import models
+from tests.common import models, paths
 from tests.common.browser import browser  # noqa: F401
 
 settings.register_profile(
@@ -83,27 +81,17 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(autouse=True)
-def _in_chunks(monkeypatch):
-    """With CHUNKS=7 in the environment every attention map is made 7 queries at a time."""
-    if rows := os.environ.get("CHUNKS"):
-        monkeypatch.setattr(chunked, "CHUNK_BYTES", 0)
-        monkeypatch.setattr(chunked, "chunk_rows", lambda attention, batch: int(rows))
-
-
-@pytest.fixture(autouse=True)
-def _in_segments(monkeypatch):
-    """With SEGMENTS in the environment every graph is cut, as finely as saves memory."""
-    if os.environ.get("SEGMENTS"):
-        monkeypatch.setattr(memory, "free_memory", lambda device: 0)
-        monkeypatch.setattr(memory, "LITTLE", 0)
-
-
-@pytest.fixture(autouse=True)
-def _held_as_little_as_can_be(monkeypatch):
-    """With FRUGAL in the environment small values, too, are made again or let go."""
-    if os.environ.get("FRUGAL"):
-        monkeypatch.setattr(again, "SMALL", 0)
-        monkeypatch.setattr(run, "MATTERS", 0)
+def _as_large_models_run():
+    """With CHUNKS=7 in the environment every attention map is made 7 queries at a time; with
+    SEGMENTS every graph is cut, as finely as saves memory; with FRUGAL small values, too, are made
+    again or let go."""
+    rows, segments, frugal = map(os.environ.get, ("CHUNKS", "SEGMENTS", "FRUGAL"))
+    with (
+        paths.in_chunks(int(rows)) if rows else nullcontext(),
+        paths.in_segments() if segments else nullcontext(),
+        paths.frugally() if frugal else nullcontext(),
+    ):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ class Passing:
         plan, pending = self.plan, self.pending
         arrived = None
         if first in self.hooks or first in self.passages:
-            arrived = join(plan, first, values, pending.get((first, 0), []))
+            arrived = _joined(plan, first, values, pending.get((first, 0), []))
         if first in self.hooks and arrived is not None:
             replaced = self.hooks[first](arrived)
             arrived = arrived if replaced is None else replaced
@@ -83,6 +83,18 @@ class Passing:
         nodes = [first, *others]
         done, self.pending = _walk_section(plan, nodes, values, pending, self.extras, self.account)
         return done
+
+
+def _joined(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tensor | None:
+    """All that has arrived at a node, batch first."""
+    if len(parts) < 2 or plan.rules.fan_out is None:
+        return join(plan, node, values, parts)
+    own = {node: values[node]} if node in values else {}
+
+    def one_sample(given: Values, arrived: list[Tensor]) -> Tensor | None:
+        return join(plan, node, given, arrived)
+
+    return per_sample(one_sample, own, parts)  # type: ignore[no-any-return]
 
 
 def abreast(

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind
 from relprop.tracer.attention import after_reshape
 from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of, tensor_inputs, val
-from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.facts import is_floating, role
 from relprop.tracer.follow import depending
 from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program, Site
@@ -112,8 +112,9 @@ def attention_of(program: Program, site: Site) -> Attention | str:
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Whether a value is worth keeping: masks, made of positions alone, are soon made again."""
-    return is_floating(node) and is_batched(node)
+    """Whether a value is worth keeping: masks, made of positions and of what an input says of them,
+    are soon made again."""
+    return is_floating(node) and role(node) == "activation"
 
 
 def _upwards(program: Program, site: Site) -> tuple[set[fx.Node], dict[fx.Node, MapAxes]] | None:
