@@ -101,9 +101,12 @@ def read_by(
     plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], heads: Heads
 ) -> frozenset[fx.Node]:
     """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
-    are explained of the end of the graph, what enters it."""
+    are explained of the end of the graph, what enters it, and its result where relevances meet
+    there."""
     regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *heads.readings.values())
     parts = regions if heads.few else tuple(in_chunks.values())
     inside = {n for region in parts for n in region.nodes}
-    outside = frozenset() if plan is None else plan.keep_outside(inside)
+    outside = frozenset[fx.Node]()
+    if plan is not None:
+        outside = plan.keep_outside(inside) | (plan.joined & in_chunks.keys())
     return outside.union(*(region.entering for region in regions))

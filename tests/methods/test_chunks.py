@@ -79,6 +79,33 @@ def _t5():
     return *_text(transformers.T5ForConditionalGeneration, config, **more), (7, 3)
 
 
+def _bloom():
+    """A mask of numbers, which all layers read."""
+    config = transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=4)
+    return *_text(transformers.BloomForCausalLM, config), (7, 3)
+
+
+class _Halves(torch.nn.Module):
+    """A text model whose heads' results are read in two parts, by whoever reads them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(50, 16)
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(16) for _ in range(2)])
+        self.qkv = torch.nn.ModuleList([torch.nn.Linear(16, 48) for _ in range(2)])
+        self.out = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(2)])
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, input_ids):
+        h = self.words(input_ids)
+        for norm, qkv, out in zip(self.norms, self.qkv, self.out, strict=True):
+            q, k, v = qkv(norm(h)).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+            found = (q @ k.mT / 2).softmax(-1) @ v
+            turned = torch.cat([found[..., 2:], found[..., :2].tanh()], -1)
+            h = h + out(turned.transpose(1, 2).flatten(2))
+        return self.head(h[:, 0])
+
+
 def _picture(name, **changes):
     model = timm.create_model(name, img_size=32, num_classes=5, **changes).eval()
     generator = torch.Generator().manual_seed(0)
@@ -102,6 +129,8 @@ MODELS = {
     "sliding windows": _windows,
     "sinks": _sinks,
     "encoder and decoder": _t5,
+    "masks of numbers": _bloom,
+    "results read twice": lambda: (_Halves().eval(), IDS, 1),
     "ViT": lambda: _picture("vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2),
     "talking heads": lambda: _picture("cait_xxs24_224", patch_size=8, embed_dim=24, depth=2),
     "windows of a picture": lambda: _picture(
@@ -198,7 +227,7 @@ def test_chunks_change_nothing_by_other_rules(case, rules, monkeypatch):
     assert all(gap(whole[n].scores, parts[n].scores) < 100 * EXACT for n in whole.streams)
 
 
-SOFTMAX_ALONE = set(MODELS) - {"relative positions from the input", "sinks"}
+SOFTMAX_ALONE = set(MODELS) - {"relative positions from the input", "sinks", "masks of numbers"}
 
 
 @pytest.fixture
