@@ -203,7 +203,7 @@ def _contraction(
     of_map, queries = (one, other) if transposed else (other, one)
     if of_values and all(_is_no_token(atom) for atom in of_values):
         copied = any(atom.kind != "feature" for atom in of_values)
-        if not copied or all(atom.kind == "feature" for atom in of_map):
+        if not copied or not any(atom.repeated or atom.kind == "token" for atom in of_map):
             what = "copies of one token" if copied else "channels, not tokens"
             return None, f"its keys are {what}"
     _mark_series(batches)

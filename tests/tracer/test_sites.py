@@ -164,11 +164,26 @@ def mixing_router(m, x):
     )
 
 
-def copying_router(m, x, copies=lambda t: t.repeat_interleave(2, 0)):
+def at_once(logits):
+    """The weights of the two likeliest experts, and which they are."""
+    chosen, places = logits.topk(2, -1)
+    return chosen.softmax(-1), places
+
+
+def in_turn(logits):
+    """The same by two softmaxes: that of the second choice is over what the first left."""
+    first = logits.max(-1, keepdim=True).indices
+    left = logits.scatter(-1, first, -torch.inf)
+    second = left.max(-1, keepdim=True).indices
+    weights = [logits.softmax(-1).gather(-1, first), left.softmax(-1).gather(-1, second)]
+    return torch.cat(weights, -1), torch.cat([first, second], -1)
+
+
+def copying_router(m, x, copies=lambda t: t.repeat_interleave(2, 0), choose=at_once):
     """Every token once for each of its two experts, as the libraries dispatch them."""
-    chosen, places = m.router(x.flatten(0, 1)).topk(2, -1)
+    weights, places = choose(m.router(x.flatten(0, 1)))
     each = torch.bmm(copies(x.flatten(0, 1))[:, None], m.experts[places.flatten()])
-    mixed = (each.view(-1, 2, WIDTH) * chosen.softmax(-1)[:, :, None]).sum(1)
+    mixed = (each.view(-1, 2, WIDTH) * weights[:, :, None]).sum(1)
     return m.head(m.attend(x) + mixed.view_as(x))
 
 
@@ -226,6 +241,10 @@ NO_SITES = {
     "a router's weights": (soft_router, "channels, not tokens"),
     "a router that mixes by a product": (mixing_router, "channels, not tokens"),
     "a router of copies": (copying_router, "copies of one token"),
+    "a router that chooses in turn": (
+        lambda m, x: copying_router(m, x, choose=in_turn),
+        "copies of one token",
+    ),
     "a router of expanded copies": (
         lambda m, x: copying_router(m, x, lambda t: t[:, None].expand(-1, 2, -1).flatten(0, 1)),
         "copies of one token",
