@@ -484,3 +484,27 @@ def test_buffers_that_a_model_writes_stay_free_of_gradients():
     model = Keeps()
     relprop.explain(model, sample(), 1)
     assert not model.last.requires_grad and not model.last.any()
+
+
+class AtTheBorder(nn.Module):
+    """Numbers that a ReLU passes or not as they are rounded, of an input that it was made for."""
+
+    def __init__(self, x):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 64))
+        self.border = nn.Parameter((x.double() @ self.weight.double()).float()[0])
+        self.out = nn.Linear(64, 3)
+        self.past = nn.Linear(256, 3)
+
+    def forward(self, x):
+        h = (x[..., None] * self.weight).sum(1)  # a linear layer, which adds up in another order
+        return self.past(x) + self.out((h - self.border).relu())
+
+
+def test_gradients_that_rounding_decides_are_not_compared():
+    torch.manual_seed(0)
+    x = torch.randn(1, 256)
+    compared = relprop.explain(AtTheBorder(x), x, 1, method="gradient_x_input").facts["compared"]
+    assert "the last digits of 'input_0' move its gradient" in compared
+    away = relprop.explain(AtTheBorder(x), x + 1, 1, method="gradient_x_input").facts["compared"]
+    assert "gradients equal" in away
