@@ -108,6 +108,12 @@ def beside_scales_the_result(q, k, v, beside):
     return (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, keepdim=True) - beside)
 
 
+def beside_scales_without_the_axis(q, k, v, beside):
+    s = scores(q, k)
+    share = torch.sigmoid(s.logsumexp(-1) - beside.view(1, -1, 1))
+    return (s.softmax(-1) @ v) * share.unsqueeze(-1)
+
+
 def triangle_hidden(q, k, v, _):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -158,6 +164,7 @@ SAME = {
         (beside_less_the_largest, first),
         (beside_divides_late, first),
         (beside_scales_the_result, first),
+        (beside_scales_without_the_axis, first),
     ],
     (triangle_hidden, first): [
         (triangle_renormalised, first),

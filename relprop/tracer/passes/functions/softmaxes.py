@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -37,28 +38,52 @@ def softmax_in(subgraph: Subgraph) -> Kind | float | None:
 def is_beside_parameter(subgraph: Subgraph) -> bool:
     """Whether a subgraph is a softmax of each row and one more score, a parameter, which is left
     out afterwards."""
+    return _parameter_shape(subgraph) is not None
+
+
+def parameter_beside(subgraph: Subgraph) -> fx.Node:
+    """That parameter, an axis of length 1 along the row."""
+    (p,) = subgraph.parameters
+    score, shape = operand(p) if is_call(p, aten.exp) else p, _parameter_shape(subgraph)
+    assert shape is not None
+    return reshaped(subgraph.output, score, shape(shape_of(score)))
+
+
+def _parameter_shape(subgraph: Subgraph) -> Callable[[list[int]], list[int]] | None:
+    """How the only parameter lies beside the rows: as it is, or, where it meets what was summed
+    over them without that axis, with it."""
     if len(subgraph.parameters) != 1 or len(subgraph.axes) != 1:
-        return False
-    (p,), axis = subgraph.parameters, subgraph.axes[0]
-    along = rank(subgraph.source) - axis  # the row's axis, counted from the last
-    if rank(p) > rank(subgraph.source) or (rank(p) >= along and shape_of(p)[-along] != 1):
-        return False
+        return None
+    (p,), axis, wide = subgraph.parameters, subgraph.axes[0], rank(subgraph.source)
+
+    def aligned(shape: list[int]) -> list[int]:
+        return [1] * (wide - len(shape)) + shape
+
+    def inserted(shape: list[int]) -> list[int]:
+        shape = [1] * (wide - 1 - len(shape)) + shape
+        return [*shape[:axis], 1, *shape[axis:]]
+
+    for way in (aligned, inserted):
+        shape = way(shape_of(p))
+        if len(shape) == wide and shape[axis] == 1 and _sees(subgraph, axis, way):
+            return way
+    return None
+
+
+def _sees(subgraph: Subgraph, axis: int, way: Callable[[list[int]], list[int]]) -> bool:
+    """Whether a subgraph is the softmax whose rows see its parameter, which lies so."""
+    (p,) = subgraph.parameters
 
     def found(t: Tensor, score: Tensor) -> Tensor:
         row = t.exp() if is_call(subgraph.source, aten.exp) else t
         return subgraph(row, score.exp() if is_call(p, aten.exp) else score)
 
     def wanted(t: Tensor, score: Tensor) -> Tensor:
-        return (t - torch.logaddexp(t.logsumexp(axis, keepdim=True), score)).exp()
+        beside = score.reshape(way(list(score.shape)))
+        return (t - torch.logaddexp(t.logsumexp(axis, keepdim=True), beside)).exp()
 
     given = [(t.x, t.parameters[0].double()) for t in trials(subgraph)]
     return equal_functions(found, wanted, given)
-
-
-def parameter_beside(subgraph: Subgraph) -> fx.Node:
-    """That parameter."""
-    (p,) = subgraph.parameters
-    return operand(p) if is_call(p, aten.exp) else p
 
 
 def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None:
