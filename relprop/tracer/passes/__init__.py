@@ -61,6 +61,7 @@ from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.missing import leave_out_missing
 from relprop.tracer.passes.spelling.respell import respell
+from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
@@ -116,6 +117,7 @@ PASSES = (
     Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
+    Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
