@@ -145,6 +145,42 @@ def pooled_product_divided_late(x, w):
     return torch.einsum("bn,bnd->bd", e, x) / e.sum(1, keepdim=True)
 
 
+def shared_keys(k):
+    """The keys' first halves, and the second halves of the first head, which all heads share."""
+    one, other = k.chunk(2, -1)
+    return one, other[:, :1]
+
+
+def parts_joined(q, k, v, _):
+    one, other = shared_keys(k)
+    keys = torch.cat([one, other.expand_as(one)], -1)
+    return (SHARE * (q @ keys.mT)).softmax(-1) @ v
+
+
+def parts_added(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return (SHARE * (a @ one.mT + b @ other.mT)).softmax(-1) @ v
+
+
+def parts_by_letters(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return ((a @ one.mT + torch.einsum("bhid,bjd->bhij", b, other[:, 0])) * SHARE).softmax(-1) @ v
+
+
+def one_part_as_a_mask(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return F.scaled_dot_product_attention(a, one, v, SHARE * b @ other.mT, scale=SHARE)
+
+
+def cosines(q, k, v, _):
+    return (5 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+
+def cosines_by_a_matrix_of_lengths(q, k, v, _):
+    lengths = q.norm(dim=-1, keepdim=True) @ k.norm(dim=-1, keepdim=True).mT
+    return (5 * (q @ k.mT) / lengths).softmax(-1) @ v
+
+
 SAME = {
     (difference_of_maps, first): [
         (difference_of_results, first),
@@ -164,6 +200,12 @@ SAME = {
         (triangle_normalised, first),
         (upper_triangle_taken_away, first),
     ],
+    (parts_joined, first): [
+        (parts_added, first),
+        (parts_by_letters, first),
+        (one_part_as_a_mask, first),
+    ],
+    (cosines, first): [(cosines_by_a_matrix_of_lengths, first)],
     (plain, pooled): [
         (plain, pooled_by_a_product),
         (plain, pooled_divided_late),

@@ -48,6 +48,7 @@ from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
+from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_outputs,
@@ -68,8 +69,9 @@ from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_cons
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import lay_side_by_side
-from relprop.tracer.passes.sums.runs import join_sums, part_totals
+from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
+from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.sums import join_sums_by_index
@@ -162,6 +164,9 @@ PASSES = (
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
+    Pass(join_scaled, "lanes that are added have one number in front of their sum"),
+    Pass(join_scores, "contents and positions are features of one product"),
+    SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation"),
     Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
     Pass(cut_maps, "heads that are taken from others are maps of their own"),
@@ -180,6 +185,7 @@ PASSES = (
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_totals, "what was laid side by side to be added is terms"),
+    Pass(part_layers, "so is what was laid side by side to be weighed and added"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),

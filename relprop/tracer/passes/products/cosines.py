@@ -40,6 +40,7 @@ Front = tuple[fx.Node, tuple[int, ...], fx.Node]
 def scale_operands(graph: fx.Graph) -> None:
     """(u·v)·f(u)·g(v) → (u·f(u))·(v·g(v)), where f and g are one number for each vector."""
     _part_roots(graph)
+    _part_lengths(graph)
     flow = flow_of(graph)
     for node in flow.nodes:
         if node._erased or not is_product(node) or not is_outermost(node):
@@ -135,6 +136,21 @@ def _part_roots(graph: fx.Graph) -> None:
         if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):
             a, b = (emit(node, node.target, x, *arguments(node)[1:]) for x in arguments(below))
             swap(node, emit(node, aten.mul.Tensor, a, b))
+
+
+def _part_lengths(graph: fx.Graph) -> None:
+    """A matrix of products of two lengths, as a product of a column and a row → their product."""
+    for node in list(graph.nodes):
+        outer = is_call(node, aten.matmul) and shape_of(operand(node))[-1] == 1
+        if outer and all(is_live(x) and _is_length(x) for x in arguments(node)):
+            swap(node, emit(node, aten.mul.Tensor, *arguments(node)))
+
+
+def _is_length(x: fx.Node) -> bool:
+    """Whether a tensor holds a number that describes many."""
+    while kind(x) in (Kind.RESHAPE, Kind.PERMUTE, Kind.FUNCTION):
+        x = operand(x)
+    return kind(x) in (Kind.TOTAL, Kind.STATISTIC)
 
 
 def _is_root(node: fx.Node) -> bool:
