@@ -84,6 +84,27 @@ SIGMOIDS = {
     "less what it leaves": lambda a, b: b - b * torch.sigmoid(-a),
     "one less another": lambda a, b: b * (1 - torch.sigmoid(-a)),
 }
+
+
+def modulated(change):
+    """Norms whose scale and shift are made from the mean of all tokens."""
+
+    def way(m, x):
+        for block in m.blocks:
+            x = x + block.attention(x)
+            s, b = block.wide(x.mean(1, keepdim=True)).chunk(2, -1)
+            x = x + block.mlp(change(F.layer_norm(x, x.shape[-1:]), s, b))
+        return m.head(x[:, 0])
+
+    return way
+
+
+modulation = modulated(lambda y, s, b: y * (1 + s) + b)
+MODULATIONS = {
+    "a product added": lambda y, s, b: y + y * s + b,
+    "addcmul": lambda y, s, b: torch.addcmul(y, y, s) + b,
+    "the shift first": lambda y, s, b: (y + b) + s * y,
+}
 grown = gated(lambda a, b: (F.elu(a) + 1) * b)
 SAME = {
     share: {f"share by {n}": stream(f) for n, f in SHARES.items()},
@@ -91,6 +112,7 @@ SAME = {
     scaled: {f"scale by {n}": parameter(f) for n, f in SCALED.items()},
     multiple: {f"multiple by {n}": parameter(f) for n, f in MULTIPLES.items()},
     sigmoid: {f"gate by {n}": gated(f) for n, f in SIGMOIDS.items()},
+    modulation: {f"modulated by {n}": modulated(f) for n, f in MODULATIONS.items()},
     grown: {"a function and a number": gated(lambda a, b: b * turned(a))},
 }
 

@@ -181,6 +181,19 @@ def cosines_by_a_matrix_of_lengths(q, k, v, _):
     return (5 * (q @ k.mT) / lengths).softmax(-1) @ v
 
 
+#: Of learned values, which depend on no input.
+MEMORY = torch.linspace(-1, 1, HEADS * TOKENS * 6).cos().view(HEADS, TOKENS, 6).double()
+
+
+def memory(q, k, _, beside):
+    return scores(q, k).softmax(-1) @ (beside * MEMORY)
+
+
+def memory_divided_late(q, k, _, beside):
+    e = (scores(q, k) - scores(q, k).amax(-1, keepdim=True)).exp()
+    return (e @ (beside * MEMORY)) / e.sum(-1, keepdim=True)
+
+
 SAME = {
     (difference_of_maps, first): [
         (difference_of_results, first),
@@ -205,6 +218,7 @@ SAME = {
         (parts_by_letters, first),
         (one_part_as_a_mask, first),
     ],
+    (memory, first): [(memory_divided_late, first)],
     (cosines, first): [(cosines_by_a_matrix_of_lengths, first)],
     (plain, pooled): [
         (plain, pooled_by_a_product),
@@ -219,7 +233,7 @@ def explained(attend, pool):
     model = Written(attend, pool).double().eval()
     x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
     comparison = relprop.compare(model, x, METHODS, target=1)
-    return {m: comparison[m].scores for m in METHODS}
+    return {m: e.scores for m, e in comparison.explanations.items()}
 
 
 @pytest.fixture(scope="module")
