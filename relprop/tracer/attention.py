@@ -16,6 +16,7 @@ from relprop.tracer.editing import (
     aten,
     emit,
     holds_weights,
+    is_float,
     is_live,
     permuted,
     rank,
@@ -73,7 +74,7 @@ def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes])
     *moved, softmax = _moved_from(operand(linear))
     if softmax not in softmaxes:
         return False
-    if kind(_moved_from(operand(softmax))[-1]) not in (Kind.MATMUL, Kind.LINEAR):
+    if not _are_scores(operand(softmax)):
         return False
     axis: int | None = argument(softmax, "dim") % rank(softmax)
     if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
@@ -83,17 +84,34 @@ def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes])
     return axis == rank(linear.args[0]) - 1
 
 
+def _are_scores(node: fx.Node) -> bool:
+    """Whether a tensor is a matrix product or a linear map, moved, or of several one is."""
+    last = _moved_from(node)[-1]
+    if kind(last) in (Kind.SUM, Kind.PRODUCT):
+        return any(_are_scores(n) for n in _whole_operands(last))
+    return kind(last) in (Kind.MATMUL, Kind.LINEAR)
+
+
 def _moved_from(node: fx.Node) -> list[fx.Node]:
     """A tensor and, one above the other, those whose rows it has, up to the first that made its
-    own."""
+    own, or has those of several."""
     found = [node]
     while kind(node) in KEEPS_ROWS | MOVES and kind(node) is not Kind.SOFTMAX:
         below = node.args[0]
+        if kind(node) in (Kind.SUM, Kind.PRODUCT):
+            whole = _whole_operands(node)
+            below = whole[0] if len(whole) == 1 else None
         if not isinstance(below, fx.Node):
             break
         node = below
         found.append(node)
     return found
+
+
+def _whole_operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors as large as the result, of what depends on an input, that a call combines."""
+    live = [n for n in node.all_input_nodes if is_float(n) and is_live(n)]
+    return [n for n in live if shape_of(n) == shape_of(node)]
 
 
 def _met_by_others(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:

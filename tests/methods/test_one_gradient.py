@@ -226,7 +226,7 @@ def test_a_step_where_relevance_ends_ends_the_gradient():
 def test_the_forms_are_worked_out_once_per_plan(monkeypatch):
     model, x, seen = build(), sample(), []
     monkeypatch.setattr(
-        "relprop.runner.needs.forms_of", lambda plan: seen.append(forms_of(plan)) or seen[-1]
+        "relprop.runner.needing.forms_of", lambda plan: seen.append(forms_of(plan)) or seen[-1]
     )
     for target in (0, 1):
         relprop.explain(model, x, target, method="attnlrp")

@@ -151,6 +151,55 @@ def pooled_product_divided_late(x, w):
     return torch.einsum("bn,bnd->bd", e, x) / e.sum(1, keepdim=True)
 
 
+def shared_keys(k):
+    """The keys' first halves, and the second halves of the first head, which all heads share."""
+    one, other = k.chunk(2, -1)
+    return one, other[:, :1]
+
+
+def parts_joined(q, k, v, _):
+    one, other = shared_keys(k)
+    keys = torch.cat([one, other.expand_as(one)], -1)
+    return (SHARE * (q @ keys.mT)).softmax(-1) @ v
+
+
+def parts_added(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return (SHARE * (a @ one.mT + b @ other.mT)).softmax(-1) @ v
+
+
+def parts_by_letters(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return ((a @ one.mT + torch.einsum("bhid,bjd->bhij", b, other[:, 0])) * SHARE).softmax(-1) @ v
+
+
+def one_part_as_a_mask(q, k, v, _):
+    (a, b), (one, other) = q.chunk(2, -1), shared_keys(k)
+    return F.scaled_dot_product_attention(a, one, v, SHARE * b @ other.mT, scale=SHARE)
+
+
+def cosines(q, k, v, _):
+    return (5 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+
+def cosines_by_a_matrix_of_lengths(q, k, v, _):
+    lengths = q.norm(dim=-1, keepdim=True) @ k.norm(dim=-1, keepdim=True).mT
+    return (5 * (q @ k.mT) / lengths).softmax(-1) @ v
+
+
+#: Of learned values, which depend on no input.
+MEMORY = torch.linspace(-1, 1, HEADS * TOKENS * 6).cos().view(HEADS, TOKENS, 6).double()
+
+
+def memory(q, k, _, beside):
+    return scores(q, k).softmax(-1) @ (beside * MEMORY)
+
+
+def memory_divided_late(q, k, _, beside):
+    e = (scores(q, k) - scores(q, k).amax(-1, keepdim=True)).exp()
+    return (e @ (beside * MEMORY)) / e.sum(-1, keepdim=True)
+
+
 SAME = {
     (difference_of_maps, first): [
         (difference_of_results, first),
@@ -171,6 +220,13 @@ SAME = {
         (triangle_normalised, first),
         (upper_triangle_taken_away, first),
     ],
+    (parts_joined, first): [
+        (parts_added, first),
+        (parts_by_letters, first),
+        (one_part_as_a_mask, first),
+    ],
+    (memory, first): [(memory_divided_late, first)],
+    (cosines, first): [(cosines_by_a_matrix_of_lengths, first)],
     (plain, pooled): [
         (plain, pooled_by_a_product),
         (plain, pooled_divided_late),
@@ -184,7 +240,7 @@ def explained(attend, pool):
     model = Written(attend, pool).double().eval()
     x = torch.randn(2, TOKENS, 6, dtype=torch.float64)
     comparison = relprop.compare(model, x, METHODS, target=1)
-    return {m: comparison[m].scores for m in METHODS}
+    return {m: e.scores for m, e in comparison.explanations.items()}
 
 
 @pytest.fixture(scope="module")

@@ -203,6 +203,73 @@ LAYERS = {
         lambda f: torch.stack(f, -1) @ weights(f), lambda f: torch.stack(f).sum(0)
     ),
 }
+
+
+def shares(m, found):
+    """A share for each layer, of parameters."""
+    return m.place[0, : len(found), 0].softmax(0)
+
+
+def all_layers(mix):
+    """The head reads all layers' results, each by its share."""
+
+    def way(m, x):
+        found = [x]
+        for block in m.blocks:
+            found.append(block(found[-1]))
+        return m.head(mix(found, shares(m, found))[:, 0])
+
+    return way
+
+
+layers_shared = all_layers(lambda f, w: sum(a * x for a, x in zip(w, f, strict=True)))
+SHARED = {
+    "stacked": lambda f, w: (torch.stack(f) * w[:, None, None, None]).sum(0),
+    "stacked last": lambda f, w: torch.stack(f, -1) @ w,
+    "by einsum": lambda f, w: torch.einsum("lbnd,l->bnd", torch.stack(f), w),
+    "flat": lambda f, w: (w[:, None] * torch.stack(f).flatten(1)).sum(0).view_as(f[0]),
+    "flat samples": lambda f, w: (w @ torch.stack(f, 1).flatten(2)).view_as(f[0]),
+    "by a layer": lambda f, w: F.linear(torch.stack(f, -1), w[None]).squeeze(-1),
+}
+
+
+def two(mix):
+    """Two attentions that read the same, mixed and added to the stream."""
+
+    def way(m, x):
+        x = x + mix(*(b.attention(x) for b in m.blocks))
+        return m.head(m.blocks[0](x)[:, 0])
+
+    return way
+
+
+halved = two(lambda a, b: (a + b) / 2)
+HALVED = {
+    "a mean": lambda a, b: torch.stack([a, b]).mean(0),
+    "halves": lambda a, b: 0.5 * a + b / 2,
+    "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "a difference": lambda a, b: a + 0.5 * (b - a),
+}
+
+
+def by_feature(mix):
+    """Attention and the stream, a parameter for each feature of both."""
+
+    def way(m, x):
+        for block in m.blocks:
+            x = mix(x, block.attention(x), block.norm.weight, block.again.weight)
+        return m.head(block.mlp(x)[:, 0])
+
+    return way
+
+
+scaled_apart = by_feature(lambda x, y, a, b: x * a + y * b)
+SCALED = {
+    "stacked": lambda x, y, a, b: (torch.stack([x, y], -1) * torch.stack([a, b], -1)).sum(-1),
+    "by einsum": lambda x, y, a, b: torch.einsum(
+        "btdk,dk->btd", torch.stack([x, y], -1), torch.stack([a, b], -1)
+    ),
+}
 SAME = {
     chunks_folded: {
         f.__name__: f for f in (chunks_added, chunks_averaged, chunks_weighed, chunks_unfolded)
@@ -215,6 +282,9 @@ SAME = {
     once: {f"attention {name}": maps(both) for name, both in TWICE.items()},
     by_layer: {name: side_by_side(added) for name, added in SIDES.items()},
     layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
+    layers_shared: {f"shares {name}": all_layers(mix) for name, mix in SHARED.items()},
+    halved: {f"halved by {name}": two(mix) for name, mix in HALVED.items()},
+    scaled_apart: {f"scaled {name}": by_feature(mix) for name, mix in SCALED.items()},
 }
 
 

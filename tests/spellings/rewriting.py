@@ -116,36 +116,36 @@ def linear_as_convolution(own, x, weight, bias=None):
 
 
 @way(torch.conv2d)
-def convolution_of_columns(own, x, w, b=None, *rest, **more):
+def convolution_of_columns(own, input, weight, bias=None, *rest, **more):
     stride, padding, dilation, groups = (*rest, *(1, 0, 1, 1)[len(rest) :])
     if more or groups != 1 or isinstance(padding, str):
-        return own(x, w, b, *rest, **more)
-    y = w.flatten(1) @ F.unfold(x, w.shape[2:], dilation, padding, stride)
-    y = y if b is None else y + b[:, None]
-    return y.unflatten(-1, own(x[:1], w, b, *rest).shape[2:])
+        return own(input, weight, bias, *rest, **more)
+    y = weight.flatten(1) @ F.unfold(input, weight.shape[2:], dilation, padding, stride)
+    y = y if bias is None else y + bias[:, None]
+    return y.unflatten(-1, own(input[:1], weight, bias, *rest).shape[2:])
 
 
 @way(torch.conv2d)
-def convolution_of_patches(own, x, w, b=None, *rest, **more):
+def convolution_of_patches(own, input, weight, bias=None, *rest, **more):
     stride, padding, dilation, groups = (*rest, *(1, 0, 1, 1)[len(rest) :])
     stride = (stride, stride) if isinstance(stride, int) else tuple(stride)
-    even = not any(n % k for n, k in zip(x.shape[-2:], w.shape[2:], strict=True))
-    apart = stride == tuple(w.shape[2:]) and padding in (0, (0, 0)) and dilation in (1, (1, 1))
+    even = not any(n % k for n, k in zip(input.shape[-2:], weight.shape[2:], strict=True))
+    apart = stride == tuple(weight.shape[2:]) and padding in (0, (0, 0)) and dilation in (1, (1, 1))
     if more or groups != 1 or not apart or not even:
-        return own(x, w, b, *rest, **more)
-    x = x.unflatten(-1, (-1, stride[1])).unflatten(-3, (-1, stride[0]))
-    y = torch.einsum("bcipjq,ocpq->boij", x, w)
-    return y if b is None else y + b[:, None, None]
+        return own(input, weight, bias, *rest, **more)
+    input = input.unflatten(-1, (-1, stride[1])).unflatten(-3, (-1, stride[0]))
+    y = torch.einsum("bcipjq,ocpq->boij", input, weight)
+    return y if bias is None else y + bias[:, None, None]
 
 
 @way(torch.conv1d)
-def convolution_over_an_image(own, x, w, b=None, *rest, **more):
-    if more or any(isinstance(r, str) for r in rest) or x.dim() != 3:
-        return own(x, w, b, *rest, **more)
+def convolution_over_an_image(own, input, weight, bias=None, *rest, **more):
+    if more or any(isinstance(r, str) for r in rest) or input.dim() != 3:
+        return own(input, weight, bias, *rest, **more)
     one = lambda t: t if isinstance(t, int) else t[0]  # noqa: E731
     given = zip(rest[:3], (1, 0, 1), strict=False)
     rest = ((default, one(r)) for r, default in given), rest[3:]
-    return torch.conv2d(x[:, :, None], w[:, :, None], b, *rest[0], *rest[1])[:, :, 0]
+    return torch.conv2d(input[:, :, None], weight[:, :, None], bias, *rest[0], *rest[1])[:, :, 0]
 
 
 @way(F.embedding, torch.embedding)

@@ -67,6 +67,29 @@ class Alone(nn.Module):
         return self.head(self.blocks[1](x)[:, 0])
 
 
+class Pooled(nn.Module):
+    """Attention of every token to the mean of all, two heads, then of every token to all."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.again = Block(), Block()
+        self.head = nn.Linear(WIDTH, 3)
+        self.inputs = torch.randn(2, TOKENS, WIDTH)
+
+    def forward(self, x):
+        own = self.block.norm(x)
+        q, k, v = (
+            F.linear(t, w).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for t, w in zip(
+                (own, *[own.mean(1, keepdim=True)] * 2),
+                self.block.qkv.weight.chunk(3),
+                strict=True,
+            )
+        )
+        y = (q @ k.mT).softmax(-1) @ v
+        return self.head(self.again(x + self.block.out(y.transpose(1, 2).flatten(2)))[:, 0])
+
+
 class Sound(nn.Module):
     """Convolutions with a norm of each channel, then attention."""
 
@@ -110,6 +133,7 @@ CASES = {
     "stored statistics": (Picture, ["batch_norm_written_out"]),
     "stored statistics, one product": (Picture, ["batch_norm_as_a_product_and_a_sum"]),
     "one token": (lambda: Alone(9.0), ["softmax_in_powers_of_two"]),
+    "one key, head by head": (Pooled, ["softmax_of_each_head"]),
     "activation before a mean": (Picture, ["gelu_by_its_distribution"]),
     "norm of channels": (lambda: Sound(8), ["group_norm_of_rows"]),
     "norm of groups": (lambda: Sound(4), ["group_norm_of_rows"]),

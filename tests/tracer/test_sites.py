@@ -303,3 +303,25 @@ def test_queries_with_keys_of_their_own_are_where_the_batches_are():
     assert val(site.attention).shape[-2:] == (1, points)
     queries = val(site.attention).shape.index(TOKENS)
     assert is_token(found.axes[site.attention][queries])
+
+
+def test_a_gate_is_no_attention_whichever_factor_it_is():
+    """Pieces of a series that are mixed, each times its share of a softmax, and mixed again."""
+
+    class Mixer(nn.Module):
+        def __init__(self, product):
+            super().__init__()
+            self.enter, self.norm, self.product = nn.Linear(2, WIDTH), nn.LayerNorm(WIDTH), product
+            self.one, self.share, self.other = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            x = self.enter(x.mT.unfold(-1, 2, 2))
+            y = self.one(self.norm(x).mT)
+            x = self.product(y, self.share(y).softmax(-1)).mT + x
+            return (x + self.other(self.norm(x).mT).mT).mean((1, 2))
+
+    first, last = (
+        relprop.trace(Mixer(f).eval(), torch.randn(2, WIDTH, 3)).graph
+        for f in (lambda y, g: y * g, lambda y, g: g * y)
+    )
+    assert [n.target for n in first.nodes if n.args] == [n.target for n in last.nodes if n.args]

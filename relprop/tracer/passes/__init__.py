@@ -48,6 +48,7 @@ from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
+from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_outputs,
@@ -61,14 +62,16 @@ from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.missing import leave_out_missing
 from relprop.tracer.passes.spelling.respell import respell
+from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import lay_side_by_side
-from relprop.tracer.passes.sums.runs import join_sums, part_totals
+from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
+from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.sums import join_sums_by_index
@@ -116,6 +119,7 @@ PASSES = (
     Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
+    Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
@@ -160,6 +164,9 @@ PASSES = (
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
+    Pass(join_scaled, "lanes that are added have one number in front of their sum"),
+    Pass(join_scores, "contents and positions are features of one product"),
+    SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation"),
     Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
     Pass(cut_maps, "heads that are taken from others are maps of their own"),
@@ -178,6 +185,7 @@ PASSES = (
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_totals, "what was laid side by side to be added is terms"),
+    Pass(part_layers, "so is what was laid side by side to be weighed and added"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),

@@ -20,8 +20,10 @@ from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
+    dims_of,
     emit,
     is_float,
+    rank,
     reshaped,
     shape_of,
 )
@@ -117,7 +119,18 @@ def _function_of_one(part: Piece) -> fx.Node | None:
         return _pool(part, x, y)
     if not isinstance(y, Tensor) or y.shape != x.shape or bool(y.isnan().any()):
         return None
+    if any(kind(n) is Kind.SOFTMAX for n in part.nodes) and same(y, torch.ones_like(y)):
+        return _of_single_keys(part)
     return _softmax(part, x, y) or _activation(part, x, y)
+
+
+def _of_single_keys(part: Piece) -> fx.Node | None:
+    """A softmax along an axis of length 1, whose weights are 1: softmax all the same."""
+    (behind,) = {d - rank(n) for n in part.nodes if kind(n) is Kind.SOFTMAX for d in dims_of(n)}
+    axis = rank(part.source) + behind
+    if axis < 0 or shape_of(part.source)[axis] != 1:
+        return None
+    return emit(part.output, aten.softmax.int, part.source, axis)
 
 
 def _softmax(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:

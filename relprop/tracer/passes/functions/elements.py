@@ -8,19 +8,26 @@ from typing import TypeGuard
 
 from torch import fx
 
-from relprop.operations import Kind, kind, operand
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import Written
 from relprop.tracer.editing import (
     arguments,
+    aten,
     drop_unused,
     emit,
     is_float,
     is_live,
+    is_number,
     shape_of,
     swap,
     val,
 )
-from relprop.tracer.passes.functions.known import emit_line, known_by_torch, line_of
+from relprop.tracer.passes.functions.known import (
+    emit_line,
+    known_by_torch,
+    line_of,
+    line_of_known,
+)
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
 from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates
@@ -43,7 +50,20 @@ def raise_functions(graph: fx.Graph) -> bool:
         taken |= set(subgraph.nodes)
         swap(subgraph.output, new)
     drop_unused(graph)
-    return _raise_chains(graph) or bool(taken)
+    shorter = _raise_chains(graph)
+    _turn_sigmoids(graph)
+    return shorter or bool(taken)
+
+
+def _turn_sigmoids(graph: fx.Graph) -> None:
+    """1 − σ(x) → σ(−x), where σ(x) has other readers, too: what a gate leaves is a gate."""
+    for node in list(graph.nodes):
+        if not is_call(node, aten.rsub) or not is_number(arguments(node)[1], 1):
+            continue
+        gate = operand(node)
+        if is_call(gate, aten.sigmoid) and is_live(gate):
+            turned = emit(node, aten.neg.default, operand(gate))
+            swap(node, emit(node, aten.sigmoid.default, turned))
 
 
 def _stops_gradient(nodes: Sequence[fx.Node]) -> bool:
@@ -57,6 +77,8 @@ def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Sequence[fx.Node]
         if (line := line_of(recipe)) is not None:
             return emit_line(at, x, *line)
         if (known := known_by_torch(recipe)) is not None:
+            return known(at, x)
+        if (known := line_of_known(recipe)) is not None:
             return known(at, x)
     return emit(at, Written(recipe), x, *parameters)
 

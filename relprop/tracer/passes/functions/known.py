@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 from relprop.operations import Kwargs, Operator
 from relprop.tracer.editing import aten, emit
 from relprop.tracer.passes.trials.comparison import equal_functions
+from relprop.tracer.passes.trials.parts import rounded
 
 #: The functions of one element that torch has, as they are called.
 KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
@@ -35,13 +37,15 @@ KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
 )
 
 
-#: Those of a multiple of it: 2·σ(x) − 1 and ½ + ½·tanh(x).
+#: Those of a multiple of it: 2·σ(x) − 1, ½ + ½·tanh(x), and 1 − σ(x).
 OF_MULTIPLES: tuple[tuple[Operator, float], ...] = (
     (aten.tanh.default, 0.5),
     (aten.sigmoid.default, 2.0),
+    (aten.sigmoid.default, -1.0),
 )
 
 
+_Emitter = Callable[[fx.Node, fx.Node], fx.Node]
 _GRID = torch.cat(
     [torch.linspace(-9, 9, 181), torch.tensor([-40.0, -1e-3, 1e-3, 0.5, 2.99, 3.01, 40.0])]
 ).double()
@@ -69,16 +73,14 @@ def emit_line(at: fx.Node, x: fx.Node, slope: float, offset: float) -> fx.Node:
     return x if offset == 0 else emit(at, aten.add.Tensor, x, offset)
 
 
-def known_function(
-    function: Callable[..., Tensor],
-) -> Callable[[fx.Node, fx.Node], fx.Node] | None:
+def known_function(function: Callable[..., Tensor]) -> _Emitter | None:
     """How a function of each element is emitted that torch has, or that is a·x + b."""
     if (line := line_of(function)) is not None:
         return lambda at, x: emit_line(at, x, *line)
     return known_by_torch(function)
 
 
-def known_by_torch(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Node], fx.Node] | None:
+def known_by_torch(function: Callable[..., Tensor]) -> _Emitter | None:
     """How torch's own function with the same values and derivatives is emitted."""
     for op, options in KNOWN:
         if _agree(function, partial(op, **options)):
@@ -93,7 +95,55 @@ def known_by_torch(function: Callable[..., Tensor]) -> Callable[[fx.Node, fx.Nod
     leaky = {"negative_slope": slope}
     if 0 < slope < 1 and _agree(function, partial(aten.leaky_relu.default, **leaky)):
         return partial(_emitted, aten.leaky_relu.default, leaky)
+    return _multiple_of_sigmoid(function)
+
+
+def _multiple_of_sigmoid(function: Callable[..., Tensor]) -> _Emitter | None:
+    """c·σ(k·x): 1 + tanh(x)."""
+    times = 2 * float(function(torch.tensor(0.0).double()))
+    for factor in (1.0, 2.0, -1.0, -2.0):
+        found = _Line(partial(_of_multiple, aten.sigmoid.default, factor), times, 0.0)
+        if times not in (0.0, 1.0) and _agree(function, found):
+            sigmoid = partial(_emitted_of_multiple, aten.sigmoid.default, factor)
+            return partial(_emitted_line_of, sigmoid, times, 0.0)
     return None
+
+
+def line_of_known(function: Callable[..., Tensor]) -> _Emitter | None:
+    """How a·f(x) + b of a function f that torch has is emitted: where(x > 0, x + 1, exp(x))."""
+    try:
+        y = function(_GRID)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    if y.shape != _GRID.shape or not bool(y.isfinite().all()):
+        return None
+    for op, options in KNOWN:
+        f = partial(op, **options)
+        columns = torch.stack([f(_GRID), torch.ones_like(_GRID)], 1)
+        if not bool(columns.isfinite().all()):
+            continue
+        a, b = map(rounded, torch.linalg.lstsq(columns, y[:, None]).solution[:, 0].tolist())
+        if _agree(function, _Line(f, a, b)):
+            return partial(_emitted_line_of, partial(_emitted, op, options), a, b)
+    return None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """a·f(x) + b."""
+
+    function: Callable[..., Tensor]
+    slope: float
+    offset: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.slope * self.function(x) + self.offset
+
+
+def _emitted_line_of(
+    function: _Emitter, slope: float, offset: float, at: fx.Node, x: fx.Node
+) -> fx.Node:
+    return emit_line(at, function(at, x), slope, offset)
 
 
 def _emitted(op: Operator, options: Kwargs, at: fx.Node, x: fx.Node) -> fx.Node:
@@ -106,7 +156,7 @@ def _of_multiple(op: Operator, factor: float, x: Tensor) -> Tensor:
 
 
 def _emitted_of_multiple(op: Operator, factor: float, at: fx.Node, x: fx.Node) -> fx.Node:
-    return emit(at, op, emit(at, aten.mul.Tensor, x, factor))
+    return emit(at, op, emit_line(at, x, factor, 0.0))
 
 
 def _agree(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:

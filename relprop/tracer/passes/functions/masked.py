@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_live, is_number, is_tensor, rank, val
 from relprop.tracer.passes.trials.subgraphs import Subgraph
@@ -52,7 +52,11 @@ def _without(at: fx.Node, scores: fx.Node, hidden: fx.Node) -> fx.Node:
 
 def _exponents(at: fx.Node, e: fx.Node, axis: int, constants: Constants) -> fx.Node | None:
     """The exponents of numbers, as far as their row tells them: of exponentials, of a softmax, of
-    products and quotients of such; −∞ where a mask leaves numbers out."""
+    products and quotients of such, of some that are picked from their row; −∞ where a mask leaves
+    numbers out."""
+    if kind(e) is Kind.GATHER and argument(e, "dim") % rank(e) - rank(e) == axis - rank(at):
+        scores = _exponents(at, operand(e), axis, constants)
+        return scores and emit(at, aten.gather.default, scores, *arguments(e)[1:])
     own = kind(e) is Kind.SOFTMAX and arguments(e)[1] - rank(e) == axis - rank(at)
     if is_call(e, aten.exp) or own:
         return operand(e)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     applied,
     arguments,
@@ -40,14 +41,15 @@ Front = tuple[fx.Node, tuple[int, ...], fx.Node]
 def scale_operands(graph: fx.Graph) -> None:
     """(u·v)·f(u)·g(v) → (u·f(u))·(v·g(v)), where f and g are one number for each vector."""
     _part_roots(graph)
+    _part_lengths(graph)
     flow = flow_of(graph)
     for node in flow.nodes:
         if node._erased or not is_product(node) or not is_outermost(node):
             continue
         factors, number = factors_of(node)
         for power, laid in factors:
-            met = before_reshapes(laid, alone=True)
-            if power > 0 and is_call(met, aten.matmul) and len(met.users) == 1:
+            met = _met(laid)
+            if power > 0 and _is_product(met) and len(met.users) == 1:
                 rest = [f for f in factors if f[1] is not laid]
                 if (new := _scaled(flow, node, met, laid, rest, number)) is not None:
                     swap(node, new)
@@ -58,12 +60,13 @@ def _scaled(
     flow: Flow, node: fx.Node, met: fx.Node, laid: fx.Node, factors: Factors, number: float
 ) -> fx.Node | None:
     """The product with its scales in front; ``None`` where none belongs to an operand alone."""
-    if shape_of(laid) != shape_of(node) or not all(is_live(x) for x in arguments(met)[:2]):
+    if shape_of(laid) != shape_of(node):
         return None
     operands: list[fx.Node] = list(arguments(met)[:2])
     left = []
     for power, f in factors:
-        found = [(side, at) for side in (0, 1) if (at := _in_front(flow, node, met, f, side))]
+        sides = [side for side in (0, 1) if is_live(operand(met, side))]
+        found = [(side, at) for side in sides if (at := _in_front(flow, node, met, f, side))]
         found.sort(key=lambda one: flow.index[one[1][0]])
         if not found or operands[found[-1][0]] is not arguments(met)[found[-1][0]]:
             left.append((power, f))
@@ -75,6 +78,31 @@ def _scaled(
         return None
     made = reshaped(node, emit(node, met.target, *operands), shape_of(node))
     return multiplied(node, [(1, made), *left], number)
+
+
+def _met(laid: fx.Node) -> fx.Node:
+    """What a tensor was, for one reader, before it was put into other shapes."""
+    while len(laid.users) == 1 and (kind(laid) is Kind.RESHAPE or _moves_ones(laid)):
+        laid = operand(laid)
+    return laid
+
+
+def _moves_ones(x: fx.Node) -> bool:
+    """Whether a call changes the place of axes of length 1 alone."""
+    if kind(x) is not Kind.PERMUTE:
+        return False
+    long = [d for d in arguments(x)[1] if shape_of(operand(x))[d] > 1]
+    return long == sorted(long)
+
+
+def _is_product(met: fx.Node) -> bool:
+    """Whether a call is the product of two activations, or of exponentials and values that depend
+    on no input."""
+    if is_call(met, aten.matmul):
+        return all(is_live(x) for x in arguments(met)[:2])
+    if not is_call(met, aten.linear, grouped_linear) or any(arguments(met)[2:]):
+        return False
+    return is_call(_layout(operand(met))[0], aten.exp)
 
 
 def _in_front(flow: Flow, node: fx.Node, met: fx.Node, f: fx.Node, side: int) -> Front | None:
@@ -135,6 +163,21 @@ def _part_roots(graph: fx.Graph) -> None:
         if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):
             a, b = (emit(node, node.target, x, *arguments(node)[1:]) for x in arguments(below))
             swap(node, emit(node, aten.mul.Tensor, a, b))
+
+
+def _part_lengths(graph: fx.Graph) -> None:
+    """A matrix of products of two lengths, as a product of a column and a row → their product."""
+    for node in list(graph.nodes):
+        outer = is_call(node, aten.matmul) and shape_of(operand(node))[-1] == 1
+        if outer and all(is_live(x) and _is_length(x) for x in arguments(node)):
+            swap(node, emit(node, aten.mul.Tensor, *arguments(node)))
+
+
+def _is_length(x: fx.Node) -> bool:
+    """Whether a tensor holds a number that describes many."""
+    while kind(x) in (Kind.RESHAPE, Kind.PERMUTE, Kind.FUNCTION):
+        x = operand(x)
+    return kind(x) in (Kind.TOTAL, Kind.STATISTIC)
 
 
 def _is_root(node: fx.Node) -> bool:

@@ -37,7 +37,18 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     positions of one axis is left to ``lookups/orders.py``."""
     if not _lays_out(node):
         return None
-    inner, sources = cuts(node, LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID)
+    kinds = LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID
+    inner, sources = cuts(node, kinds)
+    made = _from_source(node, inner, sources, constants)
+    if made is None and any(kind(n) is Kind.SHIFT for n in inner):
+        made = _from_source(node, *cuts(node, kinds - {Kind.SHIFT}), constants)
+    return made
+
+
+def _from_source(
+    node: fx.Node, inner: list[fx.Node], sources: set[fx.Node], constants: Constants
+) -> fx.Node | None:
+    """The one tensor that ``inner`` lays out, so laid out."""
     live = [n for n in sources if is_live(n)]
     if len(live) != 1 or val(source := live[0]).dtype != val(node).dtype:
         return None

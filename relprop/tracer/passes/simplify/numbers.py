@@ -67,18 +67,27 @@ def _number(node: fx.Node, x: fx.Node, other: fx.Node, constants: Constants) -> 
 
 
 def simpler_sum(node: fx.Node) -> fx.Node | None:
-    """x + 0; a difference of what is turned already."""
+    """x + 0; a difference of what has the other sign already."""
     a, b = (*arguments(node), None)[:2]
     if is_tensor(a) and is_number(b, 0) and _keeps(node, a):
         return a
     if is_call(node, aten.add) and is_number(a, 0) and is_tensor(b) and _keeps(node, b):
         return b
-    if is_call(node, aten.add, aten.sub) and is_call(b, aten.neg):
+    if is_call(node, aten.add, aten.sub) and (other := _negated(node, b)) is not None:
         op = aten.sub.Tensor if is_call(node, aten.add) else aten.add.Tensor
-        return emit(node, op, a, operand(b))
-    if is_call(node, aten.add) and is_call(a, aten.neg) and is_tensor(b):
-        return emit(node, aten.sub.Tensor, b, operand(a))
+        return emit(node, op, a, other)
+    if is_call(node, aten.add) and is_tensor(b) and (other := _negated(node, a)) is not None:
+        return emit(node, aten.sub.Tensor, b, other)
     return None
+
+
+def _negated(at: fx.Node, x: object) -> fx.Node | None:
+    """−x of a tensor that is −y, or y times a number below 0."""
+    found = multiple(x)
+    if found is None or found[1] >= 0:
+        return None
+    y, c = found
+    return y if c == -1 else emit(at, aten.mul.Tensor, y, -c)
 
 
 def _keeps(node: fx.Node, x: fx.Node) -> bool:
@@ -106,7 +115,7 @@ def simpler_product(node: fx.Node) -> fx.Node | None:
     x, c = found
     if c == 1:
         return x
-    inner = factor_of(x)
+    inner = multiple(x)
     if inner is None or len(x.users) != 1:
         return _scaled_linear(node, x, c)
     y, d = inner
@@ -164,11 +173,19 @@ def taken_back(at: fx.Node, weight: fx.Node, number: float) -> fx.Node | None:
 
 
 def simpler_affine(node: fx.Node) -> fx.Node | None:
-    """Of a sign that is turned twice."""
+    """Of a sign that is turned twice, or of a difference."""
     x = arguments(node)[0]
     if is_call(node, aten.neg) and is_call(x, aten.neg):
         return operand(x)
+    if is_call(node, aten.neg) and _is_difference(x):
+        return emit(node, aten.sub.Tensor, *reversed(arguments(x)))
     return _scaled_linear(node, x, -1.0) if is_call(node, aten.neg) else None
+
+
+def _is_difference(x: fx.Node) -> bool:
+    """Whether a call takes one tensor from another, for one reader."""
+    alone = is_call(x, aten.sub) and is_float(x) and len(x.users) == 1
+    return alone and all(map(is_tensor, arguments(x)))
 
 
 def simpler_function(node: fx.Node) -> fx.Node | None:

@@ -19,7 +19,7 @@ from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, t
 
 
 def join_multiples(graph: fx.Graph) -> None:
-    """x + x⊙w of parameters w → x⊙(1 + w)."""
+    """x + x⊙w of parameters w, or of a norm x and any w → x⊙(1 + w)."""
     for node in list(graph.nodes):
         if node._erased or not is_top(node):
             continue
@@ -39,9 +39,10 @@ def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:
         return operand(node), arguments(node)[1]
     if not is_call(node, aten.mul) or len(node.users) != 1 or not all(map(is_float, node.args)):
         return node, 1
-    x, w = sorted(arguments(node), key=is_live, reverse=True)
+    x, w = sorted(arguments(node), key=lambda n: (is_live(n), kind(n) is Kind.NORM), reverse=True)
     same = shape_of(x) == shape_of(node) and val(w).dtype == val(node).dtype
-    return (x, w) if is_live(x) and not is_live(w) and same else (node, 1)
+    scales = is_live(x) and (not is_live(w) or kind(x) is Kind.NORM)
+    return (x, w) if scales and same else (node, 1)
 
 
 def _multiplied(at: fx.Node, x: fx.Node, own: list[tuple[fx.Node | float, int]]) -> fx.Node:

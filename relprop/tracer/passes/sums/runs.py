@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from torch import fx
 
 from relprop.operations import Kind, kind, operand
-from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, swap
+from relprop.tracer.editing import aten, drop_unused, emit, is_live, reshaped, shape_of, swap
 from relprop.tracer.passes.simplify.totals import total_of_parts
 from relprop.tracer.passes.sums.terms import (
     Terms,
@@ -38,9 +38,7 @@ def join_sums(graph: fx.Graph) -> None:
     """Sums of three and more terms are one operation, whichever two were added first; what depends
     on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
     their axis. A number that scales all terms scales their sum."""
-    for node in list(graph.nodes):
-        if not node._erased and is_top(node) and (made := _scaled_as_one(node)) is not None:
-            swap(node, made)
+    join_scaled(graph)
     _reuse_sums(graph)
     for node in reversed(list(graph.nodes)):
         if node._erased or not is_top(node):
@@ -57,16 +55,28 @@ def join_sums(graph: fx.Graph) -> None:
             swap(node, added(node, terms))
 
 
+def join_scaled(graph: fx.Graph) -> None:
+    """c·x + c·y → c·(x + y), whatever else is added."""
+    for node in list(graph.nodes):
+        if not node._erased and is_top(node) and (made := _scaled_as_one(node)) is not None:
+            swap(node, made)
+    drop_unused(graph)
+
+
 def _scaled_as_one(node: fx.Node) -> fx.Node | None:
-    """c·x + c·y → c·(x + y)."""
-    terms = terms_of(node)
-    if not all(is_live(n) and is_scaled(n) and len(n.users) == 1 for _, n in terms):
-        return None
-    scales = [scale_of([n]) for _, n in terms]
-    if not all(math.isclose(scale, scales[0], rel_tol=1e-12) for scale in scales):
-        return None
-    whole = added(node, [(sign, operand(n)) for sign, n in terms])
-    return emit(node, aten.mul.Tensor, whole, scales[0])
+    terms, groups = terms_of(node), defaultdict[float, Terms](list)
+    for term in terms:
+        n = term[1]
+        if is_live(n) and is_scaled(n) and len(n.users) == 1:
+            scale = scale_of([n])
+            near = (c for c in groups if math.isclose(scale, c, rel_tol=1e-12))
+            groups[next(near, scale)].append(term)
+    several = {scale: own for scale, own in groups.items() if len(own) > 1}
+    made = [t for t in terms if not any(t in own for own in several.values())]
+    for scale, own in several.items():
+        whole = added(node, [(sign, operand(n)) for sign, n in own])
+        made.append((1, emit(node, aten.mul.Tensor, whole, scale)))
+    return added(node, made) if several else None
 
 
 def _reuse_sums(graph: fx.Graph) -> None:

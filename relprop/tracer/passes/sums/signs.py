@@ -14,7 +14,7 @@ from relprop.tracer.editing import (
     is_tensor,
     swap,
 )
-from relprop.tracer.passes.simplify.numbers import multiple, taken_back
+from relprop.tracer.passes.simplify.numbers import factor_of, multiple, taken_back
 from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of
 
 
@@ -32,7 +32,7 @@ def join_signs(graph: fx.Graph) -> None:
             layer, c = _turned(node, found[0]), -found[1]
             new = layer if layer is None or c == 1 else emit(node, aten.mul.Tensor, layer, c)
         elif is_call(node, aten.sub) and all(map(is_tensor, node.args)):
-            layer = _turned(node, arguments(node)[1])
+            layer = _turned_multiple(node, arguments(node)[1])
             new = layer and emit(node, aten.add.Tensor, operand(node), layer)
         if new is not None:
             swap(node, new)
@@ -67,6 +67,15 @@ def _of_turned(node: fx.Node) -> fx.Node | None:
     elif c != -1:
         x = emit(node, aten.mul.Tensor, x, -c)
     return emit(node, aten.linear.default, x, emit(node, aten.neg.default, weight), *bias)
+
+
+def _turned_multiple(at: fx.Node, x: fx.Node) -> fx.Node | None:
+    """−c·(Wx + b) of a number c above 0, or 1 → c·((−W)x − b)."""
+    found = factor_of(x) if len(x.users) == 1 else None
+    if found is None:
+        return _turned(at, x)
+    layer = _turned(at, found[0]) if found[1] > 0 else None
+    return layer and emit(at, aten.mul.Tensor, layer, found[1])
 
 
 def _turned(at: fx.Node, layer: fx.Node) -> fx.Node | None:

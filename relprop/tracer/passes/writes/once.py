@@ -79,7 +79,7 @@ def _write_into(node: fx.Node) -> None:
         put = put and not any(_is_mask(index) for index in arguments(write)[1])
         writes = put or (is_call(write, aten.scatter) and is_tensor(arguments(write)[-1]))
         alone = sign > 0 and writes and len(write.users) == 1
-        if not alone or not is_number(operand(write), 0):
+        if not alone or not is_number(operand(write), 0) or _fills(write):
             continue
         base = added(node, [t for t in terms if t is not term])
         if shape_of(base) != shape_of(write):
@@ -91,6 +91,14 @@ def _write_into(node: fx.Node) -> None:
             dim, index, source = arguments(write)[1:4]
             swap(node, _along(node, base, source, dim, index))
         return
+
+
+def _fills(write: fx.Node) -> bool:
+    """Whether what is written is as large as the whole: positions in another order."""
+    return bool(
+        val(arguments(write)[2 if is_call(write, aten.index_put) else 3]).numel()
+        == val(write).numel()
+    )
 
 
 def _is_mask(index: fx.Node | None) -> bool:
