@@ -31,8 +31,10 @@ routed_linear.operation = Operation(Kind.LINEAR, routed=True)  # type: ignore[at
 routed_linear.arguments = ("input", "weight", "bias", "experts")  # type: ignore[attr-defined]
 
 
-def rows_of(experts: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each expert that some row goes to, and these rows."""
+def rows_of(experts: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
+    """Each of ``count`` experts that some row goes to, and these rows; numbers below 0 count from
+    the last expert."""
+    experts = torch.where(experts < 0, experts + count, experts)
     counts = experts.bincount().tolist()
     for expert, rows in enumerate(experts.argsort(stable=True).split(counts)):
         if len(rows):
@@ -52,7 +54,7 @@ class _Routed(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
         """What each expert makes of its rows."""
         y = x.new_empty(len(x), weight.shape[1])
-        for e, rows in rows_of(experts):
+        for e, rows in rows_of(experts, len(weight)):
             y[rows] = F.linear(x[rows], weight[e], None if bias is None else bias[e])
         return y
 

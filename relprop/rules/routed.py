@@ -38,26 +38,25 @@ class PerExpert:
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         given = {o.argument: o.value for o in call.operands}
+        experts = given.pop("experts")
         if call.output is not None:
             given["output"] = call.output
-        if cannot_look(relevance):
-            share, sums = self._of_copies(relevance, given, call.operands)
-        else:
-            share, sums = self._looking(relevance, given, call.operands)
+        made = self._of_copies if cannot_look(relevance) else self._looking
+        share, sums = made(relevance, experts, given, call.operands)
         booked = (sums.get((SHARE, o.argument)) for o in call.operands[1:])
         lost = {cause: amount for (what, cause), amount in sums.items() if what == LOST}
         return Split((share, *(None if s is None else Total(s) for s in booked)), lost)
 
     def _looking(
-        self, relevance: Tensor, given: Tensors, operands: tuple[Operand, ...]
+        self, relevance: Tensor, experts: Tensor, given: Tensors, operands: tuple[Operand, ...]
     ) -> tuple[Tensor, Sums]:
         """The share of the rows, and the sums, expert by expert."""
         keys: list[tuple[str, str]] = []
 
-        def split(relevance: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def split(relevance: Tensor, experts: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             here = dict(zip(given, tensors, strict=True))
             share, sums = torch.zeros_like(here["input"]), Sums()
-            for expert, rows in rows_of(here["experts"]):
+            for expert, rows in rows_of(experts, len(here["weight"])):
                 own = {n: t[rows if n in ("input", "output") else expert] for n, t in here.items()}
                 part = self._split(torch.ops.aten.linear.default, relevance[rows], own, operands)
                 share[rows] = part.shares[0]  # type: ignore[assignment]
@@ -66,15 +65,15 @@ class PerExpert:
             keys[:] = sums
             return share, *sums.values()
 
-        share, *amounts = SampleBySample.apply(split, relevance, *given.values())
+        share, *amounts = SampleBySample.apply(split, relevance, experts, *given.values())
         return share, dict(zip(keys, amounts, strict=True))
 
     def _of_copies(
-        self, relevance: Tensor, given: Tensors, operands: tuple[Operand, ...]
+        self, relevance: Tensor, experts: Tensor, given: Tensors, operands: tuple[Operand, ...]
     ) -> tuple[Tensor, Sums]:
         """The same with a copy of its expert's matrix for each row."""
         rows = {n: given[n].unsqueeze(-2) for n in ("input", "output") if n in given}
-        own = {n: t[given["experts"]] for n, t in given.items() if n not in rows}
+        own = {n: t[experts] for n, t in given.items() if n not in rows}
         if "bias" in own:
             own["bias"] = own["bias"].unsqueeze(-2)
         part = self._split(grouped_linear, relevance.unsqueeze(-2), rows | own, operands)

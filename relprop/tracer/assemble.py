@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.attention import attend_to_constants, find_sites
+from relprop.tracer.attended_constants import attend_to_constants
+from relprop.tracer.attention import find_sites
 from relprop.tracer.axes import axes_below
 from relprop.tracer.capture import Capture
 from relprop.tracer.constants import Constants

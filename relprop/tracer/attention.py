@@ -3,35 +3,17 @@ does not, over the softmax's axis."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
-from torch import Tensor, fx
+from torch import fx
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, integers, kind, operand
+from relprop.operations import Kind, kind, operand
 from relprop.tracer.atoms import Atom, Axes, Axis, is_token
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    aten,
-    emit,
-    holds_weights,
-    is_float,
-    is_live,
-    permuted,
-    rank,
-    shape_of,
-    swap,
-    val,
-)
-from relprop.tracer.follow import follow
-from relprop.tracer.labels import Labels, rows
+from relprop.tracer.editing import holds_weights, is_live, rank, shape_of
+from relprop.tracer.labels import Labels
 from relprop.tracer.program import Site
-
-#: Where a softmax's rows are: the axis they lie along, or the row of every element.
-Rows = int | Tensor
-#: What an operation may be for the rows of a softmax to be its rows still.
-KEEPS_ROWS = ELEMENTWISE | {Kind.SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
+from relprop.tracer.softmax_rows import Rows, lies_along, rows_below
 
 
 def find_sites(
@@ -52,66 +34,6 @@ def find_sites(
     for site in sites.values():
         _number_alike(axes.get(site.attention, ()), axes.get(site.values, ()))
     return tuple(sites[node] for node in graph.nodes if node in sites), tuple(without)
-
-
-def attend_to_constants(
-    graph: fx.Graph, axes: dict[fx.Node, Axes], softmaxes: set[fx.Node]
-) -> bool:
-    """Write a linear map over the tokens of a softmax that ends in no site as the matrix product
-    that it is: attention, of which no value depends on an input. Whether there was one."""
-    found = [n for n in graph.nodes if kind(n) is Kind.LINEAR and _weighs(n, softmaxes, axes)]
-    for node in found:
-        x, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
-        dims = [*range(rank(weight) - 2), rank(weight) - 1, rank(weight) - 2]
-        made = emit(node, aten.matmul.default, x, permuted(node, weight, dims))
-        swap(node, made if bias is None else emit(node, aten.add.Tensor, made, bias))
-    return bool(found)
-
-
-def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes]) -> bool:
-    """Whether a linear map sums over the axis of one of these softmaxes, if it is one of scores and
-    no features lie along it."""
-    *moved, softmax = _moved_from(operand(linear))
-    if softmax not in softmaxes:
-        return False
-    if not _are_scores(operand(softmax)):
-        return False
-    axis: int | None = argument(softmax, "dim") % rank(softmax)
-    if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
-        return False
-    for source, node in pairwise((softmax, *reversed(moved))):
-        axis = None if axis is None else axis_after(node, source, axis)
-    return axis == rank(linear.args[0]) - 1
-
-
-def _are_scores(node: fx.Node) -> bool:
-    """Whether a tensor is a matrix product or a linear map, moved, or of several one is."""
-    last = _moved_from(node)[-1]
-    if kind(last) in (Kind.SUM, Kind.PRODUCT):
-        return any(_are_scores(n) for n in _whole_operands(last))
-    return kind(last) in (Kind.MATMUL, Kind.LINEAR)
-
-
-def _moved_from(node: fx.Node) -> list[fx.Node]:
-    """A tensor and, one above the other, those whose rows it has, up to the first that made its
-    own, or has those of several."""
-    found = [node]
-    while kind(node) in KEEPS_ROWS | MOVES and kind(node) is not Kind.SOFTMAX:
-        below = node.args[0]
-        if kind(node) in (Kind.SUM, Kind.PRODUCT):
-            whole = _whole_operands(node)
-            below = whole[0] if len(whole) == 1 else None
-        if not isinstance(below, fx.Node):
-            break
-        node = below
-        found.append(node)
-    return found
-
-
-def _whole_operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors as large as the result, of what depends on an input, that a call combines."""
-    live = [n for n in node.all_input_nodes if is_float(n) and is_live(n)]
-    return [n for n in live if shape_of(n) == shape_of(node)]
 
 
 def _met_by_others(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:
@@ -142,59 +64,6 @@ def _descend(
                 found.append(site)
             reason = why or reason
     return found, reason
-
-
-def rows_below(softmax: fx.Node, labels: Labels) -> dict[fx.Node, Rows]:
-    """Where the rows of a softmax are in all that is made of it, up to the products they enter: by
-    the axis they lie along, or, where moves shear or cut them, by labels."""
-
-    def after(node: fx.Node, keys: Mapping[fx.Node, Rows]) -> Rows | None:
-        if node.op != "call_function" or kind(node) is Kind.MATMUL:
-            return None
-        return rows_after(node, [i for i in node.all_input_nodes if i in keys], keys, labels)
-
-    axis: int = argument(softmax, "dim") % rank(softmax)
-    return follow(softmax.graph.nodes, {softmax: axis}, after)
-
-
-def rows_after(
-    node: fx.Node, sources: list[fx.Node], keys: Mapping[fx.Node, Rows], labels: Labels
-) -> Rows | None:
-    """Where the softmax's rows are after ``node``: their axis, or every element's row; ``None``
-    where they do not survive."""
-    source = sources[0]
-    at = keys[source]
-    if (
-        isinstance(at, int)
-        and len(sources) == 1
-        and (axis := axis_after(node, source, at)) is not None
-    ):
-        return axis
-    if isinstance(at, int) and kind(node) in KEEPS_ROWS:
-        return axis_after(node, source, at)
-    if isinstance(at, int) and _stays_in_its_row(node, source, at, labels):
-        return at
-    shape = tuple(getattr(val(node), "shape", ()))
-    if not isinstance(at, int) and kind(node) in KEEPS_ROWS and shape == tuple(at.shape):
-        return at
-    marked = {
-        s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources
-    }
-    return labels.push(node, marked)
-
-
-def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels) -> bool:
-    """Whether elements are picked along the rows, or put at places of their rows among zeros, by an
-    index that may depend on the input."""
-    if kind(node) not in (Kind.GATHER, Kind.WRITE, Kind.INDEXED_SUM):
-        return False
-    dim, base = argument(node, "dim"), operand(node)
-    if not isinstance(dim, int) or dim % rank(node) != axis:
-        return False
-    if kind(node) is Kind.GATHER:
-        return source is base
-    zeros = None if source is base else labels.constant(base)
-    return zeros is not None and not bool(zeros.any())
 
 
 def _contraction(
@@ -268,53 +137,3 @@ def _number_alike(of_map: Axes, of_values: Axes) -> None:
 def _is_no_token(atom: Atom) -> bool:
     """Whether an atom's positions are features, or copies (of a token, for each of its experts)."""
     return atom.kind == "feature" or (atom.repeated and atom.kind != "token")
-
-
-def lies_along(where: Rows, axis: int) -> bool:
-    """Whether every row along ``axis`` holds elements of one row of the softmax, or of none."""
-    if isinstance(where, int):
-        return where == axis
-    highest = where.amax(axis, keepdim=True)
-    return bool(((where == highest) | (where == 0)).all()) and bool((where > 0).any())
-
-
-def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
-    """Where the softmax's axis is after ``node``, or ``None`` where its keys or queries do not
-    survive."""
-    what, rank, shape = kind(node), len(val(source).shape), val(source).shape
-    if what in KEEPS_ROWS:
-        wider = getattr(val(node), "ndim", -1) - rank
-        return axis + wider if wider >= 0 else None
-    if what is Kind.SLICE:
-        return axis
-    if what is Kind.PERMUTE:
-        return integers(node, "dims").index(axis)
-    if what in (Kind.RESHAPE, Kind.EXPAND):
-        return after_reshape(tuple(shape), tuple(val(node).shape), axis)
-    if what is Kind.LINEAR:
-        return axis if axis != rank - 1 else None
-    if what is Kind.TOTAL:
-        return _after_sum(node, rank, axis)
-    keeps = what is Kind.CONVOLUTION and axis > 1 and val(node).shape[axis] == shape[axis]
-    return axis if keeps else None
-
-
-def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
-    """The axis after a sum or a mean over others (heads)."""
-    gone = {d % rank for d in integers(node, "dim") or range(rank)}
-    if axis in gone:
-        return None
-    return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
-
-
-def after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
-    """The axis of ``after`` with the same length and the same number of elements behind it."""
-    inner = math.prod(before[axis + 1 :])
-    return next(
-        (
-            i
-            for i, size in enumerate(after)
-            if size == before[axis] and math.prod(after[i + 1 :]) == inner
-        ),
-        None,
-    )

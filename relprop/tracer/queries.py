@@ -14,12 +14,12 @@ from functools import cached_property
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind
-from relprop.tracer.attention import after_reshape
 from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of, tensor_inputs, val
 from relprop.tracer.facts import is_floating, role
 from relprop.tracer.follow import depending
 from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program, Site
+from relprop.tracer.softmax_rows import after_reshape
 
 #: Where an operation is told the sizes of its result, by position.
 SIZES = {aten.reshape.default: 1, aten.expand.default: 1}

@@ -35,8 +35,10 @@ def drawn(seed, *lead, biased=True):
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_an_expert_multiplies_its_rows(biased):
+@pytest.mark.parametrize("from_the_last", [False, True])
+def test_an_expert_multiplies_its_rows(biased, from_the_last):
     x, weight, bias, experts = drawn(0, biased=biased)
+    experts = experts - EXPERTS if from_the_last else experts
     for function in (routed_linear, _of_copies):
         y = function(x, weight, bias, experts)
         for row in range(ROWS):

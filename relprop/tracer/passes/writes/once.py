@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, is_call, kind, operand
-from relprop.tracer.attention import after_reshape
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -25,6 +24,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.spelling.picking import row_index
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
+from relprop.tracer.softmax_rows import after_reshape
 
 
 def write_once(graph: fx.Graph, constants: Constants) -> None:

@@ -1,0 +1,121 @@
+"""Where the rows of a softmax are in all that is made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor, fx
+
+from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind, operand
+from relprop.tracer.editing import rank, val
+from relprop.tracer.follow import follow
+from relprop.tracer.labels import Labels, rows
+
+#: Where a softmax's rows are: the axis they lie along, or the row of every element.
+Rows = int | Tensor
+#: What an operation may be for the rows of a softmax to be its rows still.
+KEEPS_ROWS = ELEMENTWISE | {Kind.SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
+
+
+def rows_below(softmax: fx.Node, labels: Labels) -> dict[fx.Node, Rows]:
+    """Where the rows of a softmax are in all that is made of it, up to the products they enter: by
+    the axis they lie along, or, where moves shear or cut them, by labels."""
+
+    def after(node: fx.Node, keys: Mapping[fx.Node, Rows]) -> Rows | None:
+        if node.op != "call_function" or kind(node) is Kind.MATMUL:
+            return None
+        return rows_after(node, [i for i in node.all_input_nodes if i in keys], keys, labels)
+
+    axis: int = argument(softmax, "dim") % rank(softmax)
+    return follow(softmax.graph.nodes, {softmax: axis}, after)
+
+
+def rows_after(
+    node: fx.Node, sources: list[fx.Node], keys: Mapping[fx.Node, Rows], labels: Labels
+) -> Rows | None:
+    """Where the softmax's rows are after ``node``: their axis, or every element's row; ``None``
+    where they do not survive."""
+    source = sources[0]
+    at = keys[source]
+    if (
+        isinstance(at, int)
+        and len(sources) == 1
+        and (axis := axis_after(node, source, at)) is not None
+    ):
+        return axis
+    if isinstance(at, int) and kind(node) in KEEPS_ROWS:
+        return axis_after(node, source, at)
+    if isinstance(at, int) and _stays_in_its_row(node, source, at, labels):
+        return at
+    shape = tuple(getattr(val(node), "shape", ()))
+    if not isinstance(at, int) and kind(node) in KEEPS_ROWS and shape == tuple(at.shape):
+        return at
+    marked = {
+        s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources
+    }
+    return labels.push(node, marked)
+
+
+def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels) -> bool:
+    """Whether elements are picked along the rows, or put at places of their rows among zeros, by an
+    index that may depend on the input."""
+    if kind(node) not in (Kind.GATHER, Kind.WRITE, Kind.INDEXED_SUM):
+        return False
+    dim, base = argument(node, "dim"), operand(node)
+    if not isinstance(dim, int) or dim % rank(node) != axis:
+        return False
+    if kind(node) is Kind.GATHER:
+        return source is base
+    zeros = None if source is base else labels.constant(base)
+    return zeros is not None and not bool(zeros.any())
+
+
+def lies_along(where: Rows, axis: int) -> bool:
+    """Whether every row along ``axis`` holds elements of one row of the softmax, or of none."""
+    if isinstance(where, int):
+        return where == axis
+    highest = where.amax(axis, keepdim=True)
+    return bool(((where == highest) | (where == 0)).all()) and bool((where > 0).any())
+
+
+def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
+    """Where the softmax's axis is after ``node``, or ``None`` where its keys or queries do not
+    survive."""
+    what, rank, shape = kind(node), len(val(source).shape), val(source).shape
+    if what in KEEPS_ROWS:
+        wider = getattr(val(node), "ndim", -1) - rank
+        return axis + wider if wider >= 0 else None
+    if what is Kind.SLICE:
+        return axis
+    if what is Kind.PERMUTE:
+        return integers(node, "dims").index(axis)
+    if what in (Kind.RESHAPE, Kind.EXPAND):
+        return after_reshape(tuple(shape), tuple(val(node).shape), axis)
+    if what is Kind.LINEAR:
+        return axis if axis != rank - 1 else None
+    if what is Kind.TOTAL:
+        return _after_sum(node, rank, axis)
+    keeps = what is Kind.CONVOLUTION and axis > 1 and val(node).shape[axis] == shape[axis]
+    return axis if keeps else None
+
+
+def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
+    """The axis after a sum or a mean over others (heads)."""
+    gone = {d % rank for d in integers(node, "dim") or range(rank)}
+    if axis in gone:
+        return None
+    return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
+
+
+def after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
+    """The axis of ``after`` with the same length and the same number of elements behind it."""
+    inner = math.prod(before[axis + 1 :])
+    return next(
+        (
+            i
+            for i, size in enumerate(after)
+            if size == before[axis] and math.prod(after[i + 1 :]) == inner
+        ),
+        None,
+    )
