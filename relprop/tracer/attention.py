@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from relprop.operations import Kind, kind, operand
+from relprop.operations import Kind, argument, kind, operand
 from relprop.tracer.atoms import Atom, Axes, Axis, is_token
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import holds_weights, is_live, rank, shape_of
 from relprop.tracer.labels import Labels
 from relprop.tracer.program import Site
-from relprop.tracer.softmax_rows import Rows, lies_along, rows_below
+from relprop.tracer.softmax_rows import KEEPS_ROWS, Rows, lies_along, rows_below
 
 
 def find_sites(
@@ -93,12 +93,22 @@ def _contraction(
         if not copied or not any(atom.repeated or atom.kind == "token" for atom in of_map):
             what = "copies of one token" if copied else "channels, not tokens"
             return None, f"its keys are {what}"
+    if of_map and all(atom.kind == "feature" for atom in of_map) and _chooses(softmax):
+        return None, "its keys are what is picked of channels, not tokens"
     _mark_series(batches)
     _mark_tokens((of_values, of_map, *_numbering_queries(queries, batches)))
     for atom in queries:
         if atom.kind == "feature" and atom not in mixed:
             atom.position = True  # a linear map whose rows are learned queries
     return Site(node, attention, values, softmax, transposed), ""
+
+
+def _chooses(softmax: fx.Node) -> bool:
+    """Whether a softmax is of numbers that are picked along its axis, as a router picks them."""
+    axis, below = argument(softmax, "dim") % rank(softmax) - rank(softmax), operand(softmax)
+    while kind(below) in KEEPS_ROWS:
+        below = operand(below)
+    return kind(below) is Kind.GATHER and argument(below, "dim") % rank(below) - rank(below) == axis
 
 
 def _numbering_queries(queries: Axis, batches: Sequence[Axis]) -> Sequence[Axis]:

@@ -75,6 +75,7 @@ from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.sums import join_sums_by_index
+from relprop.tracer.passes.writes.weighed import weigh_rows
 
 Needs = Literal["nothing", "constants", "places"]
 _Written = list[tuple[fx.Node, object, Args, Mapping[str, object]]]
@@ -155,6 +156,7 @@ PASSES = (
     Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
+    Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_sums_by_index, "experts' tokens come back at once"),
     Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import fx
 
 from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
@@ -23,10 +24,12 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    val,
 )
 from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operands
 from relprop.tracer.passes.lanes.pieces import pieces
 from relprop.tracer.passes.lanes.same import Numbers
+from relprop.tracer.passes.products.routed import row_numbers
 from relprop.tracer.passes.trials.recipes import Recipe, Slot, Step
 
 Known = dict[Lanes, "fx.Node | None"]  # lanes on a first axis of their own
@@ -74,7 +77,7 @@ class _Lift:
             raise Apart
         if not any(is_live(n) and is_float(n) for n in nodes):
             return self._stacked(nodes)  # no relevance passes, however each of them was made
-        if (laid := pieces(self.at, nodes)) is not None:
+        if (laid := pieces(self.at, nodes) or self._picked(nodes)) is not None:
             return laid
         if not alike(nodes):
             raise Apart
@@ -83,6 +86,15 @@ class _Lift:
     def _stacked(self, nodes: Lanes) -> fx.Node:
         shape = [1, *shape_of(nodes[0])]
         return emit(self.at, aten.cat.default, [reshaped(self.at, n, shape) for n in nodes], 0)
+
+    def _picked(self, nodes: Lanes) -> fx.Node | None:
+        """Rows that whole numbers pick of one table, of all lanes at once."""
+        numbers = [n for n in map(row_numbers, nodes) if n is not None]
+        if len(numbers) < len(nodes) or any(val(n).dtype == torch.bool for n in numbers):
+            return None
+        if is_live(table := operand(nodes[0])) or len({operand(n) for n in nodes}) > 1:
+            return None
+        return emit(self.at, aten.index.Tensor, table, [self._stacked(tuple(numbers))])
 
     def _call(self, nodes: Lanes) -> fx.Node | None:
         first = nodes[0]
@@ -159,6 +171,8 @@ class _Lift:
 
     def _linear(self, first: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
         """Parallel linear maps of one tensor are one; of the lanes' own, one for each group."""
+        if is_call(first, grouped_linear):
+            return self._grouped(first, lanes, given)
         if not is_call(first, aten.linear):
             raise Apart
         if lanes[1] is None and lanes.get(2) is None:
@@ -175,6 +189,13 @@ class _Lift:
         more = [] if bias is None else [reshaped(self.at, bias, [count, 1, outputs])]
         made = emit(self.at, grouped_linear, x, weight, *more)
         return reshaped(self.at, made, [count, *rows, outputs])
+
+    def _grouped(self, first: fx.Node, lanes: ByPlace, given: Operands) -> fx.Node:
+        """Linear maps of groups: the groups of all lanes are groups."""
+        full = [self._repeated(given[i]) if lanes[i] is None else given[i] for i in given]
+        groups = [reshaped(self.at, x, [-1, *shape_of(x)[2:]]) for x in full]
+        made = emit(self.at, grouped_linear, *groups)
+        return reshaped(self.at, made, [self.count, *shape_of(first)])
 
     def _of_the_same(self, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
         """Several linear maps of one tensor as one, whose results are laid on a first axis."""

@@ -55,7 +55,7 @@ def _picked(copies: fx.Node, shape: list[int]) -> tuple[fx.Node, fx.Node] | None
                 return None
             turned = not turned
         x = operand(x)
-    indices = _row_numbers(x)
+    indices = row_numbers(x)
     if indices is None or math.prod(shape_of(indices)) != count or not is_live(indices):
         return None
     table = operand(x)
@@ -67,7 +67,7 @@ def _picked(copies: fx.Node, shape: list[int]) -> tuple[fx.Node, fx.Node] | None
     return permuted(x, reshaped(x, table, [size, *reversed(shape)]), [0, 2, 1]), indices
 
 
-def _row_numbers(x: fx.Node) -> fx.Node | None:
+def row_numbers(x: fx.Node) -> fx.Node | None:
     """Which parts of a tensor, along its first axis, a call picks; ``None`` if it does not."""
     if kind(x) is Kind.EMBEDDING:
         ids: fx.Node = argument(x, "indices")

@@ -28,6 +28,11 @@ def mask_of(indices: list[fx.Node | None]) -> fx.Node | None:
     return mask if mask is not None and found == [(mask, i) for i in range(rank(mask))] else None
 
 
+def is_column(places: fx.Node) -> bool:
+    """Whether an index counts a mask's true places along one of its axes."""
+    return rank(places) == 1 and _column_of(places) is not None
+
+
 def _column_of(places: fx.Node) -> tuple[fx.Node, int] | None:
     """The mask at whose true places an index counts, and along which of its axes."""
     axis, length = 0, None

@@ -14,24 +14,31 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
+    before_reshapes,
     emit,
     is_number,
     is_tensor,
     rank,
+    reshaped,
     shape_of,
     swap,
     val,
 )
 from relprop.tracer.passes.spelling.picking import row_index
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
+from relprop.tracer.passes.writes.masks import is_column
 from relprop.tracer.softmax_rows import after_reshape
 
 
 def write_once(graph: fx.Graph, constants: Constants) -> None:
-    """x plus a sum by index, or plus what is written onto zeros, as a write into x."""
+    """x plus a sum by index, or plus what is written onto zeros, as a write into x; where a mask
+    says what is read, added to and written back, as x plus a sum."""
     for node in list(graph.nodes):
         if not node._erased and (new := _written_back(node, constants)) is not None:
             swap(node, new)
+    for node in list(graph.nodes):
+        if is_call(node, aten.index_put) and not argument(node, "accumulate"):
+            _add_there(node)
     for node in list(graph.nodes):
         if not node._erased and is_top(node):
             _write_into(node)
@@ -91,6 +98,36 @@ def _write_into(node: fx.Node) -> None:
             dim, index, source = arguments(write)[1:4]
             swap(node, _along(node, base, source, dim, index))
         return
+
+
+def _add_there(node: fx.Node) -> None:
+    """x[i] + v, written into x where i is the true places of a mask → x and what adds v there."""
+    base, indices, source = arguments(node)[:3]
+    terms = terms_of(before_reshapes(source, alone=True))
+    read = [t for t in terms if t[0] > 0 and is_call(t[1], aten.index)]
+    read = [t for t in read if operand(t[1]) is base and arguments(t[1])[1] == indices]
+    masks = [index for index in indices if _is_mask(index)]
+    if len(read) != 1 or len(terms) < 2 or not (masks or _counts_mask(indices)):
+        return
+    more = reshaped(node, added(node, [t for t in terms if t is not read[0]]), shape_of(read[0][1]))
+    zeros = emit(node, aten.zeros_like.default, base)
+    if masks:
+        there = emit(node, aten.index_put.default, zeros, indices, more)
+    else:
+        shape = shape_of(base)
+        rows = [math.prod(shape[: len(indices)]), *shape[len(indices) :]]
+        flat, index = reshaped(node, zeros, rows), indices[0]
+        for i in range(1, len(indices)):
+            index = emit(node, aten.mul.Tensor, index, shape[i])
+            index = emit(node, aten.add.Tensor, index, indices[i])
+        there = emit(node, aten.index_add.default, flat, 0, index, more)
+        there = reshaped(node, there, shape)
+    swap(node, emit(node, aten.add.Tensor, base, there))
+
+
+def _counts_mask(indices: list[fx.Node | None]) -> bool:
+    """Whether each index, from the first axis on, counts the true places of a mask."""
+    return bool(indices) and all(i is not None and is_column(i) for i in indices)
 
 
 def _fills(write: fx.Node) -> bool:
