@@ -18,6 +18,7 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_live,
+    is_number,
     is_tensor,
     joined,
     permuted,
@@ -147,7 +148,7 @@ def _are_counted(ids: fx.Node) -> bool:
     """Whether numbers are those of an input, or places and counts, wherever they are brought and
     however they are multiplied and added: those are not below 0."""
     if kind(ids) is Kind.OUTPUT and kind(operand(ids)) is Kind.PICK:
-        return arguments(ids)[1] == 1
+        return is_number(arguments(ids)[1], 1)
     if ids.op == "placeholder" or kind(ids) is Kind.COUNT or is_call(ids, aten.remainder):
         return True
     if kind(ids) in (Kind.PRODUCT, Kind.QUOTIENT) or is_call(ids, aten.add):
