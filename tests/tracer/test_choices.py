@@ -105,3 +105,18 @@ def test_in_which_order_tables_and_positions_are_added_says_nothing(method):
     torch.testing.assert_close(apart, together, rtol=1e-9, atol=1e-9)
     if method != "lrp":  # places that cancel are terms all the same
         torch.testing.assert_close(last, together, rtol=1e-9, atol=1e-9)
+
+
+FROM_THE_LAST = [
+    lambda ids, table: table[ids - WORDS],
+    lambda ids, table: table[-(WORDS - ids)],
+    lambda ids, table: table[torch.where(ids == 4, -1, ids)],
+    lambda ids, table: table.mT[:, ids - WORDS].permute(1, 2, 0),
+]
+
+
+@pytest.mark.parametrize("embed", FROM_THE_LAST)
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
+def test_numbers_below_0_count_rows_from_the_last(embed, method):
+    want = scores(lambda ids, table: table[ids], method=method)
+    torch.testing.assert_close(scores(embed, method=method), want, rtol=0, atol=1e-12)

@@ -81,7 +81,10 @@ class Kept:
 
     def hidden(self, at: fx.Node) -> fx.Node:
         """Where nothing is kept, as truth values."""
-        return self.condition if self.negated else emit(at, aten.eq.Scalar, self.condition, 0)
+        if self.negated and val(self.condition).dtype == torch.bool:
+            return self.condition
+        holds = aten.ne.Scalar if self.negated else aten.eq.Scalar
+        return emit(at, holds, self.condition, 0)
 
 
 def kept(node: fx.Node, constants: Constants) -> Kept | None:

@@ -42,7 +42,7 @@ def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
         if made is not None:
             scale, gone = parts[0][2], [n for n, *_ in parts]
             made = made if scale == 1 else emit(node, aten.mul.Tensor, made, scale)
-            rest = [(sign, n) for sign, n in terms if n not in gone]
+            rest = [(sign, n) for sign, n in terms if sign < 0 or n not in gone]
             swap(node, added(node, [*rest, (1, made)]))
 
 

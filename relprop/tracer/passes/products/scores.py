@@ -35,7 +35,9 @@ def join_scores(graph: fx.Graph) -> None:
             if total._erased:
                 continue
             terms = terms_of(total)
-            parts = {n: p for sign, n in terms if sign > 0 and (p := _score(n)) is not None}
+            there = [n for _, n in terms]
+            once = [n for sign, n in terms if sign > 0 and there.count(n) == 1]
+            parts = {n: p for n in once if (p := _score(n)) is not None}
             if len(parts) > 1:
                 rest = [t for t in terms if t[1] not in parts]
                 joined = _joined(total, [_laid_out(*p, n) for n, p in parts.items()])

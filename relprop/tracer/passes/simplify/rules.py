@@ -10,7 +10,17 @@ from torch import fx
 
 from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, drop_unused, is_tensor, rank, shape_of, swap
+from relprop.tracer.editing import (
+    aten,
+    drop_unused,
+    emit,
+    expanded,
+    is_live,
+    is_tensor,
+    rank,
+    shape_of,
+    swap,
+)
 from relprop.tracer.passes.simplify.cuts import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
@@ -72,7 +82,7 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if rule is not None and (new := rule(node)) is not None:
         return new
     if kind(node) in ELEMENTWISE:
-        return as_numbers(node, constants) or _broadcast(node)
+        return as_numbers(node, constants) or _broadcast(node) or _repeated_later(node)
     return None
 
 
@@ -100,6 +110,21 @@ def _broadcast(node: fx.Node) -> fx.Node | None:
         node.replace_input_with(wide, source)
         return node
     return None
+
+
+def _repeated_later(node: fx.Node) -> fx.Node | None:
+    """A function of a tensor that is repeated → the function, repeated."""
+    wide = node.all_input_nodes[0] if node.all_input_nodes else node
+    if len(node.all_input_nodes) > 1 or kind(wide) is not Kind.EXPAND or not is_live(node):
+        return None
+    if shape_of(wide) != shape_of(node):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), _once)  # type: ignore[misc]
+    return expanded(node, emit(node, node.target, *args, **kwargs), shape_of(node))
+
+
+def _once(wide: fx.Node) -> fx.Node:
+    return operand(wide)
 
 
 def _fits(node: fx.Node, wide: fx.Node, source: fx.Node, others: list[fx.Node]) -> bool:

@@ -20,7 +20,7 @@ from relprop.tracer.editing import (
     swap,
 )
 from relprop.tracer.passes.products.raising import is_mask
-from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of
+from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of, without
 
 
 def raise_between(graph: fx.Graph) -> None:
@@ -37,12 +37,12 @@ def _of_difference(at: fx.Node, terms: Terms) -> fx.Node | None:
         for share, inner in _factors(product):
             found = terms_of(inner)
             for x in [x for s, x in terms if s > 0 and (-sign, x) in found]:
-                rest = [(sign * s, y) for s, y in _without(found, (-sign, x))]
+                rest = [(sign * s, y) for s, y in without(found, (-sign, x))]
                 if not rest or not shape_of(x) == shape_of(inner) == shape_of(product):
                     continue
                 kept = emit(at, aten.mul.Tensor, x, _contrary(at, share))
                 new = emit(at, aten.mul.Tensor, added(at, rest), share)
-                others = _without(terms, (1, x), (sign, product))
+                others = without(terms, (1, x), (sign, product))
                 return added(at, [(1, kept), (1, new), *others])
     return None
 
@@ -53,7 +53,7 @@ def _of_rest(at: fx.Node, terms: Terms) -> fx.Node | None:
         for share, x in _factors(product):
             if sign < 0 and (1, x) in terms and shape_of(x) == shape_of(product):
                 kept = emit(at, aten.mul.Tensor, x, _contrary(at, share))
-                return added(at, [(1, kept), *_without(terms, (1, x), (sign, product))])
+                return added(at, [(1, kept), *without(terms, (1, x), (sign, product))])
     return None
 
 
@@ -67,9 +67,9 @@ def _of_more(at: fx.Node, terms: Terms) -> fx.Node | None:
             if new is kept or not _are_contrary(rest, share) or (1, x) not in found:
                 continue
             if len(found) > 1 and shape_of(x) == shape_of(kept) == shape_of(inner):
-                more = added(at, _without(found, (1, x)))
+                more = added(at, without(found, (1, x)))
                 scaled = emit(at, aten.mul.Tensor, more, share)
-                return added(at, [(1, x), (1, scaled), *_without(terms, (1, kept), (1, new))])
+                return added(at, [(1, x), (1, scaled), *without(terms, (1, kept), (1, new))])
     return None
 
 
@@ -99,11 +99,3 @@ def _once(share: fx.Node) -> fx.Node:
 
 def _is_rest(share: fx.Node) -> bool:
     return is_call(share, aten.rsub) and is_number(arguments(share)[1], 1)
-
-
-def _without(terms: Terms, *gone: tuple[int, fx.Node]) -> Terms:
-    """Terms but for some."""
-    left = list(terms)
-    for term in gone:
-        left.remove(term)
-    return left

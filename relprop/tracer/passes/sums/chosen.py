@@ -23,7 +23,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.functions.masked import Kept, kept
-from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of
+from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of, without
 
 
 def raise_choices(graph: fx.Graph, constants: Constants) -> None:
@@ -31,6 +31,9 @@ def raise_choices(graph: fx.Graph, constants: Constants) -> None:
     for node in list(graph.nodes):
         if not node._erased and is_top(node):
             _of_differences(node, constants)
+    for node in list(graph.nodes):
+        if not node._erased and is_top(node):
+            _of_rest(node, constants)
     for node in list(graph.nodes):
         if is_call(node, aten.mul) and (part := _part(node, constants)) is not None:
             swap(node, emit(node, aten.masked_fill.Scalar, part.x, part.hidden(node), 0.0))
@@ -56,14 +59,26 @@ def _of_differences(node: fx.Node, constants: Constants) -> None:
         part = _part(product, constants) if len(product.users) == 1 else None
         inner = [] if part is None else terms_of(part.x)
         for x in [x for s, x in terms if s > 0 and (-sign, x) in inner]:
-            rest = [(sign * s, y) for s, y in inner if (s, y) != (-sign, x)]
+            rest = [(sign * s, y) for s, y in without(inner, (-sign, x))]
             if part is None or not rest or shape_of(x) != shape_of(product):
                 continue
             other = added(node, rest)
             if shape_of(other) == shape_of(x):
-                left = [t for t in terms if t not in ((1, x), (sign, product))]
+                left = without(terms, (1, x), (sign, product))
                 swap(node, added(node, [*left, (1, _choice(node, replace(part, x=other), x))]))
                 return
+
+
+def _of_rest(node: fx.Node, constants: Constants) -> None:
+    """x − x·m → x where the mask m is 0, else 0."""
+    terms = terms_of(node)
+    for sign, product in terms:
+        part = _part(product, constants) if sign < 0 and len(product.users) == 1 else None
+        if part is not None and (1, part.x) in terms and is_call(product, aten.mul):
+            contrary = replace(part, negated=not part.negated)
+            left = emit(node, aten.masked_fill.Scalar, part.x, contrary.hidden(node), 0.0)
+            swap(node, added(node, [(1, left), *without(terms, (1, part.x), (sign, product))]))
+            return
 
 
 def _literal(part: Kept) -> tuple[fx.Node, bool, tuple[tuple[int, ...], ...]]:
@@ -101,7 +116,7 @@ def _join(node: fx.Node, constants: Constants) -> None:
     for (first, one), (second, other) in combinations(parts, 2):
         base, negated, laid = _literal(one)
         if _literal(other) == (base, not negated, laid):
-            left = [t for t in terms if t not in (first, second)]
+            left = without(terms, first, second)
             swap(node, added(node, [*left, (1, _choice(node, one, other.x))]))
             return
     if len(terms) == 2 and len(parts) == 1:

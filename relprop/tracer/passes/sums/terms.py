@@ -42,6 +42,14 @@ def terms_of(node: fx.Node) -> Terms:
     return found
 
 
+def without(terms: Terms, *gone: tuple[int, fx.Node]) -> Terms:
+    """Terms but for some, each of these once."""
+    left = list(terms)
+    for term in gone:
+        left.remove(term)
+    return left
+
+
 def is_sum(node: object) -> TypeGuard[fx.Node]:
     """Whether a node adds or subtracts two tensors or more of its own type."""
     if not isinstance(node, fx.Node) or kind(node) is not Kind.SUM or not is_float(node):
@@ -90,7 +98,7 @@ def join_terms(
         joined = [(new, parts) for parts in several if (new := join(node, parts)) is not None]
         if joined:
             gone = {n for _, parts in joined for n in parts}
-            rest = [(sign, n) for sign, n in terms if n not in gone]
+            rest = [(sign, n) for sign, n in terms if sign < 0 or n not in gone]
             swap(node, added(node, [*rest, *((1, new) for new, _ in joined)]))
     drop_unused(graph)
 

@@ -36,7 +36,7 @@ def join_sums_by_index(graph: fx.Graph) -> None:
             alike = summed and len({arguments(n)[1] for n in parts}) == 1
             one = _written_apart(node, parts) or (_summed_at_once(node, parts) if alike else None)
             if one is not None:
-                rest = [(sign, n) for sign, n in terms if n not in parts]
+                rest = [(sign, n) for sign, n in terms if sign < 0 or n not in parts]
                 swap(node, added(node, [*rest, (1, one)]))
 
 
