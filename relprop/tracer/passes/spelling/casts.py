@@ -57,8 +57,10 @@ def as_softmax(node: fx.Node) -> fx.Node | None:
 
 
 def as_full(node: fx.Node, device: torch.device) -> fx.Node | None:
-    """``zeros_like(x)`` and its kin read nothing of x but its shape."""
-    number = {aten.zeros_like: 0, aten.new_zeros: 0, aten.ones_like: 1, aten.new_ones: 1}
+    """``zeros_like(x)`` and its kin read nothing of x but its shape; where memory is taken as it is
+    (``empty_like``), zeros may lie there."""
+    number = dict.fromkeys((aten.zeros_like, aten.new_zeros, aten.empty_like, aten.new_empty), 0)
+    number |= {aten.ones_like: 1, aten.new_ones: 1}
     value = number.get(packet(node), argument(node, "fill_value"))
     made = val(node)
     if value is None or not isinstance(arguments(node)[0], fx.Node) or not isinstance(made, Tensor):
