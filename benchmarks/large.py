@@ -122,12 +122,15 @@ def measured(settings: argparse.Namespace) -> dict[str, Any]:
         module(**inputs)
     forward = time.process_time() - began
     most, began = Most(), time.process_time()
-    explanation = relprop.explain(module, inputs, (-1, 3), memory=settings.memory)
+    explanation = relprop.explain(
+        module, inputs, (-1, 3), memory=settings.memory, batch_size=settings.batch_size
+    )
     spent = time.process_time() - began
     return {
         "model": settings.model,
         "tokens": settings.tokens,
         "offloaded": settings.offloaded,
+        "batch_size": settings.batch_size,
         "growth_mb": round(most.growth() / 1e6),
         "forward_seconds": round(forward, 1),
         "times_forward": round(spent / forward, 1),
@@ -147,6 +150,7 @@ def main() -> None:
     parser.add_argument("--offloaded", action="store_true", help="all weights on disk")
     parser.add_argument("--limit", type=float, default=0, help="bytes of data the process may have")
     parser.add_argument("--memory", default="auto", help="as explain's: auto, or bytes")
+    parser.add_argument("--batch-size", type=int, help="prompts at a time: both, or 1")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.memory != "auto":

@@ -29,7 +29,7 @@ from relprop.progress import showing, told
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
-from relprop.runner.judging import Heard, Judge, judged
+from relprop.runner.judging import Judge, judged
 from relprop.runner.memory import fitted
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
@@ -116,10 +116,7 @@ class Asking:
                 part = self.whole.select(i, i + 1 if alone else last)
                 if alone and i:
                     sessions = self._sessions(part.inputs)
-                # a model that draws random numbers draws the same for every part
-                with same_chance(self.model):
-                    found = self._answers(sessions, part, i % heard)
-                yield found
+                yield from self._answers(sessions, part, i % heard, self.how.memory)
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
@@ -128,38 +125,47 @@ class Asking:
             first = open_session(self.model, inputs, rules[0], self.how)
         return [first.under(r) for r in rules]
 
-    def _answers(self, sessions: Sequence[Session], part: Part, heard_at: int) -> Rows:
-        """One part of the batch: one forward pass, which is compared with the model's own."""
-        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
-        starts = possible_starts(sessions[0].program, targets)
-        cuts = cuts_of(sessions[0], part.inputs, targets)
-        heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
-        try:
-            return self._answered(sessions, part, targets, heard, self.how.memory)
-        except (RelpropError, RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or self.how.memory == 0:
-                raise
-            fact = "there is no memory left; once more, with the graph cut into segments"
-            then = ["memory= says how much an answer may take (docs/scale.md)"]
-            warn(MemoryWarning(fact, then=then))
-        gc.collect()  # what the first try held, frames of its error among it
-        try:
-            return self._answered(sessions, part, targets, heard, 0)
-        except (RelpropError, RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            fact = f"there is no memory left: {first_line(error)}"
-            then = ["a smaller batch_size=, a shorter input, or nothing in keep="]
-            raise RelpropError(message(fact, then=then)) from error
+    def _answers(
+        self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
+    ) -> Iterator[Rows]:
+        """One part of the batch: one forward pass, which is compared with the model's own. Where
+        there is no memory for it, cut into segments, then its halves."""
+        for allowed in dict.fromkeys((memory, 0)):
+            try:
+                # a model that draws random numbers draws the same for every part
+                with same_chance(self.model):
+                    found = self._answered(sessions, part, heard_at, allowed)
+            except (RelpropError, RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                if allowed == 0 and part.batch == 1:
+                    fact = f"there is no memory left: {first_line(error)}"
+                    then = ["a shorter input, or nothing in keep="]
+                    raise RelpropError(message(fact, then=then)) from error
+                how = "the two halves of the batch apart" if allowed == 0 else "cut into segments"
+                then = ["memory= says how much an answer may take (docs/scale.md)"]
+                fact = f"there is no memory left; once more, {how}"
+                warn(MemoryWarning(fact, then=then))
+            else:
+                yield found
+                return
+            gc.collect()  # what the failed try held, frames of its error among it
+        middle, last = part.first + part.batch // 2, part.first + part.batch
+        for first, end in ((part.first, middle), (middle, last)):
+            half = self.whole.select(first, end)
+            yield from self._answers(sessions, half, heard_at + first - part.first, 0)
 
     def _answered(
         self,
         sessions: Sequence[Session],
         part: Part,
-        targets: Sequence[object],
-        heard: Heard,
+        heard_at: int,
         memory: Memory,
     ) -> Rows:
+        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
+        starts = possible_starts(sessions[0].program, targets)
+        cuts = cuts_of(sessions[0], part.inputs, targets)
+        heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):

@@ -185,9 +185,32 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
         relprop.explain(model, ids, (63, 3), method="attcat", memory=0)
     with (
         pytest.warns(relprop.RelpropWarning, match="no memory left; once more"),
-        pytest.raises(relprop.errors.RelpropError, match=r"no memory left: .*\n.*batch_size="),
+        pytest.raises(relprop.errors.RelpropError, match=r"no memory left: .*\n.*shorter input"),
     ):
         relprop.explain(model, ids, (63, 3), method="attcat")
+
+
+def test_a_batch_for_which_no_memory_is_left_is_halved(monkeypatch):
+    from relprop.runner import answers
+
+    model, ids = llama(2, 32)
+    ids = torch.cat([ids, ids.flip(-1), ids.roll(5, -1)])[:3]
+    words = [(31, 3), (20, 4), (7, 5)]
+    whole = relprop.explain(model, ids, words, precision="float64")
+    run, sizes = answers.run, []
+
+    def full(needs, part):
+        sizes.append(part.batch)
+        if part.batch > 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
+        return run(needs, part)
+
+    monkeypatch.setattr(answers, "run", full)
+    with pytest.warns(relprop.RelpropWarning, match="no memory left; once more") as said:
+        found = relprop.explain(model, ids, words, precision="float64")
+    assert sizes == [3, 3, 1, 2, 1, 1]
+    assert ["halves of the batch" in str(w.message) for w in said] == [False, True, True]
+    assert gap(whole.scores, found.scores) < EXACT
 
 
 def test_free_memory_is_what_the_machine_or_its_container_says(tmp_path, monkeypatch):
