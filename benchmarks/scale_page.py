@@ -267,8 +267,8 @@ times as long, too.
 - Several targets are swept one after another, each for one more forward pass.
 - Methods that call the model with other inputs (`integrated_gradients`, `smoothgrad`,
   `occlusion`, `deeplift` and others) do so in one piece.
-- Where no memory is left, a call is made once more, cut as finely as saves memory, with a
-  warning."""
+- Where no memory is left, a call is made once more, cut as finely as saves memory, and where
+  that is too much, for halves of the batch, each time with a warning."""
 
 
 def _whole() -> str:
