@@ -27,7 +27,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of
+from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of, without
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def weigh_rows(graph: fx.Graph, constants: Constants) -> None:
         mask = emit(node, aten.to.dtype, there, val(node).dtype)
         shares = emit(node, aten.mul.Tensor, mask, number)
         made = emit(node, aten.matmul.default, shares, _beside(node, [p.rows for p in parts], 0))
-        rest = [(sign, n) for sign, n in terms if n not in writes]
+        rest = without(terms, *((1, n) for n in writes))
         swap(node, added(node, [*rest, (1, reshaped(node, made, shape_of(node)))]))
 
 
