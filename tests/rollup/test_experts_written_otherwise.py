@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import relprop
 
 WIDTH, TOKENS, HIDDEN, EXPERTS, PICKED, CLASSES = 8, 6, 12, 4, 2, 5
-METHODS = ("transformer_attribution", "lrp", "attnlrp")
+METHODS = ("transformer_attribution", "partial_lrp", "attnlrp")
 
 
 class Routed(nn.Module):
