@@ -96,6 +96,8 @@ def _mask_of(write: fx.Node) -> fx.Node | None:
     """The mask of all axes but the last by which a call writes rows, or one row everywhere."""
     given = arguments(write)
     if is_call(write, aten.where):
+        if not is_tensor(given[1]):
+            return None
         one = math.prod(shape_of(given[1])) == shape_of(write)[-1]
         return given[0] if one and shape_of(given[0]) == [*shape_of(write)[:-1], 1] else None
     indices = given[1] if is_call(write, aten.index_put) else []
