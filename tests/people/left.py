@@ -35,11 +35,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "experts by a one-hot dispatch normalise over other tensors",
     ),
     (
-        "mixtral",
-        "transformer_attribution lrp",
-        "each expert runs on its own tokens: a rule that normalises over a tensor sees it",
-    ),
-    (
         "mega",
         "transformer_attribution lrp",
         "the moving average is a sum of positions here and a product there",
@@ -48,11 +43,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "x_talking_heads",
         "attcat",
         "the twin's relevance overflows",
-    ),
-    (
-        "moe_listed",
-        "transformer_attribution",
-        "each expert runs on its own tokens: a rule that normalises over a tensor sees it",
     ),
     *(
         (

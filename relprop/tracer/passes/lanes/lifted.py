@@ -18,6 +18,7 @@ from relprop.tracer.editing import (
     expanded,
     is_float,
     is_live,
+    is_picked,
     is_tensor,
     joined,
     permuted,
@@ -88,13 +89,13 @@ class _Lift:
         return emit(self.at, aten.cat.default, [reshaped(self.at, n, shape) for n in nodes], 0)
 
     def _picked(self, nodes: Lanes) -> fx.Node | None:
-        """Rows that whole numbers pick of one table, of all lanes at once."""
+        """Weights that the model picks of one table by whole numbers, of all lanes at once."""
         numbers = [n for n in map(row_numbers, nodes) if n is not None]
         if len(numbers) < len(nodes) or any(val(n).dtype == torch.bool for n in numbers):
             return None
-        if is_live(table := operand(nodes[0])) or len({operand(n) for n in nodes}) > 1:
+        if not all(map(is_picked, nodes)) or len({operand(n) for n in nodes}) > 1:
             return None
-        return emit(self.at, aten.index.Tensor, table, [self._stacked(tuple(numbers))])
+        return emit(self.at, aten.index.Tensor, operand(nodes[0]), [self._stacked((*numbers,))])
 
     def _call(self, nodes: Lanes) -> fx.Node | None:
         first = nodes[0]
