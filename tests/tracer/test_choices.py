@@ -8,6 +8,7 @@ import relprop
 from relprop.errors import TargetError
 from relprop.operations import Kind, kind
 from relprop.tracer.editing import val
+from relprop.tracer.passes.functions.known import known_function, line_of_known
 
 WORDS, WIDTH = 5, 8
 IDS = torch.tensor([[0, 3, 4, 1, 2, 3], [4, 4, 0, 2, 1, 0]])
@@ -120,3 +121,14 @@ FROM_THE_LAST = [
 def test_numbers_below_0_count_rows_from_the_last(embed, method):
     want = scores(lambda ids, table: table[ids], method=method)
     torch.testing.assert_close(scores(embed, method=method), want, rtol=0, atol=1e-12)
+
+
+def test_a_function_that_decides_at_one_number_is_no_other():
+    """A mask of numbers that is inverted and filled (Pegasus-X): the same almost everywhere, and
+    another where it is 1."""
+
+    def hidden(x):
+        inverted = 1 - x
+        return inverted.masked_fill(inverted.bool(), torch.finfo(torch.float32).min)
+
+    assert known_function(hidden) is None and line_of_known(hidden) is None

@@ -108,6 +108,7 @@ def test_what_is_inside_is_seen(core, branch):
     torch.testing.assert_close(found, torch.cat(alone))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_rows_that_see_nothing_attend_to_nothing():
     def core(model, q, k, v):
         return flexible.flex_attention(

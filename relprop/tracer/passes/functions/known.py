@@ -49,6 +49,8 @@ _Emitter = Callable[[fx.Node, fx.Node], fx.Node]
 _GRID = torch.cat(
     [torch.linspace(-9, 9, 181), torch.tensor([-40.0, -1e-3, 1e-3, 0.5, 2.99, 3.01, 40.0])]
 ).double()
+#: Where a function may decide: whether a number is 0, or 1.
+_WHOLE = torch.arange(-9.0, 10.0).double()
 
 
 def line_of(function: Callable[..., Tensor]) -> tuple[float, float] | None:
@@ -64,7 +66,8 @@ def line_of(function: Callable[..., Tensor]) -> tuple[float, float] | None:
     def line(x: Tensor) -> Tensor:
         return (one - zero) * x + zero
 
-    return (one - zero, zero) if equal_functions(function, line, [_GRID + 0.0123]) else None
+    same = _same_values(function, line) and equal_functions(function, line, [_GRID + 0.0123])
+    return (one - zero, zero) if same else None
 
 
 def emit_line(at: fx.Node, x: fx.Node, slope: float, offset: float) -> fx.Node:
@@ -123,7 +126,7 @@ def line_of_known(function: Callable[..., Tensor]) -> _Emitter | None:
         if not bool(columns.isfinite().all()):
             continue
         a, b = map(rounded, torch.linalg.lstsq(columns, y[:, None]).solution[:, 0].tolist())
-        if _agree(function, _Line(f, a, b)):
+        if a != 0 and _agree(function, _Line(f, a, b)):
             return partial(_emitted_line_of, partial(_emitted, op, options), a, b)
     return None
 
@@ -161,10 +164,15 @@ def _emitted_of_multiple(op: Operator, factor: float, at: fx.Node, x: fx.Node) -
 
 def _agree(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:
     """Whether two functions have the same values and derivatives, point by point."""
-    try:
-        a, b = one(_GRID), other(_GRID)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    if a.shape != b.shape or not bool(((a - b).abs() <= 1e-12 * (1 + b.abs())).all()):
-        return False
-    return equal_functions(one, other, [_GRID])
+    return _same_values(one, other) and equal_functions(one, other, [_GRID])
+
+
+def _same_values(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:
+    for given in (_WHOLE, _GRID):
+        try:
+            a, b = one(given), other(given)
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        if a.shape != b.shape or not bool(((a - b).abs() <= 1e-12 * (1 + b.abs())).all()):
+            return False
+    return True
