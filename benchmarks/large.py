@@ -3,7 +3,7 @@ explained on one machine: two prompts, the shorter one padded, by the default me
 
     python benchmarks/large.py                            # 2,048 tokens; about an hour on one core
     python benchmarks/large.py --tokens 256
-    python benchmarks/large.py --offloaded --limit 3e9    # weights on disk, data limited to 3 GB
+    python benchmarks/large.py --offloaded --limit 3e9 --batch-size 1    # on disk, data of 3 GB
     python benchmarks/large.py --model mixtral            # as many, in experts
 
 The model's files are made at the first call, in ``--folder``. What is printed as JSON is of the
