@@ -12,23 +12,26 @@ agree. The exit code is the number of models and ways that differ or fail.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import random
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import torch
-
 from relprop.errors import RelpropError, first_line
 from tests.common.paths import frugally, in_chunks, in_segments
 from tests.spellings.rewriting import Rewritten
-from tools.rewritten import CLOSE, TIMES, Usual, called, explained, furthest, rounding, usual
-from tools.sweep.command import chosen_subjects
-from tools.sweep.subject import CannotBuild
+from tools.rewritten import (
+    CLOSE,
+    TIMES,
+    Usual,
+    asked_for,
+    asking,
+    called,
+    explained,
+    furthest,
+    rounding,
+)
 
 #: Rows of a map that are made at a time.
 ROWS = 5
@@ -61,26 +64,11 @@ def said(one: Usual, path: str) -> tuple[str, str]:
 
 def main() -> int:
     """Print a line per model and way, and a summary."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--only", nargs="*", default=[""], help="parts of names, or patterns with *"
-    )
-    parser.add_argument("--models", type=int, help="so many of those, by chance")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = asking(__doc__)
     parser.add_argument("--paths", nargs="*", choices=PATHS, default=list(PATHS))
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    subjects = [s for pattern in asked.only for s in chosen_subjects("all", pattern)]
-    if asked.models is not None:
-        subjects = random.Random(asked.seed).sample(subjects, min(asked.models, len(subjects)))
     words: Counter[str] = Counter()
-    for subject in subjects:
-        try:
-            one = usual(subject)
-        except (CannotBuild, RelpropError) as refusal:
-            print(f"{subject.name:60} left out: {first_line(refusal)}", flush=True)
-            continue
+    for subject, one in asked_for(asked):
         for path in asked.paths:
             word, says = said(one, path)
             words[word] += 1

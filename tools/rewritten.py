@@ -228,30 +228,42 @@ def fewest(one: Usual, verdict: Verdict, mixed: object = None) -> Verdict:
     return verdict
 
 
-def main() -> int:
-    """Print a line per draw and a summary."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def asking(what: str | None) -> argparse.ArgumentParser:
+    """The options by which models are chosen."""
+    parser = argparse.ArgumentParser(description=(what or "").splitlines()[0])
     parser.add_argument(
         "--only", nargs="*", default=[""], help="parts of names, or patterns with *"
     )
     parser.add_argument("--models", type=int, help="so many of those, by chance")
-    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mixed", action="store_true", help="each call in a way of its own")
-    parser.add_argument("--minimise", action="store_true", help="name the ways it takes")
-    asked = parser.parse_args()
+    return parser
+
+
+def asked_for(asked: argparse.Namespace) -> Iterator[tuple[Subject, Usual]]:
+    """The models that were asked for, each with what is usual; those left out are printed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     subjects = [s for pattern in asked.only for s in chosen_subjects("all", pattern)]
     if asked.models is not None:
         subjects = random.Random(asked.seed).sample(subjects, min(asked.models, len(subjects)))
-    words: Counter[str] = Counter()
     for subject in subjects:
         try:
             one = usual(subject)
         except (CannotBuild, RelpropError) as refusal:
             print(f"{subject.name:60} left out: {first_line(refusal)}", flush=True)
             continue
+        yield subject, one
+
+
+def main() -> int:
+    """Print a line per draw and a summary."""
+    parser = asking(__doc__)
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--mixed", action="store_true", help="each call in a way of its own")
+    parser.add_argument("--minimise", action="store_true", help="name the ways it takes")
+    asked = parser.parse_args()
+    words: Counter[str] = Counter()
+    for subject, one in asked_for(asked):
         for draw in range(asked.seed, asked.seed + asked.draws):
             began, mixed = time.monotonic(), draw if asked.mixed else None
             verdict = judged(one, drawn(draw, asked.mixed), mixed)

@@ -18,7 +18,6 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_live,
-    is_number,
     is_tensor,
     joined,
     permuted,
@@ -32,17 +31,11 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.lookups.columns import joined_columns
+from relprop.tracer.passes.lookups.counted import from_the_first
 from relprop.tracer.passes.products.operators import repeats
 from relprop.tracer.passes.simplify.rules import simplify
 
 BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
-#: What only brings numbers to other places, or makes them whole.
-_MOVES = frozenset(
-    (
-        *(Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SELECT, Kind.SLICE, Kind.JOIN),
-        *(Kind.SHIFT, Kind.REPEAT, Kind.SPLIT, Kind.OUTPUT, Kind.CAST),
-    )
-)
 
 
 def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
@@ -131,33 +124,11 @@ def _of_index(node: fx.Node) -> fx.Node | None:
     given = [i for i in indices if i is not None]
     if not _is_table(table) or len(given) != 1 or not _are_ids(given[0]):
         return None
-    ids = _from_the_first(node, given[0], shape_of(table)[0 if indices[0] is not None else 1])
+    ids = from_the_first(node, given[0], shape_of(table)[0 if indices[0] is not None else 1])
     if indices[0] is not None:
         return emit(node, aten.embedding.default, table, ids)
     made = emit(node, aten.embedding.default, permuted(node, table, [1, 0]), ids)
     return permuted(node, made, [rank(made) - 1, *range(rank(made) - 1)])
-
-
-def _from_the_first(at: fx.Node, ids: fx.Node, count: int) -> fx.Node:
-    """Numbers of ``count`` rows, those below 0, which count from the last, counted from the first,
-    as an embedding counts them."""
-    return ids if _are_counted(ids) else emit(at, aten.remainder.Scalar, ids, count)
-
-
-def _are_counted(ids: fx.Node) -> bool:
-    """Whether numbers are those of an input, or places and counts, wherever they are brought and
-    however they are multiplied and added: those are not below 0."""
-    if kind(ids) is Kind.OUTPUT and kind(operand(ids)) is Kind.PICK:
-        return is_number(arguments(ids)[1], 1)
-    if ids.op == "placeholder" or kind(ids) is Kind.COUNT or is_call(ids, aten.remainder):
-        return True
-    if kind(ids) in (Kind.PRODUCT, Kind.QUOTIENT) or is_call(ids, aten.add):
-        given = (*ids.args, *ids.kwargs.values())
-        if any(isinstance(n, (int, float)) and n < 0 for n in given):
-            return False
-    elif kind(ids) not in _MOVES:
-        return False
-    return all(map(_are_counted, tensor_inputs(ids)))
 
 
 def _of_bag(node: fx.Node, constants: Constants) -> fx.Node | None:

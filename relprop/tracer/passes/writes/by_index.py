@@ -60,7 +60,7 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
         zeros = emit(node, aten.zeros_like.default, base)
         added = emit(node, node.target, zeros, indices, values)
     else:
-        added = _accumulated(node, base, indices, used, values)
+        added = accumulated(node, base, indices, used, values)
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
@@ -86,7 +86,7 @@ def put_flat(node: fx.Node) -> fx.Node:
     )
 
 
-def _accumulated(
+def accumulated(
     node: fx.Node, base: fx.Node, indices: list[fx.Node | None], used: list[int], values: fx.Node
 ) -> fx.Node:
     """Zeros of the shape of ``base``, and at every place the sum of what the indices bring there:

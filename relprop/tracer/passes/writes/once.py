@@ -26,6 +26,7 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.spelling.picking import row_index
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
+from relprop.tracer.passes.writes.by_index import accumulated
 from relprop.tracer.passes.writes.masks import is_column
 from relprop.tracer.softmax_rows import after_reshape
 
@@ -110,18 +111,11 @@ def _add_there(node: fx.Node) -> None:
     if len(read) != 1 or len(terms) < 2 or not (masks or _counts_mask(indices)):
         return
     more = reshaped(node, added(node, [t for t in terms if t is not read[0]]), shape_of(read[0][1]))
-    zeros = emit(node, aten.zeros_like.default, base)
     if masks:
+        zeros = emit(node, aten.zeros_like.default, base)
         there = emit(node, aten.index_put.default, zeros, indices, more)
     else:
-        shape = shape_of(base)
-        rows = [math.prod(shape[: len(indices)]), *shape[len(indices) :]]
-        flat, index = reshaped(node, zeros, rows), indices[0]
-        for i in range(1, len(indices)):
-            index = emit(node, aten.mul.Tensor, index, shape[i])
-            index = emit(node, aten.add.Tensor, index, indices[i])
-        there = emit(node, aten.index_add.default, flat, 0, index, more)
-        there = reshaped(node, there, shape)
+        there = accumulated(node, base, indices, [*range(len(indices))], more)
     swap(node, emit(node, aten.add.Tensor, base, there))
 
 

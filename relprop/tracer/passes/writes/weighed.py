@@ -29,6 +29,8 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.sums.terms import added, is_sum, is_top, terms_of, without
 
+Pairs = list[tuple[fx.Node, fx.Node]]  # the number of each row, and the rows
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -46,17 +48,17 @@ def weigh_rows(graph: fx.Graph, constants: Constants) -> None:
     for node in list(graph.nodes):
         top = not node._erased and (is_top(node) or not _is_term(node))
         terms = terms_of(node) if top else []
-        found = {n: before_reshapes(n, alone=True) for sign, n in terms if sign > 0}
-        writes = {n: write for n, write in found.items() if _pairs(write) is not None}
-        if not writes or len({_counts(write) for write in writes.values()}) > 1:
+        writes = {n: before_reshapes(n, alone=True) for sign, n in terms if sign > 0}
+        found = {n: pairs for n, write in writes.items() if (pairs := _pairs(write)) is not None}
+        if not found or len({_counts(writes[n]) for n in found}) > 1:
             continue
-        parts = [_rows_of(node, write, constants) for write in writes.values()]
+        parts = [_rows_of(node, writes[n], pairs, constants) for n, pairs in found.items()]
         there = _beside(node, [p.there for p in parts], 1)
         number = reshaped(node, _beside(node, [p.number for p in parts], 0), [1, -1])
         mask = emit(node, aten.to.dtype, there, val(node).dtype)
         shares = emit(node, aten.mul.Tensor, mask, number)
         made = emit(node, aten.matmul.default, shares, _beside(node, [p.rows for p in parts], 0))
-        rest = without(terms, *((1, n) for n in writes))
+        rest = without(terms, *((1, n) for n in found))
         swap(node, added(node, [*rest, (1, reshaped(node, made, shape_of(node)))]))
 
 
@@ -73,7 +75,7 @@ def _counts(write: fx.Node) -> tuple[int, int]:
     return math.prod(shape_of(write)[:-1]), shape_of(write)[-1]
 
 
-def _pairs(write: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
+def _pairs(write: fx.Node) -> Pairs | None:
     """Of a call that nothing else reads and that adds rows at places of zeros, or writes them
     where a mask is true: the numbers of the rows and what they multiply; ``None`` of others."""
     values: fx.Node | None = None
@@ -116,9 +118,8 @@ def _weighed(rows: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return (number, x) if apart and is_live(number) and is_live(x) else None
 
 
-def _rows_of(at: fx.Node, write: fx.Node, constants: Constants) -> _Rows:
+def _rows_of(at: fx.Node, write: fx.Node, pairs: Pairs, constants: Constants) -> _Rows:
     """The rows of one such call."""
-    pairs = _pairs(write) or []
     number, rows = (_beside(at, [pair[i] for pair in pairs], 0) for i in (0, 1))
     count, (places, _) = shape_of(rows)[0], _counts(write)
     if (mask := _mask_of(write)) is None:
