@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.tracer.side_effects import CONTAINERS, PLAIN, WIDTH
-from relprop.tracer.surroundings import UNSHADOWED
+from relprop.tracer.surroundings import SHADOWED
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=tuple[object, ...])
@@ -42,7 +42,7 @@ def shadow_of(model: nn.Module) -> nn.Module:
 def beside_others(model: nn.Module) -> nn.Module:
     """What may run while other threads call ``model``: its shadow if there are any, else, or where
     it has none, the model itself."""
-    alone = threading.active_count() == 1 or model in UNSHADOWED
+    alone = threading.active_count() == 1 or SHADOWED.get(model) is False
     return model if alone else shadow_of(model)
 
 

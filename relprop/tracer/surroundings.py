@@ -22,8 +22,9 @@ from relprop.tracer.undoing import undone
 
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
-#: Models that were captured in their own modules, for want of a shadow: one thread at a time.
-UNSHADOWED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+#: Of models that were captured: whether that was in modules of a shadow, or in their own, for want
+#: of one.
+SHADOWED: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _counting = threading.Lock()
 #: Where the user's code makes tensors, if that is not the CPU.
 _device: ContextVar[torch.device | None] = ContextVar("device", default=None)
@@ -143,10 +144,11 @@ def _own_device() -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
-    put back. A model without a shadow is read by one thread at a time."""
+    put back. Until a model is known to have a shadow it is read by one thread at a time: another
+    might capture it in its own modules meanwhile."""
     slow = "There is a performance drop"  # vmap without a batching rule
     with (
-        TRACING if model in UNSHADOWED else nullcontext(),
+        nullcontext() if SHADOWED.get(model) else TRACING,
         torch.random.fork_rng(_gpus(model)),
         plain_numbers(),
         evaluating(model),

@@ -26,7 +26,7 @@ from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.structure import is_places, structure
-from relprop.tracer.surroundings import TRACING, UNSHADOWED, undisturbed
+from relprop.tracer.surroundings import SHADOWED, TRACING, undisturbed
 from relprop.tracer.verify import agrees, verify
 
 _MOST = 64  # programs of one model
@@ -102,9 +102,9 @@ def trace_program(
             program = _traced(model, sample, token_inputs)
             if not program.input_specialised:
                 others.append(program)
-    if not program.input_specialised or program.guards is not None:
-        known.keep(key, program)
-    return program
+        if not program.input_specialised or program.guards is not None:
+            known.keep(key, program)
+        return program
 
 
 def _at_length(
@@ -149,16 +149,14 @@ def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | No
 def _captured(model: nn.Module, sample: Inputs) -> Capture:
     """The model's graph, of its shadow; where the shadow does not run (its code knows the modules
     by what no shadow has), of the model's own modules, which no other thread may then read."""
-    if model not in UNSHADOWED:
+    if SHADOWED.get(model, True):
         with contextlib.suppress(InputError):
-            return capture(shadow_of(model), sample)
-        UNSHADOWED.add(model)
-        try:
-            return capture(model, sample)
-        except InputError:  # the model itself fails
-            UNSHADOWED.discard(model)
-            raise
-    return capture(model, sample)
+            captured = capture(shadow_of(model), sample)
+            SHADOWED[model] = True
+            return captured
+    captured = capture(model, sample)  # fails where the model itself does
+    SHADOWED[model] = False
+    return captured
 
 
 def forget(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import relprop
 from relprop.errors import CaptureError, InputError
+from relprop.interpreter.forward import forward
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.surroundings import unlogged, unwarned
 from tests.common.models import CLASSES, Recipe, build, randomise, sample
@@ -422,9 +423,9 @@ def test_buffers_that_share_memory_do_so_in_a_shadow():
 class OfOneObject(nn.Module):
     """Runs as the very object that was made, and as no other."""
 
-    def __init__(self):
+    def __init__(self, inner):
         super().__init__()
-        self.inner = build()
+        self.inner = inner
         self.me = id(self)
 
     def forward(self, x):
@@ -433,11 +434,23 @@ class OfOneObject(nn.Module):
         return self.inner(x)
 
 
-def test_a_model_without_a_shadow_is_captured_itself_and_read_by_one_thread_at_a_time():
-    model, x = OfOneObject().eval(), sample(Recipe())
-    expected = relprop.explain(build(), x, 1).scores
-    found = together(*(lambda: relprop.explain(model, x, 1).scores for _ in range(3)))
-    assert all(torch.allclose(f, expected, rtol=1e-9, atol=0) for f in found)
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 5, 6, 7)], ids=["one", "many"])
+def test_a_model_without_a_shadow_is_captured_itself_and_read_by_one_thread_at_a_time(
+    lengths, monkeypatch
+):
+    model = OfOneObject(any_length()).eval()
+
+    def when_another_captures(*args, **kwargs):
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until and all(type(p) is nn.Parameter for p in model.parameters()):
+            time.sleep(0.001)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr("relprop.runner.run.forward", when_another_captures)
+    expected = [relprop.explain(any_length(), ids(n), 1).scores for n in lengths]
+    found = together(*(lambda n=n: relprop.explain(model, ids(n), 1).scores for n in lengths))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=0)
     assert not any(type(p) is not nn.Parameter for p in model.parameters())
 
 
