@@ -32,7 +32,7 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
     (
         "moe_dispatched",
         "transformer_attribution lrp",
-        "experts by a one-hot dispatch normalise over other tensors",
+        "what comes back is made for every token and every place, of which one is kept",
     ),
     (
         "mega",

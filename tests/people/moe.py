@@ -1,5 +1,5 @@
 """Mixtures of experts: a loop over experts that takes their tokens by ``torch.where`` and adds by
-index, one by boolean masks, one by one-hot dispatch; against every expert on every token."""
+index, one by boolean masks, some by one-hot dispatch; against every expert on every token."""
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,66 @@ class DispatchedExperts(Experts):
         return torch.einsum("ebcd,bne,nc->bnd", outputs, combine, place)
 
 
+class Dispatching(Experts):
+    """Tokens times a mask are the tokens of each expert's places; times what it was made of they
+    are brought back."""
+
+    def forward(self, x):
+        combine = self.combine(x)
+        inputs = torch.einsum("bnd,bnec->ebcd", x, combine.bool().to(x.dtype))
+        outputs = torch.stack([e(i) for e, i in zip(self.experts, inputs, strict=True)])
+        return torch.einsum("ebcd,bnec->bnd", outputs, combine)
+
+
+class FullExperts(Dispatching):
+    """One expert per token, with room for two tokens: a third goes nowhere (Switch Transformer)."""
+
+    capacity = 2
+
+    def combine(self, x):
+        gates = self.gate(x).softmax(-1)
+        mask = F.one_hot(gates.argmax(-1), EXPERTS)
+        place = mask.cumsum(1) - 1
+        mask = mask * (place < self.capacity)
+        at = F.one_hot((place * mask).sum(-1), self.capacity).to(x.dtype)
+        return torch.einsum("bne,bnc->bnec", gates * mask, at)
+
+
+class ChosenAtOnce(Dispatching):
+    """Two experts per token; all first choices come before the second ones (GShard)."""
+
+    def combine(self, x):
+        top, index = self.gate(x).softmax(-1).topk(2, -1)
+        chosen = F.one_hot(index, EXPERTS)
+        in_turn = chosen.transpose(1, 2).flatten(1, 2)
+        place = ((in_turn.cumsum(1) - in_turn) * in_turn).sum(-1)
+        place = place.unflatten(1, (2, -1)).transpose(1, 2)
+        at = F.one_hot(place, x.shape[1]).to(x.dtype)
+        shares = top / top.sum(-1, keepdim=True)
+        return torch.einsum("bnk,bnke,bnkc->bnec", shares, chosen.to(x.dtype), at)
+
+
+class ChosenInTurn(Dispatching):
+    """Two experts per token, the second chosen when the first is hidden (DeepSpeed)."""
+
+    def combine(self, x):
+        logits = self.gate(x)
+        gates = logits.softmax(-1)
+        first = F.one_hot(gates.argmax(-1), EXPERTS)
+        hidden = logits.masked_fill(first.bool(), -torch.inf)
+        second = F.one_hot(hidden.argmax(-1), EXPERTS)
+        places = first.cumsum(1) - 1, second.cumsum(1) - 1 + first.sum(1, keepdim=True)
+        masks = [m.to(x.dtype) for m in (first, second)]
+        shares = [torch.einsum("bne,bne->bn", gates, m) for m in masks]
+        total = (shares[0] + shares[1]).clamp(min=1e-9)
+        combine = 0
+        for mask, place, share in zip(masks, places, shares, strict=True):
+            at = F.one_hot((place * mask.long()).sum(-1), x.shape[1]).to(x.dtype)
+            given = torch.einsum("bn,bne->bne", share / total, mask)
+            combine = combine + torch.einsum("bne,bnc->bnec", given, at)
+        return combine
+
+
 class Dense(Experts):
     """Every expert on every token, added one after the other; the weights of those not chosen are
     0. They are a softmax over all experts, cut and divided by their sum."""
@@ -135,6 +195,28 @@ class DenseProduct(Dense):
 
     def combined(self, weights, outputs):
         return (weights[..., None, :] @ torch.stack(outputs, -2))[..., 0, :]
+
+
+class DenseRoom(DenseProduct):
+    """The share of the likeliest expert, if that has room."""
+
+    def weights(self, scores):
+        gates = scores.softmax(-1)
+        mask = F.one_hot(gates.argmax(-1), EXPERTS)
+        return gates * mask * (mask.cumsum(1) <= FullExperts.capacity)
+
+
+class DenseInTurn(DenseProduct):
+    """One share after the other is divided by their sum."""
+
+    def weights(self, scores):
+        gates = scores.softmax(-1)
+        one, first = gates.max(-1)
+        first = F.one_hot(first, EXPERTS).to(gates.dtype)
+        other, second = (gates * (1 - first)).max(-1)
+        second = F.one_hot(second, EXPERTS).to(gates.dtype)
+        total = (one + other).clamp(min=1e-9)
+        return (one / total)[..., None] * first + (other / total)[..., None] * second
 
 
 class DensePick(Experts):
@@ -181,3 +263,18 @@ def moe_switch():
 @pair
 def moe_dispatched():
     return mixture(DispatchedExperts, DenseProduct)
+
+
+@pair
+def moe_without_room():
+    return mixture(FullExperts, DenseRoom)
+
+
+@pair
+def moe_chosen_at_once():
+    return mixture(ChosenAtOnce, DenseProduct)
+
+
+@pair
+def moe_chosen_in_turn():
+    return mixture(ChosenInTurn, DenseInTurn)

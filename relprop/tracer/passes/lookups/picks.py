@@ -2,7 +2,8 @@
 there.
 
 That a mask is true in one place at most is proved by trying: what it is made of (ids, masks and
-lengths that the model is given) is drawn many times. A mask of several is a sum, and stays."""
+lengths that the model is given, scores by which a router chooses) is drawn many times. A mask of
+several is a sum, and stays."""
 
 from __future__ import annotations
 
@@ -33,10 +34,13 @@ from relprop.tracer.editing import (
 from relprop.tracer.passes.lookups.tables import FAILURES
 from relprop.tracer.passes.trials.parts import Piece
 
-MOST = 40  # nodes that make a mask
+MOST = 100  # nodes that make a mask
 
 
-DRAWS, FEWEST = 60, 30  # that are tried, and that do not fail
+DRAWS = 60  # that are tried, of which half must not fail
+
+
+MOST_DRAWN = 1 << 28  # numbers in all draws: of a large mask few are as good as many of a small one
 
 
 FAR = 1 << 31
@@ -65,6 +69,8 @@ def pick_tokens(graph: fx.Graph, constants: Constants) -> None:
             continue
         for x, mask in _candidates(node, constants):
             trial = _Trial.of(mask, constants) if val(x).dtype == val(node).dtype else None
+            if trial is not None and trial.is_of_scores and not _is_of_rows(node):
+                continue
             empty = None if trial is None else trial.leaves_none()
             if empty is not None:
                 swap(node, reshaped(node, _picked(node, x, mask, empty), shape_of(node)))
@@ -86,6 +92,12 @@ def _candidates(node: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, 
         if shape_of(a)[:-2] == shape_of(b)[:-2]:
             yield b, Mask(a, -1)
             yield a, Mask(b, -2)
+
+
+def _is_of_rows(node: fx.Node) -> bool:
+    """Whether a call brings several numbers to several places: tokens to experts. One number that
+    is picked, as an expert's share, stays a sum."""
+    return kind(node) is Kind.MATMUL and min(shape_of(node)[-2:]) > 1
 
 
 def _kept(x: fx.Node, constants: Constants) -> Iterator[tuple[fx.Node, fx.Node, bool]]:
@@ -128,27 +140,37 @@ class _Trial:
 
     @classmethod
     def of(cls, mask: Mask, constants: Constants) -> _Trial | None:
-        """``None``: it is made of what the model computes."""
+        """``None``: it is made of what is no score or choice."""
         if not is_live(mask.codes) or shape_of(mask.codes)[mask.axis] < 2:
             return None
-        seen, left = {mask.codes}, [mask.codes]
+        seen, left, sources = {mask.codes}, [mask.codes], set()
         while left:
             node = left.pop()
+            if node.op == "placeholder" or _are_scores(node, constants):
+                sources.add(node)
+                continue
             still = (i for i in tensor_inputs(node) if not is_live(i))
             if len(seen) > MOST or any(constants.value(i) is None for i in still):
                 return None
             above = [n for n in tensor_inputs(node) if is_live(n) and n not in seen]
             seen.update(above)
             left += above
-        sources = {n for n in seen if n.op == "placeholder"}
         part = Piece(tuple(sorted(sources)), mask.codes, tuple(sorted(seen - sources)), constants)
-        return cls(mask, part)
+        compares = any(kind(n) is Kind.TEST or is_call(n, aten.one_hot) for n in seen)
+        trial = cls(mask, part)
+        return trial if compares or not trial.is_of_scores else None
+
+    @property
+    def is_of_scores(self) -> bool:
+        """Whether what the model computes is chosen by the mask."""
+        return any(source.op != "placeholder" for source in self.part.sources)
 
     def leaves_none(self) -> bool | None:
         """Whether there are draws in which the mask is 1 nowhere; ``None``: in some it is 1 more
         than once, or is no mask."""
         empty, tried = False, 0
-        for seed in range(DRAWS):
+        draws = min(DRAWS, max(4, MOST_DRAWN // val(self.mask.codes).numel()))
+        for seed in range(draws):
             generator = torch.Generator().manual_seed(seed)
             try:
                 found = self.part(*(self._draw(s, generator) for s in self.part.sources))
@@ -158,11 +180,14 @@ class _Trial:
             if bool((count > 1).any()) or not bool(((found == 0) | (found == 1)).all()):
                 return None
             empty, tried = empty or bool((count == 0).any()), tried + 1
-        return empty if tried >= FEWEST else None
+        return empty if tried >= draws // 2 else None
 
     def _draw(self, source: fx.Node, generator: torch.Generator) -> Tensor:
         """Numbers for a source: zeros and ones, few and many; small and large ones, and those that
-        the mask is made with."""
+        the mask is made with. For scores, any."""
+        if source.op != "placeholder":
+            scores = torch.randn(shape_of(source), dtype=torch.float64, generator=generator)
+            return scores.exp() if kind(source) is Kind.SOFTMAX else scores
         tokens = shape_of(self.mask.codes)[self.mask.axis]
         pools: list[Sequence[int]] = [*TRUTHS]
         if val(source).dtype != torch.bool and not _is_mask(source, tokens):
@@ -179,6 +204,12 @@ class _Trial:
         still = {i for n in self.part.nodes for i in tensor_inputs(n) if not is_live(i)}
         given |= {n for i in still if (n := self.part.constants.number(i)) is not None}
         return sorted(int(n) for n in given if abs(n) < FAR)
+
+
+def _are_scores(node: fx.Node, constants: Constants) -> bool:
+    """Whether numbers are the model's own: of a softmax (these are above 0), a norm, a layer."""
+    layer = kind(node) is Kind.LINEAR and constants.value(arguments(node)[1]) is None
+    return layer or kind(node) in (Kind.SOFTMAX, Kind.NORM)
 
 
 def _is_mask(source: fx.Node, tokens: int) -> bool:
