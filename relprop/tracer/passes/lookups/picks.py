@@ -40,7 +40,7 @@ MOST = 100  # nodes that make a mask
 DRAWS = 60  # that are tried, of which half must not fail
 
 
-MOST_DRAWN = 1 << 28  # numbers in all draws: of a large mask few are as good as many of a small one
+MOST_DRAWN = 1 << 26  # numbers in all draws: of a large mask few are as good as many of a small one
 
 
 FAR = 1 << 31

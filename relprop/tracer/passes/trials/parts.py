@@ -37,6 +37,7 @@ class Piece:
         """The output for other tensors, in double precision. Raises ``TypeError`` where it reads
         numbers that nobody knows: a parameter's."""
         known: Values = dict(zip(self.sources, tensors, strict=True))
+        last = {read: node for node in self.nodes for read in node.all_input_nodes}
 
         def value(node: fx.Node) -> Value:
             if node in known:
@@ -49,6 +50,9 @@ class Piece:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
             kwargs = {k: _in_double(v) for k, v in kwargs.items() if k != "device"}
             known[node] = function_of(node)(*map(_in_double, args), **kwargs)
+            for read in node.all_input_nodes:  # a mask of all tokens and places may be large
+                if last[read] is node and read is not self.output:
+                    known.pop(read, None)
         made: Tensor = known[self.output]
         return made
 
