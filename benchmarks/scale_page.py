@@ -252,7 +252,7 @@ gradient is taken, relevance and the roll-up go through it, and it is let go bef
 one in front of it. That costs one more forward pass; Python's part of running each segment by
 itself, which is a few passes of a model whose layers take as little time as those above, and
 nothing to speak of where they take more; and where maps were whole before, making them again (see
-Depth above); the numbers are the same: for nine kinds of
+Depth above); the numbers are the same: for eleven kinds of
 attention and twelve methods `pytest tests/methods/test_segments.py` asserts it in
 float64 to 1e-11 of the largest score. With `memory="auto"`, which is the default, an
 answer may take half of what is free; `None` is no limit. `facts["segments"]` says how

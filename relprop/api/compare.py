@@ -59,7 +59,7 @@ def compare(
             or at the ``"input"``. ``None``: the usual ones.
         metric: a function of an explanation, a number or one per sample; then every ``head_fusion``
             is tried with every range of layers that ends at the output, for each of ``methods``
-            that has these options (survey 1.4). Higher is better, unless
+            that has these options. Higher is better, unless
             ``metric.higher_is_better`` is false.
 
     Other arguments as ``explain`` has them. A method that is not defined for this model is listed

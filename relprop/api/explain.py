@@ -69,7 +69,8 @@ def explain(
             ``"integrated_gradients"``, ...), one score per pixel, time step or token
             (docs/methods.md). Options are the method's own.
         rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own,
-            ``"paper"``, for ``lrp`` and its relatives that of their name.
+            ``"paper"``, for ``lrp`` and its relatives their own (``epsilon_lrp``: ``"epsilon"``,
+            ``partial_lrp``: ``"reference_lrp"``, the others that of their name).
         batch_size: at most this many samples at a time; the numbers do not depend on it.
         explain_inputs: names of the inputs to explain, as ``streams`` has them, or positions in a
             tuple of arguments; ``None``: those with tokens, and without attention all. The others

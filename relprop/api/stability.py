@@ -18,8 +18,8 @@ def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any)
     """Spearman's rank correlation of the content tokens' scores with the same run in float64, per
     sample, (batch,).
 
-    1 means that rounding changes no rank; ``rules="stable"`` is near 1 on any model,
-    ``rules="paper"`` need not be. ``options`` are those of ``explain`` except ``precision``. With
+    1 means that rounding changes no rank; ``rules="stable"`` is nearer to 1 than ``rules="paper"``
+    on most models, not on all (docs/measurements.md). ``options`` are those of ``explain`` except ``precision``. With
     ``target=None`` the class predicted in the model's own precision is explained in both. A sample
     with fewer than two distinct scores has no ranks: NaN.
 

@@ -98,7 +98,7 @@ Out = Annotated[
 ]
 ComparisonOut = Annotated[
     list[Path],
-    typer.Option(help="x.png (the maps side by side) or x.json. May be repeated."),
+    typer.Option(help="x.png (the maps side by side), x.html or x.json. May be repeated."),
 ]
 CompiledOut = Annotated[
     Path | None, typer.Option("--out", "-o", help="x.pt2, which relprop.load_explainer reads.")

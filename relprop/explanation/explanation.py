@@ -31,10 +31,11 @@ class Explanation(OneInput):
     ``image``, ``matrix``, ``input``, ``spans``: see ``TokenScores``) are this object's, too; with
     several, ``explanation["input_ids"]`` is the explanation restricted to one, and plain ``scores``
     raises an ``OptionError`` that names them. ``target`` names what was explained in each sample,
-    ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books (``None`` for a method
-    without relevance). ``blocks`` are there if ``keep=`` named them. ``facts`` says how it was
-    made: front end, generic ops, options. ``labels`` and ``probability`` (batch,): what each
-    explained class is called and how likely the model finds it, where the model's config says so.
+    ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books (``None`` where no
+    relevance was walked, or no books were kept). ``blocks`` are there if ``keep=`` named them.
+    ``facts`` says how it was made: front end, generic ops, options. ``labels`` and ``probability``
+    (batch,): what each explained class is called and how likely the model finds it, where the
+    model's config says so.
     ``predictions``: what the model itself says of each sample, of targets that are one class, or
     one next token, each; ``None`` of others, and of models whose labels are true side by side.
 

@@ -43,7 +43,7 @@ def gradcam_features(
     at: AttentionStudy, *, target_layers: str | Sequence[str] | None = None
 ) -> Mapping[str, TokenMap]:
     """(Σ_d w_d f_d)⁺ of a token feature map f on content tokens, w_d the mean over them of
-    ∂y_t/∂f_d (Grad-CAM for transformers, the survey's 2.2).
+    ∂y_t/∂f_d (Grad-CAM for transformers).
 
     ``target_layers``: module paths whose outputs are f (several: the mean of their maps); ``None``:
     what the last site's queries, keys and values come from, of blocks that normalise first the last

@@ -26,7 +26,7 @@ def vit_cx(
     seed: int = 0,
 ) -> Mapping[str, TokenMap]:
     """Σ_k s_k M_k / Σ_k M_k over masks M_k, s_k = y_t(x ⊙ M_k + z ⊙ (1 − M_k)) (ViT-CX: Xie et al.
-    2023; the survey's 2.2).
+    2023).
 
     The masks: the features of a token tensor (``target_layers``; ``None``: what the last site's
     queries, keys and values come from), each min–max scaled to [0, 1] over the patches; those

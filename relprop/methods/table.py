@@ -74,7 +74,7 @@ SHIPPED: dict[str, Method] = {
             attention_flow,
             class_specific=False,
             shared=("layers",),
-            cost="1",
+            cost="1 + s flows",
             source="Abnar & Zuidema, ACL 2020",
         ),
         Method(
@@ -265,7 +265,7 @@ SHIPPED: dict[str, Method] = {
             occlusion,
             level="input",
             signed=True,
-            cost="windows + 1",
+            cost="windows + 2",
             source="Zeiler & Fergus, ECCV 2014",
         ),
         Method(

@@ -72,8 +72,8 @@ def ledger(
     what is on its way; what ends at a part falls out of it.
 
     A part is a block, or a top module. Below it: how much was absorbed (by parameters and
-    constants), lost (to denominators near 0) or unread (handed to what leads to no explained
-    input). Above it: what entered its own parts (its attention, its MLP); the rest passed along the
+    constants), lost (to denominators near 0) or unread (it flowed past what the method
+    reads). Above it: what entered its own parts (its attention, its MLP); the rest passed along the
     skip connections. Numbers are those of ``explanation.ledger``, in shares of what started;
     negative ones are hatched.
 
