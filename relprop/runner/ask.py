@@ -40,6 +40,7 @@ from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.targets import possible_starts
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
+from relprop.tracer.readout import Head, heads_of
 from relprop.tracer.surroundings import same_chance, undisturbed
 
 #: An explanation per question (``None``: refused), for each target.
@@ -107,9 +108,14 @@ class Asking:
         sessions: list[Session] = []
         parts = range(0, inputs.batch, size)
         for first in told(parts, "part", len(parts)):
+            end = min(first + heard, inputs.batch)
+            try:
+                sessions = sessions or self._sessions(inputs)
+            except RelpropError:
+                self.judge.hear(inputs.select(first, end))  # may say more: of all samples
+                raise
             if first % heard == 0:
-                self.judge.hear(inputs.select(first, min(first + heard, inputs.batch)))
-            sessions = sessions or self._sessions(inputs)
+                self._hear(sessions[0], first, end)
             last = min(first + size, inputs.batch)
             alone = sessions[0].program.input_specialised
             for i in range(first, last, 1 if alone else size):
@@ -117,6 +123,15 @@ class Asking:
                 if alone and i:
                     sessions = self._sessions(part.inputs)
                 yield from self._answers(sessions, part, i % heard, self.how.memory)
+
+    def _hear(self, session: Session, first: int, last: int) -> None:
+        """The model's own outputs for some samples: of a head, what the targets read."""
+        some, program = self.whole.inputs.select(first, last), session.program
+        heads: tuple[Head, ...] = ()
+        if self.judge.verify and not (program.input_specialised or program.draws):
+            targets = [cut(first, last) for cut in self.targets]
+            heads = heads_of(cuts_of(session, some, targets))
+        self.judge.hear(some, heads)
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""

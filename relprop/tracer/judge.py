@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,14 +16,15 @@ from relprop.operations import Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
-from relprop.tracer.facts import is_batched, shape
+from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
 from relprop.tracer.program import OutputTree, Program, is_floating
-from relprop.tracer.readout import Cuts, taken
+from relprop.tracer.readout import Cut, Cuts, Head, sizes, taken, whole_cut, within
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
+from relprop.tracer.undoing import undone
 
 #: How far a program may be from its model, of an output's largest value: by the coarsest type that
 #: either computes in (its ε at most the first number): float64, float32, float16, bfloat16.
@@ -103,6 +105,41 @@ def model_run(
     return _outputs(model, inputs, draws)
 
 
+def outputs_of_few(
+    model: nn.Module, inputs: Inputs, heads: Sequence[Head]
+) -> tuple[list[Tensor], dict[fx.Node, Cut]]:
+    """The tensors that the model itself returns, its ``heads`` run on the positions that are read
+    alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
+    where that is no way to run it."""
+    run, hooks = beside_others(model), [_GiveFew(head) for head in heads]
+    with undone() as steps:
+        for hook in hooks:
+            module = run.get_submodule(hook.head.path)
+            steps.append(module.register_forward_pre_hook(hook).remove)
+        outputs, _ = _outputs(run, inputs, ())
+    return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
+
+
+class _GiveFew:
+    """A hook that hands a head few positions, and notes that it did, in no attribute that is taken
+    back after a run."""
+
+    __slots__ = ("gave", "head")
+
+    def __init__(self, head: Head) -> None:
+        self.head, self.gave = head, False
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        if self.gave:
+            raise InputError(f"{self.head.path!r} reads more than an output")
+        hooked = len(module._forward_pre_hooks) > 1 or module._forward_hooks
+        if hooked or not isinstance(module, nn.Linear) or len(args) != 1:
+            return None
+        features = self.head.of_few(args[0])
+        self.gave = features is not None
+        return None if features is None else (features,)
+
+
 def _outputs(
     model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]
 ) -> tuple[list[Tensor], OutputTree]:
@@ -149,15 +186,18 @@ def expected(
     cuts: Cuts,
     some: slice = slice(None),
     batch: int = 1,
+    kept: Cuts = MappingProxyType({}),
 ) -> dict[str, Expected]:
     """What a model returned for a ``batch`` (``eager``), of ``some`` of its samples: at the outputs
-    of ``cuts``, the places of these, by the outputs' names."""
+    of ``cuts``, the places of these, by the outputs' names. ``kept``: the outputs of which
+    ``eager`` has not all places."""
     found = {}
     for name, node, whole in zip(program.outputs.names, program.output_nodes, eager, strict=False):
         if node not in cuts:
             continue
-        rows = rows_of(whole, torch.Size(shape(node)), batch)
-        part = None if rows is None else taken(node, rows[some], cuts[node])
+        there = kept.get(node, whole_cut(node))
+        rows = rows_of(whole, torch.Size(sizes(node, there)), batch)
+        part = None if rows is None else taken(node, rows[some], within(cuts[node], there))
         found[name] = Expected(part, 0.0 if rows is None else largest(rows))
     return found
 

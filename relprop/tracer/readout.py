@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind, operand
 from relprop.tracer.calls import Values, call_node
 from relprop.tracer.editing import aten, rank, shape_of, tensor_inputs, val
-from relprop.tracer.facts import is_floating, role
+from relprop.tracer.facts import is_floating, place, role, shape
 
 #: For every axis of one sample's value, which places of it are there; ``None``: all.
 Cut = tuple[Tensor | None, ...]
@@ -87,6 +87,38 @@ def readout_of(output: fx.Node) -> Readout | None:
             return found if len(read) == len(set(read)) else None
         nodes.append(source)
     return None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The module at ``path`` that reads an ``output`` off the ``features`` of single positions.
+    ``cut``: what is read of the output; ``places``: of which features that is."""
+
+    output: fx.Node
+    path: str
+    features: fx.Node
+    cut: Cut
+    places: Cut
+
+    def of_few(self, features: Tensor) -> Tensor | None:
+        """Those of the ``features`` of a batch; ``None`` if these lie otherwise than in the
+        graph."""
+        if tuple(features.shape[1:]) != shape(self.features)[1:]:
+            return None
+        return taken(self.features, features, self.places)
+
+
+def heads_of(cuts: Cuts) -> tuple[Head, ...]:
+    """The modules that make outputs of which few positions are read, one by one and in place."""
+    found = []
+    for output, cut in cuts.items():
+        readout = None if all(c is None for c in cut) else readout_of(output)
+        if readout is None or any(kind(n) not in ELEMENTWISE for n in readout.nodes[:-1]):
+            continue
+        path, features = place(readout.nodes[-1]).path, readout.below
+        if path and cut[0] is None:
+            found.append(Head(output, path, features, cut, readout.cuts(cut)[features]))
+    return tuple(found)
 
 
 def _source(node: fx.Node) -> fx.Node | None:
@@ -171,6 +203,12 @@ def taken(node: fx.Node, value: Tensor, cut: Cut) -> Tensor:
         if places is not None:
             value = value.index_select(axis, places.to(value.device))
     return value
+
+
+def within(cut: Cut, kept: Cut) -> Cut:
+    """The same places, counted among those that were ``kept``."""
+    both = zip(cut, kept, strict=True)
+    return tuple(c if c is None or k is None else torch.searchsorted(k, c) for c, k in both)
 
 
 def whole_cut(node: fx.Node) -> Cut:

@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.interpreter import points, reading
-from relprop.runner import heads, memory, rollup
+from relprop.runner import heads, judging, memory, rollup
 from relprop.runner import run as runs
 from relprop.runner.conditions import Conditions
 from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.session import open_session
 from relprop.targets import span, token
-from relprop.tracer import bind, judge
+from relprop.tracer import bind, judge, readout
 
 from .test_chunks import IDS, MASK, TINY, gap, lively
 
@@ -305,18 +305,20 @@ class Made(TorchDispatchMode):
 
 @pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp", "gradient_x_input"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(
     ("words", "features", "tokens"), [(600, 128, 40), (4000, 16, 200)], ids=["weight", "logits"]
 )
-def test_nothing_as_large_is_made(method, dtype, words, features, tokens):
-    """Neither copies of the head's weight nor tensors of positions × classes."""
+def test_nothing_as_large_is_made(method, dtype, verify, words, features, tokens):
+    """Neither copies of the head's weight nor tensors of positions × classes, nor by the model when
+    it judges."""
     sizes = {**TINY, "vocab_size": words, "hidden_size": features}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
     model = transformers.LlamaForCausalLM(config).eval().to(dtype)
     ids = torch.randint(3, words, (1, tokens))
 
     def call():
-        relprop.explain(model, ids, (tokens - 1, 3), method=method, verify=False)
+        relprop.explain(model, ids, (tokens - 1, 3), method=method, verify=verify)
 
     call()
     large = Made(max(features, tokens) * words * dtype.itemsize)
@@ -425,6 +427,74 @@ def test_the_model_is_the_judge_at_these_places(verify, monkeypatch):
         with pytest.raises(relprop.errors.CaptureError, match="differs from the model"):
             relprop.explain(*case, (4, 3))
     assert not any(held)
+
+
+class Twice(nn.Module):
+    """A language model that reads its scores off the features, and off others, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, _ = _llama()
+
+    def forward(self, input_ids):
+        out = self.base(input_ids, output_hidden_states=True)
+        return out.logits, self.base.lm_head(out.hidden_states[1])
+
+
+class Longer(nn.Module):
+    """A language model whose head reads one position more than its output has."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, _ = _llama()
+
+    def forward(self, input_ids):
+        features = self.base.model(input_ids).last_hidden_state
+        return self.base.lm_head(torch.cat([features, features[:, :1]], 1))[:, :-1]
+
+
+def _doubled():
+    """A hook sees which scores are there."""
+    model, _ = _llama()
+    model.lm_head.register_forward_hook(lambda module, args, out: out * out.shape[1])
+    return model
+
+
+@pytest.mark.parametrize("make", [Twice, Longer, _doubled], ids=["twice", "longer", "hooked"])
+def test_a_head_that_must_run_whole_judges_whole(make, monkeypatch):
+    torch.manual_seed(0)
+    model = lively(make().eval())
+    heard, compare = [], judging.gaps
+
+    def compared(program, values, expected, batch):
+        heard.extend(e.rows for e in expected.values())
+        return compare(program, values, expected, batch)
+
+    monkeypatch.setattr(judging, "gaps", compared)
+    targets = relprop.targets.output(0)[6, 3] if make is Twice else (6, 3)
+    for _ in range(2):
+        found = relprop.explain(model, IDS, targets)
+        assert found.facts["compared"].startswith("equal to the model's own output for the batch")
+    assert heard and all(rows is not None for rows in heard)
+
+
+def test_what_differs_at_few_positions_is_compared_whole(monkeypatch):
+    torch.manual_seed(0)
+    case = lively(_llama()[0]), IDS
+    monkeypatch.setattr(readout.Head, "of_few", lambda self, features: features[:, :1])
+    said = relprop.explain(*case, (6, 3)).facts["compared"]
+    assert said.startswith("equal to the model's own output for the batch")
+
+
+def test_places_that_parts_of_a_batch_read_are_found_among_those_that_were_heard(excerpts):
+    torch.manual_seed(0)
+    case = lively(_llama()[0]), IDS
+    assert len(IDS) == 2
+    whole = relprop.explain(*case, [(6, 3), (4, 3)])
+    parts = relprop.explain(*case, [(6, 3), (4, 3)], batch_size=1)
+    assert gap(whole.scores, parts.scores) < 1e-5
+    assert parts.facts["compared"].startswith("equal to the model's own output")
+    assert [None, [6], None] in excerpts and [None, [4, 6], None] in excerpts
 
 
 def test_what_was_not_made_is_not_read():
