@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, fx
@@ -103,8 +104,7 @@ class Method:
 
     def own_options(self) -> dict[str, object]:
         """The options its function takes, with their defaults."""
-        parameters = list(inspect.signature(self.function).parameters.values())[1:]
-        return {p.name: p.default for p in parameters}
+        return dict(_defaults(self.function))
 
     def options(self) -> dict[str, object]:
         """The options it takes, with their defaults."""
@@ -141,6 +141,13 @@ class Method:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.description}"
+
+
+@lru_cache(256)
+def _defaults(function: Callable[..., object]) -> tuple[tuple[str, object], ...]:
+    """The parameters of a method's function but the first, with their defaults."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return tuple((p.name, p.default) for p in parameters)
 
 
 def row_wise(
