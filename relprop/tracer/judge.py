@@ -18,6 +18,7 @@ from relprop.tracer.draws import Replayed
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
+from relprop.tracer.modules import named_modules
 from relprop.tracer.program import OutputTree, Program, is_floating
 from relprop.tracer.readout import Cut, Cuts, Head, sizes, taken, whole_cut, within
 from relprop.tracer.run import execute
@@ -111,11 +112,12 @@ def outputs_of_few(
     """The tensors that the model itself returns, its ``heads`` run on the positions that are read
     alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
     where that is no way to run it."""
-    run, hooks = beside_others(model), [_GiveFew(head) for head in heads]
+    run = beside_others(model)
+    there = dict(named_modules(run))
+    hooks = [_GiveFew(head) for head in heads if head.path in there]
     with undone() as steps:
         for hook in hooks:
-            module = run.get_submodule(hook.head.path)
-            steps.append(module.register_forward_pre_hook(hook).remove)
+            steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
         outputs, _ = _outputs(run, inputs, ())
     return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
 
