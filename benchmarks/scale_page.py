@@ -123,9 +123,9 @@ least three in the same process. {_before()}"""
 
 def _before() -> str:
     return f"""Not all
-figures are of one commit: times of BERT and ViT at 4,096 tokens and of all models at 8,192, and
-those of `memory=0`, are the newest; of the others the text models' with {LAYERS} layers at
-{TOKENS[0]} tokens, and their times of `transformer_attribution` and `lrp`, are of maps in chunks of
+figures are of one commit. The newest are times at 8,192 tokens, most of those at 4,096, some at
+2,048, and those of `memory=0`. Of the others the text models' with {LAYERS} layers at {TOKENS[0]}
+tokens, and their times of `transformer_attribution` and `lrp`, are of maps in chunks of
 {CHUNK_BYTES // 2**20} MiB as they are today, the rest is of the chunks of 4 MiB before."""
 
 

@@ -19,9 +19,9 @@ def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any)
     sample, (batch,).
 
     1 means that rounding changes no rank; ``rules="stable"`` is nearer to 1 than ``rules="paper"``
-    on most models, not on all (docs/measurements.md). ``options`` are those of ``explain`` except ``precision``. With
-    ``target=None`` the class predicted in the model's own precision is explained in both. A sample
-    with fewer than two distinct scores has no ranks: NaN.
+    on most models, not on all (docs/measurements.md). ``options`` are those of ``explain`` except
+    ``precision``. With ``target=None`` the class predicted in the model's own precision is
+    explained in both. A sample with fewer than two distinct scores has no ranks: NaN.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model

@@ -50,7 +50,7 @@ SHIPPED: dict[str, Method] = {
             transformer_attribution,
             GRADIENT | RELEVANCE,
             shared=ROLLED,
-            cost="5.8",
+            cost="4.9",
             source="Chefer, Gur & Wolf, CVPR 2021",
         ),
         Method(

@@ -122,14 +122,16 @@ class Judge:
         if not self.verify:
             return
         self._heads = heads
-        if heads:
+        self._outputs, self._kept = self._run(inputs)
+        self._inputs = inputs
+
+    def _run(self, inputs: Inputs) -> tuple[list[Tensor], Cuts]:
+        """What the model returns, and the outputs of which not all is there."""
+        if self._heads:
             with contextlib.suppress(InputError):
-                self._outputs, self._kept = outputs_of_few(self.model, inputs, heads)
-                self._inputs = inputs
-                return
+                return outputs_of_few(self.model, inputs, self._heads)
         try:
-            self._outputs, self._kept = model_outputs(self.model, inputs), {}
-            self._inputs = inputs
+            return model_outputs(self.model, inputs), {}
         except InputError:
             refuse_unlike(inputs)
             raise
