@@ -16,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 
 from relprop.numerics import total
 from relprop.plan import Step
-from relprop.rules.call import Split, Total
+from relprop.rules.call import Placed, Split, Total
 from relprop.tracer.calls import HoldsTensors
 
 Key = TypeVar("Key")
@@ -160,8 +160,8 @@ def account_of(
     for i, share in enumerate(split.shares):
         if share is None:
             continue
-        if isinstance(share, Tensor):
-            handed.append(amounts.of(share))
+        if not isinstance(share, Total):
+            handed.append(amounts.of(share.part if isinstance(share, Placed) else share))
         amount = share.value if isinstance(share, Total) else handed[-1][0]
         activation = step.roles[i] == "activation"
         to = flowed if activation else absorbed
@@ -182,9 +182,11 @@ def account_of(
     )
 
 
-def sum_of(share: Tensor | Total) -> Tensor:
+def sum_of(share: Tensor | Placed | Total) -> Tensor:
     """Σ of a share, also of one that is only its sum."""
-    return share.value if isinstance(share, Total) else total(share)
+    if isinstance(share, Total):
+        return share.value
+    return total(share.part if isinstance(share, Placed) else share)
 
 
 def _added(amounts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

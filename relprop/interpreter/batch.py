@@ -17,6 +17,7 @@ from relprop.interpreter.accounts import sum_of
 from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
 from relprop.plan import Plan
+from relprop.rules.call import Placed, whole
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
@@ -267,7 +268,7 @@ def shares_of(
         wide = {o: known[o].expand(shape) for o in operands}
         shares = apply(step, arrived, known | wide, None).shares
         found = [s for s, o in zip(shares, step.operands, strict=True) if o in operands]
-        parts = [part for part in found if isinstance(part, Tensor)]
+        parts = [whole(part) for part in found if isinstance(part, (Tensor, Placed))]
         return sum(parts[1:], parts[0])
 
     made: Tensor = per_sample(one_sample, relevance, batched)

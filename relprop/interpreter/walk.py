@@ -16,7 +16,7 @@ from relprop.interpreter.accounts import Account, Amounts, account_of, added
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
-from relprop.rules.call import Call, Split
+from relprop.rules.call import Call, Placed, Split, laid, whole
 from relprop.rules.rule import Relevance
 from relprop.tracer.calls import HoldsTensors, Values, call_node, each_tensor, together
 from relprop.tracer.editing import tensor_inputs, val
@@ -24,6 +24,8 @@ from relprop.tracer.program import describe
 
 #: Relevance on its way: what has arrived at each output of a node, part by part.
 Pending = dict[Edge, list[Tensor]]
+#: The same within a walk, where parts may stand for tensors of mostly zeros.
+_Waiting = dict[Edge, list[Tensor | Placed]]
 
 
 @dataclass
@@ -82,8 +84,9 @@ def walk(
     """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
     there, and the rest on by its rule, into ``pending``."""
     done, amounts, again = Walk(), Amounts(), Values()
+    waiting: _Waiting = {edge: [*parts] for edge, parts in pending.items()}
     for node in nodes:
-        relevance = _arrived(plan, node, values, pending)
+        relevance = _arrived(plan, node, values, waiting)
         if relevance is None:
             continue
         if node in plan.wanted:
@@ -99,8 +102,10 @@ def walk(
         if account:
             done.accounts.append(account_of(step, relevance, split, amounts))
         for edge, share in zip(step.edges, split.shares, strict=True):
-            if edge is not None and isinstance(share, Tensor):
-                pending.setdefault(edge, []).append(share)
+            if edge is not None and isinstance(share, (Tensor, Placed)):
+                waiting.setdefault(edge, []).append(share)
+    pending.clear()
+    pending.update((edge, _tensors(plan, parts)) for edge, parts in waiting.items())
     return done
 
 
@@ -121,13 +126,13 @@ def _made(plan: Plan, node: fx.Node, values: Values) -> Value:
     return call_node(node, above, plan.program.dtype)
 
 
-def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Value:
+def _arrived(plan: Plan, node: fx.Node, values: Values, waiting: _Waiting) -> Value:
     """All relevance of a node: a tensor, or of an operation with several outputs a tuple with one
     per floating output; ``None`` if none has arrived."""
     outputs = val(node)
     if isinstance(outputs, Tensor):
-        return join(plan, node, values, pending.pop((node, 0), []))
-    parts = {i: pending.pop((node, i), []) for i in range(len(outputs))}
+        return join(plan, node, values, _tensors(plan, waiting.pop((node, 0), [])))
+    parts = {i: _tensors(plan, waiting.pop((node, i), [])) for i in range(len(outputs))}
     parts = together(node, parts)
     sums = {i: sum(p[1:], p[0]) for i, p in parts.items() if p}
     if not sums:
@@ -139,6 +144,11 @@ def _arrived(plan: Plan, node: fx.Node, values: Values, pending: Pending) -> Val
         for i, v in enumerate(outputs)
         if v.is_floating_point()
     )
+
+
+def _tensors(plan: Plan, parts: list[Tensor | Placed]) -> list[Tensor]:
+    """What has arrived as tensors; a rule for fan-out sees the part of each reader."""
+    return laid(parts) if plan.rules.fan_out is None else [whole(p) for p in parts]
 
 
 def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tensor | None:
@@ -155,7 +165,7 @@ def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None
     """One rule on one sample."""
     call = call_of(step, relevance, values, extra)
     try:
-        return step.rule(relevance, call)
+        return step.rule.split(relevance, call)
     except RelpropError as error:
         raise type(error)(message(str(error), at=describe(step.node))) from error
     except Exception as error:  # a user's rule may raise anything

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 import torch
@@ -48,6 +49,69 @@ class Total:
     value: Tensor
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Stands for a share of a ``shape`` that is 0 but for ``part``, which lies from ``start`` on
+    along an ``axis``, or, without that axis, at ``start``: several that lie side by side are joined
+    at once."""
+
+    part: Tensor
+    axis: int
+    start: int
+    shape: torch.Size
+
+    @property
+    def stretch(self) -> Tensor:
+        """The part, with the axis."""
+        return self.part if self.part.dim() == len(self.shape) else self.part.unsqueeze(self.axis)
+
+    @property
+    def end(self) -> int:
+        """Where the part ends."""
+        return self.start + self.stretch.shape[self.axis]
+
+    def whole(self) -> Tensor:
+        """The share as a tensor."""
+        own = self.stretch
+        made: Tensor = torch.ops.aten.slice_backward(
+            own, self.shape, self.axis, self.start, self.end, 1
+        )
+        return made
+
+
+def whole(share: Tensor | Placed) -> Tensor:
+    """A share as a tensor."""
+    return share.whole() if isinstance(share, Placed) else share
+
+
+def laid(parts: Sequence[Tensor | Placed]) -> list[Tensor]:
+    """The same parts of a sum as tensors, those joined that lie side by side along one axis."""
+    found: list[Tensor] = [p for p in parts if isinstance(p, Tensor)]
+    placed: dict[tuple[int, torch.device], list[Placed]] = {}
+    for part in parts:
+        if isinstance(part, Placed):
+            placed.setdefault((part.axis, part.part.device), []).append(part)
+    for same in placed.values():
+        same.sort(key=lambda p: p.start)
+        apart = all(a.end <= b.start for a, b in pairwise(same))
+        found += [_side_by_side(same)] if apart and len(same) > 1 else [p.whole() for p in same]
+    return found
+
+
+def _side_by_side(parts: Sequence[Placed]) -> Tensor:
+    """The sum of parts in their order along one axis, none of which is over another."""
+    axis, shape = parts[0].axis, parts[0].shape
+    pieces, at = list[Tensor](), 0
+    for place, own in [*((p.start, p.stretch) for p in parts), (shape[axis], None)]:
+        if place > at:
+            gap = [*shape[:axis], place - at, *shape[axis + 1 :]]
+            pieces.append(torch.zeros(gap, dtype=parts[0].part.dtype, device=parts[0].part.device))
+        if own is not None:
+            pieces.append(own)
+            at = place + own.shape[axis]
+    return torch.cat(pieces, axis)
+
+
 class Deferred(Mapping[str, Tensor]):
     """Amounts by cause that are worked out when they are looked at: where no books are kept, nobody
     does."""
@@ -74,7 +138,7 @@ class Split:
     """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause,
     as scalar tensors (``Deferred``: worked out only if books are kept)."""
 
-    shares: tuple[Tensor | Total | None, ...]
+    shares: tuple[Tensor | Placed | Total | None, ...]
     lost: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ are done by the four products of ``closed.Linear``, in which nothing cancels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.numerics import Divide, positive, safe_divide
+from relprop.numerics import just_below, positive, smallest, total
 from relprop.operations.looking import is_recorded
-from relprop.rules.call import Call, Split
+from relprop.rules.call import Call, Deferred, Split
 from relprop.rules.closed import Linear
-from relprop.rules.families import NO_POSITIVE, lost_by_division
+from relprop.rules.families import NO_POSITIVE
 
 #: Weights of more numbers are large: below, more calls take longer than a product.
 LARGE = 2**18
@@ -28,50 +29,48 @@ LEAST = 1 / 16
 
 @dataclass(frozen=True)
 class LargeLinear:
-    """Eq. 5 on ``linear(x, W, b)`` with y: Z = ½(y − b + |x||W|ᵀ), S = R/Z,
-    R_x = ½(x⊙(S W) + |x|⊙(S|W|)). A run that is recorded cannot look which rows need four products,
+    """Eq. 5 on ``linear(x, W, b)`` with y: 2Z = y − b + |x||W|ᵀ, S = R/2Z,
+    R_x = x⊙(S W) + |x|⊙(S|W|). A run that is recorded cannot look which rows need four products,
     and makes all of them by four."""
-
-    divide: Divide = safe_divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         x, weight = call.inputs[:2]
         alone = call.activations != (0,) or weight.dim() != 2
         if alone or is_recorded():
-            return Linear(self.divide)(relevance, call)
+            return Linear()(relevance, call)
         bias = call.argument(2, "bias")
-        share, z, s = _Terms.apply(relevance, x, weight, call.output, bias, self.divide)
-        return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE))
+        share, s = _Terms.apply(relevance, x, weight, call.output, bias)
+        lost = Deferred(lambda: {NO_POSITIVE: total(torch.where(s == 0, relevance, 0.0))})
+        return Split(call.only(share), lost)
 
 
 class _Terms(torch.autograd.Function):
-    """R_x, Z and S of rows x (..., inputs), for relevance (..., outputs) that may have axes before
+    """R_x and S of rows x (..., inputs), for relevance (..., outputs) that may have axes before
     those of x, of walks that begin elsewhere. It can look at values in a ``vmap``."""
 
     @staticmethod
     def forward(
-        relevance: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        output: Tensor,
-        bias: Tensor | None,
-        divide: Divide,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The three, by three products and where need be by four."""
-        sizes = weight.abs()
-        magnitude = F.linear(x.abs(), sizes)
-        z = output + magnitude if bias is None else output - bias + magnitude
-        z *= 0.5
-        least = magnitude if bias is None else magnitude.add_(bias.abs())
-        few = (z < least.mul_(LEAST)).any(-1)
-        s = divide(relevance, z)
-        share = x * (s @ weight) + x.abs() * (s @ sizes)
-        share *= 0.5
+        relevance: Tensor, x: Tensor, weight: Tensor, output: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Both, by three products and where need be by four. What is large is written over."""
+        sizes, lengths = weight.abs(), x.abs()
+        magnitude = F.linear(lengths, sizes, None if bias is None else -bias)
+        twice = output + magnitude
+        if bias is not None:
+            magnitude.add_(bias + bias.abs())
+        few = (twice < magnitude.mul_(2 * LEAST)).any(-1)
+        del magnitude
+        # what is below 0 is of the few
+        least = just_below(2 * smallest(twice.dtype), twice.dtype)
+        s = relevance / torch.threshold(twice, least, math.inf)
+        del twice
+        share = (s @ weight).mul_(x)
+        share.add_((s @ sizes).mul_(lengths))
         if few.any():
-            del sizes
-            mine = Linear(divide).half(relevance[..., few, :], x[few], weight, positive)
-            share[..., few, :], z[few], s[..., few, :] = mine
-        return share, z, s
+            del sizes, lengths
+            mine = Linear().half(relevance[..., few, :], x[few], weight, positive)
+            share[..., few, :], _, s[..., few, :] = mine
+        return share, s
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -80,18 +79,17 @@ class _Terms(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
         """All samples as more rows, all walks as more relevance."""
-        relevance, x, weight, output, bias, divide = given
+        relevance, x, weight, output, bias = given
         if in_dims[2] is not None or in_dims[4] is not None:
             every = (_unbound(info.batch_size, *each) for each in zip(given, in_dims, strict=True))
             made = [_Terms.apply(*one) for one in zip(*every, strict=True)]
-            return tuple(map(torch.stack, zip(*made, strict=True))), (0, 0, 0)
+            return tuple(map(torch.stack, zip(*made, strict=True))), (0, 0)
         if in_dims[1] is None and in_dims[3] is None:  # other walks over the same values
-            found = _Terms.apply(relevance.movedim(in_dims[0], 0), *given[1:])
-            return found, (0, None, 0)
+            return _Terms.apply(relevance.movedim(in_dims[0], 0), *given[1:]), (0, 0)
         x, output = (_in_front(t, d, info) for t, d in ((x, in_dims[1]), (output, in_dims[3])))
         walks = relevance.dim() - x.dim() + (in_dims[0] is None)
         relevance = _in_front(relevance, in_dims[0], info).movedim(0, walks)
-        return _Terms.apply(relevance, x, weight, output, bias, divide), (walks, 0, walks)
+        return _Terms.apply(relevance, x, weight, output, bias), (walks, walks)
 
 
 def _in_front(t: Tensor, dim: int | None, info: Any) -> Tensor:

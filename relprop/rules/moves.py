@@ -7,57 +7,58 @@ import torch
 from torch import Tensor
 
 from relprop.numerics import total
-from relprop.rules.call import Call, Deferred, Split
+from relprop.rules.call import Call, Deferred, Placed, Split
 from relprop.rules.families import FILLED, fill
 from relprop.rules.gradient_form import own
 from relprop.rules.rule import rule
 
+Shares = tuple[Tensor | Placed | None, ...]
 aten = torch.ops.aten
 
 
 @rule(family="move", reads="", gradient=own)
-def reshape(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def reshape(relevance: Tensor, call: Call) -> Shares:
     """reshape, flatten, squeeze, unsqueeze: back to the input's shape."""
     return _single(relevance.reshape(call.inputs[0].shape), call)
 
 
 @rule(family="move", reads="", gradient=own)
-def permute(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def permute(relevance: Tensor, call: Call) -> Shares:
     """permute: the inverse permutation."""
     dims = [d % relevance.dim() for d in call.argument(1, "dims")]
     return _single(relevance.permute([dims.index(i) for i in range(len(dims))]), call)
 
 
 @rule(family="move", reads="", gradient=own)
-def expand(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def expand(relevance: Tensor, call: Call) -> Shares:
     """expand: sums over what was repeated."""
     return _single(relevance.sum_to_size(call.inputs[0].shape), call)
 
 
 @rule(family="move", reads="", gradient=own)
-def select(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def select(relevance: Tensor, call: Call) -> Shares:
     """select: zeros but for the chosen slice."""
-    return _single(
-        aten.select_backward(
-            relevance, call.inputs[0].shape, call.argument(1, "dim", 0), call.argument(2, "index")
-        ),
-        call,
-    )
+    shape = call.inputs[0].shape
+    axis = call.argument(1, "dim", 0) % len(shape)
+    place = call.argument(2, "index") % shape[axis]
+    return _single(Placed(relevance, axis, place, shape), call)
 
 
 @rule(family="move", reads="", gradient=own)
-def slice_(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def slice_(relevance: Tensor, call: Call) -> Shares:
     """slice: zeros outside it."""
     shape = call.inputs[0].shape
-    dim = call.argument(1, "dim", 0)
+    axis = call.argument(1, "dim", 0) % len(shape)
     start, end, step = slice(
         call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)
-    ).indices(shape[dim])
-    return _single(aten.slice_backward(relevance, shape, dim, start, end, step), call)
+    ).indices(shape[axis])
+    if step == 1:
+        return _single(Placed(relevance, axis, start, shape), call)
+    return _single(aten.slice_backward(relevance, shape, axis, start, end, step), call)
 
 
 @rule(family="move", reads="", gradient=own)
-def cat(relevance: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def cat(relevance: Tensor, call: Call) -> Shares:
     """cat: cut where it was joined. PyTorch lets an empty vector (a fresh cache) pass among tensors
     of any shape."""
     dim = call.argument(1, "dim", 0)
@@ -80,6 +81,6 @@ def masked_fill(relevance: Tensor, call: Call) -> Split:
     return Split((share, None), lost)
 
 
-def _single(share: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+def _single(share: Tensor | Placed, call: Call) -> Shares:
     """One floating operand, whatever its role: a parameter's share is booked, too."""
     return (share, *(None for _ in call.operands[1:]))

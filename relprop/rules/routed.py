@@ -14,7 +14,7 @@ from relprop.operations import Args, Kwargs, Operator
 from relprop.operations.looking import SampleBySample, cannot_look
 from relprop.operations.routed import rows_of
 from relprop.operations.vocabulary import grouped_linear
-from relprop.rules.call import Call, Operand, Split, Total
+from relprop.rules.call import Call, Operand, Split, Total, whole
 from relprop.rules.rule import Rule
 
 #: Σ of what an argument was given (by its name), and Σ of what was lost (by its cause).
@@ -95,7 +95,7 @@ def _sums(part: Split, operands: tuple[Operand, ...]) -> Iterator[tuple[tuple[st
     """What the parameters were given, and what was lost."""
     for operand, share in zip(operands[1:], part.shares[1:], strict=False):
         if share is not None:
-            amount = share.value if isinstance(share, Total) else total(share)
+            amount = share.value if isinstance(share, Total) else total(whole(share))
             yield (SHARE, operand.argument), amount
     for cause, amount in part.lost.items():
         yield (LOST, cause), amount

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from relprop.errors import RuleError
-from relprop.rules.call import Call, Split, Total
+from relprop.rules.call import Call, Placed, Split, Total
 from relprop.rules.gradient_form import Form
 
 #: A tensor, or one for each floating output of an operation that has several.
 Relevance = Tensor | tuple[Tensor, ...]
-Shares = Tensor | Sequence[Tensor | Total | None] | Split
+Shares = Tensor | Sequence[Tensor | Placed | Total | None] | Split
 
 
 class RuleFunction(Protocol):
@@ -117,8 +117,14 @@ class Rule:
     def __call__(self, relevance: Relevance, call: Call) -> Split:
         """The split of ``relevance``, checked: one share per operand, each of its operand's
         shape."""
+        split = self.split(relevance, call)
+        shares = tuple([s.whole() if isinstance(s, Placed) else s for s in split.shares])
+        return replace(split, shares=shares)
+
+    def split(self, relevance: Relevance, call: Call) -> Split:
+        """The same, where shares that are zeros for the most part may be ``Placed``."""
         if (rule := self.for_activations(len(call.activations))) is not self:
-            return rule(relevance, call)
+            return rule.split(relevance, call)
         split = self._split(self.function(relevance, call), call)
         if len(split.shares) != len(call.operands):
             raise RuleError(
@@ -153,7 +159,7 @@ class Rule:
         """One share: nothing, a sum, or a tensor of its operand's shape."""
         if share is None or isinstance(share, Total):
             return
-        if not isinstance(share, Tensor):
+        if not isinstance(share, (Tensor, Placed)):
             raise RuleError(
                 f"rule {self.name!r} returned {type(share).__name__} as the share of operand "
                 f"{index} of {call.op}; a share is a tensor or None"
@@ -162,7 +168,7 @@ class Rule:
         if isinstance(x, Tensor) and share.shape != x.shape:
             raise self._misshapen(share, call, index)
 
-    def _misshapen(self, share: Tensor, call: Call, index: int) -> RuleError:
+    def _misshapen(self, share: Tensor | Placed, call: Call, index: int) -> RuleError:
         return RuleError(
             f"rule {self.name!r} returned a share of shape {list(share.shape)} for operand "
             f"{index} of {call.op}, which has shape {list(call.inputs[index].shape)}"

@@ -20,6 +20,7 @@ from relprop.tracer.chunked import ByQueries, by_queries
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import is_batched
 from relprop.tracer.forms import PLAIN, Forms
+from relprop.tracer.pieces import Pieces, at_once, pieces
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
 from relprop.tracer.weights import AT_ONCE, Sizes, fetched, made_of, weight
@@ -103,8 +104,8 @@ def _wanted(
 class _Section:
     """What runs at once: the calls for no sample and the tensors that come ``first``, in order, and
     then the ``calls`` for the whole batch (a site alone), which read the values of ``entering`` and
-    leave those of ``leaving``; after each of them what is ``gone`` is read no more. ``last``: its
-    last node; ``still``: what sections after it read."""
+    leave those of ``leaving``; after each of them what is ``gone`` is read no more. ``pieces`` of
+    one tensor are cut together. ``last``: its last node; ``still``: what sections after it read."""
 
     first: list[fx.Node]
     last: fx.Node | None
@@ -113,6 +114,7 @@ class _Section:
     entering: list[fx.Node]
     leaving: list[fx.Node]
     gone: Mapping[fx.Node, list[fx.Node]]
+    pieces: Mapping[fx.Node, Pieces]
 
     @classmethod
     def of(
@@ -137,7 +139,7 @@ class _Section:
             gone.setdefault(user, []).append(used)
         batched = [n for n in entering if is_batched(n)]
         end = nodes[-1] if nodes else None
-        return cls(first, end, still, calls, batched, leaving, gone)
+        return cls(first, end, still, calls, batched, leaving, gone, pieces(calls))
 
     def run(self, values: Values, dtype: torch.dtype | None, forms: Forms) -> None:
         """Run the calls for the whole batch at once and put what leaves into ``values``."""
@@ -145,7 +147,11 @@ class _Section:
         def section(*given: object) -> Args:
             env = _Layered(dict(zip(self.entering, given, strict=True)), values)
             for node in self.calls:
-                env.own[node] = forms.call(node, env, dtype)
+                if node in self.pieces and node not in forms.made:
+                    if node not in env.own:
+                        env.own.update(at_once(self.pieces[node], env))
+                else:
+                    env.own[node] = forms.call(node, env, dtype)
                 for done in self.gone.get(node, ()):
                     del env.own[done]
             return tuple(env.own[n] for n in self.leaving)
