@@ -88,7 +88,17 @@ def total(x: Tensor) -> Tensor:
     """The sum of all elements: along the last axis in the values' own type, the rest in double
     where the device has it (Apple's ``mps`` does not)."""
     partial = x.sum(-1) if x.dim() else x
-    return partial.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
+    return partial.sum(dtype=_double(x))
+
+
+def totals(x: Tensor) -> Tensor:
+    """The ``total`` of each of the tensors that lie along the first axis."""
+    partial = x.sum(-1) if x.dim() > 1 else x
+    return partial.reshape(len(x), -1).sum(1, dtype=_double(x))
+
+
+def _double(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def is_finite(x: Tensor) -> bool:

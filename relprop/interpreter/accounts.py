@@ -11,16 +11,19 @@ from typing import TypeVar
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
-from relprop.numerics import total
+from relprop.numerics import total, totals
 from relprop.plan import Step
 from relprop.rules.call import Placed, Split, Total
 from relprop.tracer.calls import HoldsTensors
 
 Key = TypeVar("Key")
 TO_INPUTS, UNREAD = "to_inputs", "unread"
+#: How many numbers of one sample a tensor has at most that waits for others to be summed with, and
+#: how many may wait.
+SMALL, TOGETHER = 2**15, 2**18
 
 
 @dataclass(frozen=True)
@@ -126,48 +129,107 @@ def _account(amounts: Iterable[Tensor], outline: Outline) -> Account:
 register_pytree_node(Account, _amounts, _account)
 
 
-class Amounts:
-    """Σ and Σ|·| of tensors, of each once while it is there: many rules hand on what has arrived,
-    and what one hands on arrives at the next."""
+class _Sums:
+    """Σ and Σ|·| of a tensor, once they have been made."""
+
+    __slots__ = ("absolute", "sum")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Tensor], Tensor, Tensor]] = {}
-        self._nothing: Tensor | None = None
+        self.sum: Tensor | None = None
+        self.absolute: Tensor | None = None
 
-    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sums."""
+    def both(self) -> tuple[Tensor, Tensor]:
+        """Σ and Σ|·|."""
+        assert self.sum is not None
+        assert self.absolute is not None
+        return self.sum, self.absolute
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is known of one step before the sums are: those of what arrived and of each share."""
+
+    step: Step
+    arrived: Sequence[_Sums]
+    shares: Sequence[tuple[int, _Sums | Total]]
+    lost: Mapping[str, Tensor]
+
+
+class Books:
+    """The accounts of a walk that is under way, for one sample. Each tensor is summed once: many
+    rules hand on what has arrived, and what one hands on arrives at the next. Small ones wait and
+    are summed together."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], _Sums]] = {}
+        self._entries: list[_Entry] = []
+        self._ends: dict[fx.Node, _Sums] = {}
+        self._waiting: dict[tuple[object, ...], list[tuple[Tensor, _Sums]]] = {}
+        self._numbers = 0
+
+    def note(self, step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split) -> None:
+        """One step: what became of ``relevance`` by the rule's ``split``."""
+        arrived = relevance if isinstance(relevance, tuple) else (relevance,)
+        shares = list[tuple[int, _Sums | Total]]()
+        for i, share in enumerate(split.shares):
+            if isinstance(share, Total):
+                shares.append((i, share))
+            elif share is not None:
+                shares.append((i, self._of(share.part if isinstance(share, Placed) else share)))
+        self._entries.append(_Entry(step, [*map(self._of, arrived)], shares, dict(split.lost)))
+
+    def end(self, node: fx.Node, relevance: Tensor) -> None:
+        """Relevance that goes no further."""
+        self._ends[node] = self._of(relevance)
+
+    def closed(self) -> tuple[list[Account], dict[fx.Node, Tensor]]:
+        """Each step's account, and the sums where relevance ended."""
+        self._sum_up()
+        ended = {node: sums.both()[0] for node, sums in self._ends.items()}
+        nothing = dict[torch.device, Tensor]()
+        return [_account_of(entry, nothing) for entry in self._entries], ended
+
+    def _of(self, x: Tensor) -> _Sums:
         known = self._known.get(id(x))
-        if known is None or known[0]() is not x:
-            known = self._known[id(x)] = ref(x), total(x), total(x.abs())
-        return known[1:]
+        if known is not None and known[0]() is x:
+            return known[1]
+        sums = _Sums()
+        self._known[id(x)] = ref(x), sums
+        if x.numel() > SMALL:
+            sums.sum, sums.absolute = total(x), total(x.abs())
+        else:
+            self._waiting.setdefault((x.shape, x.dtype, x.device), []).append((x, sums))
+            self._numbers += x.numel()
+            if self._numbers > TOGETHER:
+                self._sum_up()
+        return sums
 
-    def nothing(self, like: Tensor) -> Tensor:
-        """The sum of what there is not, as other sums are."""
-        if self._nothing is None or self._nothing.device != like.device:
-            self._nothing = torch.zeros_like(like)
-        return self._nothing
+    def _sum_up(self) -> None:
+        """The sums of all that waits."""
+        for same in self._waiting.values():
+            x = torch.stack([x for x, _ in same])
+            made = zip(totals(x).unbind(), totals(x.abs()).unbind(), strict=True)
+            for (_, sums), both in zip(same, made, strict=True):
+                sums.sum, sums.absolute = both
+        self._waiting.clear()
+        self._numbers = 0
 
 
-def account_of(
-    step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split, amounts: Amounts
-) -> Account:
-    """One step's books, for one sample: what became of ``relevance`` by the rule's ``split``."""
-    arrived = relevance if isinstance(relevance, tuple) else (relevance,)
-    came, magnitude = _added([amounts.of(r) for r in arrived])
-    handed: list[tuple[Tensor, Tensor]] = []
+def _account_of(entry: _Entry, nothing: dict[torch.device, Tensor]) -> Account:
+    """One step's books. ``nothing``: zeros, by device."""
+    step = entry.step
+    came, magnitude = _added([sums.both() for sums in entry.arrived])
+    handed = [sums.both() for _, sums in entry.shares if isinstance(sums, _Sums)]
     flowed: dict[str, Tensor] = {}
     absorbed: dict[str, Tensor] = {}
-    for i, share in enumerate(split.shares):
-        if share is None:
-            continue
-        if not isinstance(share, Total):
-            handed.append(amounts.of(share.part if isinstance(share, Placed) else share))
-        amount = share.value if isinstance(share, Total) else handed[-1][0]
+    for i, sums in entry.shares:
+        amount = sums.value if isinstance(sums, Total) else sums.both()[0]
         activation = step.roles[i] == "activation"
         to = flowed if activation else absorbed
         name = step.names[i] if not activation else TO_INPUTS if step.needed[i] else UNREAD
         to[name] = to[name] + amount if name in to else amount
-    nothing = amounts.nothing(came)
+    if came.device not in nothing:
+        nothing[came.device] = torch.zeros_like(came)
     return Account(
         step.node.name,
         step.path,
@@ -175,10 +237,10 @@ def account_of(
         step.rule.name,
         came,
         torch.maximum(magnitude, _added(handed)[1]) if handed else magnitude,
-        flowed.get(TO_INPUTS, nothing),
-        flowed.get(UNREAD, nothing),
+        flowed.get(TO_INPUTS, nothing[came.device]),
+        flowed.get(UNREAD, nothing[came.device]),
         absorbed,
-        dict(split.lost),
+        dict(entry.lost),
     )
 
 

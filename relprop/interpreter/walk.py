@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
 from relprop.errors import RelpropError, RuleError, first_line, message
-from relprop.interpreter.accounts import Account, Amounts, account_of, added
+from relprop.interpreter.accounts import Account, Books, added
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
@@ -83,7 +83,7 @@ def walk(
 ) -> Walk:
     """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
     there, and the rest on by its rule, into ``pending``."""
-    done, amounts, again = Walk(), Amounts(), Values()
+    done, books, again = Walk(), Books(), Values()
     waiting: _Waiting = {edge: [*parts] for edge, parts in pending.items()}
     for node in nodes:
         relevance = _arrived(plan, node, values, waiting)
@@ -94,16 +94,17 @@ def walk(
         step = plan.step_at.get(node)
         if step is None:
             if account:
-                done.ended[node] = amounts.of(relevance)[0]
+                books.end(node, relevance)
             continue
         read = read_by(plan, step, values, again)
         relevance, read, extra = together(node, (relevance, read, extras.get(node)))
         split = apply(step, relevance, read, extra)
         if account:
-            done.accounts.append(account_of(step, relevance, split, amounts))
+            books.note(step, relevance, split)
         for edge, share in zip(step.edges, split.shares, strict=True):
             if edge is not None and isinstance(share, (Tensor, Placed)):
                 waiting.setdefault(edge, []).append(share)
+    done.accounts, done.ended = books.closed()
     pending.clear()
     pending.update((edge, _tensors(plan, parts)) for edge, parts in waiting.items())
     return done

@@ -133,7 +133,7 @@ class BothFactors:
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         s = self.divide(relevance, call.output)
         kept, constant = s * call.output, constant_of(call, self.obeys)
-        lost = lost_by_division(relevance, s, call.output, ZERO)
+        lost = lost_by_division(relevance, s, call.output, ZERO, self.divide)
         if constant is not None:
             return Split(call.only(kept, 1 - constant), lost)
         return Split(tuple((0.5 * kept).sum_to_size(x.shape) for x in call.inputs), lost)

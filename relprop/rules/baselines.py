@@ -35,7 +35,8 @@ class ZPlus:
         z, pull = torch.func.vjp(function, x)  # type: ignore[misc]
         s = self.divide(relevance, z)
         return Split(
-            call.only(x * pull(s)[0], x_at), lost_by_division(relevance, s, z, NO_POSITIVE)
+            call.only(x * pull(s)[0], x_at),
+            lost_by_division(relevance, s, z, NO_POSITIVE, self.divide),
         )
 
 
@@ -55,4 +56,4 @@ class EpsilonLinear:
         shares: list[Tensor | None] = [None] * len(call.operands)
         for i, g in zip((x_at, *bias), pull(s), strict=True):
             shares[i] = call.inputs[i] * g
-        return Split(tuple(shares), lost_by_division(relevance, s, z, ZERO))
+        return Split(tuple(shares), lost_by_division(relevance, s, z, ZERO, self.divide))

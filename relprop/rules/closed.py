@@ -35,7 +35,7 @@ class Linear:
         if self.alpha != 1:
             inhibitor, _, _ = self.half(relevance, x, weight, negative)
             share = self.alpha * share - (self.alpha - 1) * inhibitor
-        return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE))
+        return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE, self.divide))
 
     def half(
         self, relevance: Tensor, x: Tensor, weight: Tensor, part: Callable[[Tensor], Tensor]
@@ -92,7 +92,10 @@ class Conv2d:
         )
         s = self.divide(relevance, z)
         back = [part * conv2d_input(x.shape, w, s, *options) for part, w in halves]
-        return Split(call.only(back[0] + back[1]), lost_by_division(relevance, s, z, NO_POSITIVE))
+        return Split(
+            call.only(back[0] + back[1]),
+            lost_by_division(relevance, s, z, NO_POSITIVE, self.divide),
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Matmul:
         s = self.divide(relevance, call.output)
         needed = [operand.needed for operand in call.operands]
         amount = None if all(needed) else Total(self.half * total(s * call.output))
-        lost = lost_by_division(relevance, s, call.output, ZERO)
+        lost = lost_by_division(relevance, s, call.output, ZERO, self.divide)
         if s.numel() < u.numel() + v.numel():  # the ½ goes where there are fewer numbers
             half_u, half_v, s = u, v, self.half * s
         else:
@@ -133,4 +136,4 @@ class Product:
         s = self.divide(relevance, call.output)
         kept = 0.5 * s * call.output
         shares = tuple(kept.sum_to_size(x.shape) for x in call.inputs)
-        return Split(shares, lost_by_division(relevance, s, call.output, ZERO))
+        return Split(shares, lost_by_division(relevance, s, call.output, ZERO, self.divide))

@@ -128,7 +128,9 @@ class Share:
         z = sum((output for output, _ in halves[1:]), halves[0][0])
         s = self.divide(relevance, z)
         share = sum((pull(s) for _, pull in halves[1:]), halves[0][1](s))
-        return Split(call.only(share, x_at), lost_by_division(relevance, s, z, NO_POSITIVE))
+        return Split(
+            call.only(share, x_at), lost_by_division(relevance, s, z, NO_POSITIVE, self.divide)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,19 @@ class Sample(Share):
         z, pull = torch.func.vjp(lambda t: call.apply(t, *others), x)  # type: ignore[misc]
         s = self.divide(relevance, z)
         cause = ZERO if self.signed else NO_POSITIVE
-        return Split(call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, cause))
+        return Split(
+            call.only(x * pull(s)[0], 0), lost_by_division(relevance, s, z, cause, self.divide)
+        )
 
 
-def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> Mapping[str, Tensor]:
+def lost_by_division(
+    relevance: Tensor, s: Tensor, z: Tensor, cause: str, divide: Divide | None = None
+) -> Mapping[str, Tensor]:
     """What R − (R/z)·z leaves behind, measured element by element: at zero denominators under
-    ``cause``, elsewhere the stabiliser's."""
+    ``cause``, elsewhere the stabiliser's. ``divide``: what made S = R/z, if that is known:
+    ``safe_divide`` leaves nothing elsewhere."""
+    if divide is safe_divide:
+        return lost_at_zero(relevance, s, cause)
 
     def made() -> dict[str, Tensor]:
         left = torch.addcmul(relevance, s, z, value=-1)
@@ -162,6 +171,11 @@ def lost_by_division(relevance: Tensor, s: Tensor, z: Tensor, cause: str) -> Map
         return {cause: nothing, STABILISER: total(left) - nothing}
 
     return Deferred(made)
+
+
+def lost_at_zero(relevance: Tensor, s: Tensor, cause: str) -> Mapping[str, Tensor]:
+    """What arrives where S = R/z is 0, since z is: lost to ``cause``."""
+    return Deferred(lambda: {cause: total(torch.where(s == 0, relevance, 0.0))})
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,9 @@ class Halves:
         z, pull = split_vjp(call, where)
         s = self.divide(relevance, z)
         shares = tuple(self.half * call.inputs[i] * g for i, g in zip(where, pull(s), strict=True))
-        return Split(_place(call, where, shares), lost_by_division(relevance, s, z, ZERO))
+        return Split(
+            _place(call, where, shares), lost_by_division(relevance, s, z, ZERO, self.divide)
+        )
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.numerics import just_below, positive, smallest, total
+from relprop.numerics import just_below, positive, smallest
 from relprop.operations.looking import is_recorded
-from relprop.rules.call import Call, Deferred, Split
+from relprop.rules.call import Call, Split
 from relprop.rules.closed import Linear
-from relprop.rules.families import NO_POSITIVE
+from relprop.rules.families import NO_POSITIVE, lost_at_zero
 
 #: Weights of more numbers are large: below, more calls take longer than a product.
 LARGE = 2**18
@@ -40,8 +40,7 @@ class LargeLinear:
             return Linear()(relevance, call)
         bias = call.argument(2, "bias")
         share, s = _Terms.apply(relevance, x, weight, call.output, bias)
-        lost = Deferred(lambda: {NO_POSITIVE: total(torch.where(s == 0, relevance, 0.0))})
-        return Split(call.only(share), lost)
+        return Split(call.only(share), lost_at_zero(relevance, s, NO_POSITIVE))
 
 
 class _Terms(torch.autograd.Function):

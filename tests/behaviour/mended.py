@@ -9,6 +9,7 @@ NEAREST = "what is nearest to a misspelt name is asked for"
 CALLABLES = "methods without a start of relevance take callables with values read by Python"
 VOCABULARY = "ids beyond the vocabulary are said by name"
 FROZEN = "a frozen batch norm that is written out is a batch norm"
+UNSTABILISED = "a division without a stabiliser books nothing to one: rounding is residual"
 CHECKED = (
     "ViT",
     "Swin",
@@ -55,7 +56,10 @@ MENDED: dict[str, str] = {
         for n in CHECKED
     },
     "DETR/check": f"{BY_NAME}; {MEMORY}; {LISTED}; {FROZEN}",
-    **{f"DETR/{n}": FROZEN for n in ("lrp", "attnlrp", "cp_lrp", "epsilon_lrp")},
+    **{f"DETR/{n}": FROZEN for n in ("attnlrp", "cp_lrp", "epsilon_lrp")},
+    **{f"{n}/lrp": UNSTABILISED for n in CHECKED},
+    **{f"{n}/rules lrp": UNSTABILISED for n in ("class token", "masked", "ViT", "BERT", "Swin")},
+    "DETR/lrp": f"{FROZEN}; {UNSTABILISED}",
     **{f"refused/{n}": PYTORCHS for n in FAILED},
     **{f"refused/callable {n}": CALLABLES for n in CALLED},
 }
