@@ -68,7 +68,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
-from relprop.tracer.passes.sums.padded import lay_side_by_side
+from relprop.tracer.passes.sums.padded import add_to_all, lay_side_by_side
 from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
@@ -120,6 +120,7 @@ PASSES = (
     Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
+    Pass(add_to_all, "what some positions get is a term of all"),
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),

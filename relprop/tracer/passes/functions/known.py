@@ -98,7 +98,17 @@ def known_by_torch(function: Callable[..., Tensor]) -> _Emitter | None:
     leaky = {"negative_slope": slope}
     if 0 < slope < 1 and _agree(function, partial(aten.leaky_relu.default, **leaky)):
         return partial(_emitted, aten.leaky_relu.default, leaky)
-    return _multiple_of_sigmoid(function)
+    return _multiple_of_sigmoid(function) or _multiple_of_tanh(function)
+
+
+def _multiple_of_tanh(function: Callable[..., Tensor]) -> _Emitter | None:
+    """c·tanh(x/2): c·(2·σ(x) − 1)."""
+    times = rounded(float(function(_GRID[-1])))
+    found = _Line(partial(_of_multiple, aten.tanh.default, 0.5), times, 0.0)
+    if times not in (0.0, 1.0) and _agree(function, found):
+        tanh = partial(_emitted_of_multiple, aten.tanh.default, 0.5)
+        return partial(_emitted_line_of, tanh, times, 0.0)
+    return None
 
 
 def _multiple_of_sigmoid(function: Callable[..., Tensor]) -> _Emitter | None:

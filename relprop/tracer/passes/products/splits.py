@@ -4,6 +4,7 @@ beside each other. However the features were divided, they are one map."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, fx
@@ -45,13 +46,48 @@ def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
 
 
 def join_split_products(graph: fx.Graph, constants: Constants) -> None:
-    """Σ A_i B_i over parts of two tensors, cut along what the products sum over → A B."""
+    """Σ A_i B_i over parts of one tensor or of two, cut along what is summed over → A B."""
 
     def firsts(n: fx.Node) -> tuple[fx.Node, ...] | None:
         alone = is_call(n, aten.matmul) and len(n.users) == 1
         return tuple(_ways_up(x)[-1] for x in arguments(n)) if alone else None
 
+    def first(n: fx.Node) -> fx.Node | None:
+        ends = firsts(n)
+        return None if ends is None or ends[0] is arguments(n)[0] else ends[0]
+
     join_terms(graph, firsts, lambda at, parts: _joined_product(at, parts, Labels(constants)))
+    join_terms(graph, first, lambda at, parts: _joined_behind(at, parts, Labels(constants)))
+
+
+def _joined_behind(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some products of parts of one tensor as its product with what these meet, laid one
+    behind the other; ``None`` where they are no parts of it that lie side by side."""
+    xs, others = zip(*(arguments(p)[:2] for p in parts), strict=True)
+    around = {(*shape_of(b)[:-2], shape_of(b)[-1]) for b in others}
+    x = _side_by_side(at, list(xs), labels)
+    if x is None or len(around) > 1:
+        return None
+    made, order = x
+    beside = emit(at, aten.cat.default, [others[i] for i in order], rank(others[0]) - 2)
+    return emit(at, aten.matmul.default, made, beside)
+
+
+def _side_by_side(
+    at: fx.Node, xs: list[fx.Node], labels: Labels
+) -> tuple[fx.Node, list[int]] | None:
+    """The tensor of which some are the columns, and in which order they stand there."""
+    ways = [_ways_up(x) for x in xs]
+    source = next(n for n in ways[0] if all(n in way for way in ways))
+    places = _all_places(xs, source, labels)
+    if not is_live(source) or places is None or len({p[..., :1].shape for p in places}) > 1:
+        return None
+    order = sorted(range(len(xs)), key=lambda i: int(places[i].flatten()[0]))
+    beside = torch.cat([places[i] for i in order], -1)
+    if not beside.numel() or beside.unique().numel() < beside.numel():
+        return None
+    made = _placed(at, source, beside)
+    return None if made is None else (made, order)
 
 
 def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
@@ -246,7 +282,8 @@ def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
 
 
 def join_outputs(graph: fx.Graph) -> None:
-    """Linear maps of one tensor whose results are laid beside each other → one map."""
+    """Linear maps or products of one tensor whose results are laid beside each other → one map or
+    product."""
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or arguments(node)[1] != rank(node) - 1:
             continue
@@ -259,9 +296,16 @@ def join_outputs(graph: fx.Graph) -> None:
             swap(node, made[0] if len(made) == 1 else emit(node, aten.cat.default, made, last))
 
 
-def _read(part: fx.Node) -> tuple[fx.Node, torch.dtype] | None:
-    """What a linear map that nobody else reads is a map of."""
-    return (operand(part), val(part).dtype) if _is_map(part) else None
+def _read(part: fx.Node) -> tuple[Hashable, ...] | None:
+    """What a linear map or a product that nobody else reads is one of, and what others that are
+    joined with it have in common."""
+    if _is_map(part):
+        return operand(part), val(part).dtype
+    if not is_call(part, aten.matmul) or len(part.users) != 1 or not is_live(part):
+        return None
+    first, second = arguments(part)
+    columns = rank(second) > 1 and (is_live(second) or not is_live(first))
+    return (part.target, first, *shape_of(second)[:-1]) if columns else None
 
 
 def _is_map(node: fx.Node) -> bool:
@@ -272,6 +316,10 @@ def _is_map(node: fx.Node) -> bool:
 
 
 def _stacked(at: fx.Node, parts: list[fx.Node]) -> fx.Node:
+    if is_call(parts[0], aten.matmul):
+        seconds = [operand(p, 1) for p in parts]
+        beside = emit(at, aten.cat.default, seconds, rank(seconds[0]) - 1)
+        return emit(at, aten.matmul.default, operand(parts[0]), beside)
     weight = emit(at, aten.cat.default, [arguments(p)[1] for p in parts], 0)
     biases = [arguments(p)[2] if len(p.args) > 2 else None for p in parts]
     if all(b is None for b in biases):

@@ -7,7 +7,7 @@ import math
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
-from relprop.tracer.editing import arguments, aten, emit, joined, rank, reshaped, shape_of
+from relprop.tracer.editing import arguments, aten, emit, expanded, joined, rank, reshaped, shape_of
 
 
 def simpler_select(node: fx.Node) -> fx.Node | None:
@@ -61,11 +61,14 @@ def simpler_slice(node: fx.Node) -> fx.Node | None:
         return _slice_of_cat(node, x, dim, start, end)
     if is_call(x, aten.constant_pad_nd) and step == 1:
         return _slice_of_padded(node, x, dim, start, end)
-    if is_call(x, aten.repeat) and start // (own := shape_of(operand(x))[dim]) == (end - 1) // own:
-        return emit(
-            node, aten.slice.Tensor, operand(x), dim, start % own, (end - 1) % own + 1, step
-        )
+    if kind(x) is Kind.EXPAND and _stands_once(operand(x), dim - rank(x)):
+        return expanded(node, operand(x), shape_of(node))
     return _slice_of_merged(node, x, dim, start, end) if step == 1 else None
+
+
+def _stands_once(x: fx.Node, dim: int) -> bool:
+    """Whether a tensor has one position along an axis, counted from the last, or no such axis."""
+    return rank(x) < -dim or shape_of(x)[dim] == 1
 
 
 def _slice_of_padded(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node | None:

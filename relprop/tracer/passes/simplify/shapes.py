@@ -37,15 +37,19 @@ def simpler_reshape(node: fx.Node) -> fx.Node | None:
 def _of_sum(node: fx.Node) -> fx.Node | None:
     """Tensors that were laid out otherwise, added and laid back → added as they lay."""
     total = operand(node)
+    back = kind(total) is Kind.SUM and any(
+        kind(a) is kind(node) and shape_of(operand(a)) == shape_of(node) and is_live(a)
+        for a in total.all_input_nodes
+    )
+    return terms_laid(node) if back else None
+
+
+def terms_laid(node: fx.Node) -> fx.Node | None:
+    """A sum that is laid out otherwise → the sum of its terms, each laid out so."""
+    total = operand(node)
     if kind(total) is not Kind.SUM or len(total.users) != 1 or total.kwargs:
         return None
     if not all(is_float(a) and shape_of(a) == shape_of(total) for a in arguments(total)):
-        return None
-    back = any(
-        kind(a) is kind(node) and shape_of(operand(a)) == shape_of(node) and is_live(a)
-        for a in arguments(total)
-    )
-    if not back:
         return None
     laid = [emit(node, node.target, a, *arguments(node)[1:]) for a in arguments(total)]
     return emit(node, total.target, *laid)

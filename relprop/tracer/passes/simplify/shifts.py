@@ -6,7 +6,17 @@ import torch
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
-from relprop.tracer.editing import arguments, aten, emit, is_number, is_tensor, rank, shape_of
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    expanded,
+    is_live,
+    is_number,
+    is_tensor,
+    rank,
+    shape_of,
+)
 
 
 def unshifted_softmax(node: fx.Node) -> fx.Node | None:
@@ -28,8 +38,9 @@ def _unshifted(at: fx.Node, x: object, dim: int) -> fx.Node | None:
         return emit(at, aten.mul.Tensor, emit(at, aten.tanh.default, half), 0.5)
     if kind(x) is Kind.SUM and len(x.args) == 2:
         for scores, shift, turned in _pairs(x):
-            if _same_along(shift, dim) and shape_of(scores) == shape_of(x):
-                scores = _unshifted(at, scores, dim) or scores
+            full = shape_of(scores) == shape_of(x) or (is_tensor(shift) and is_live(scores))
+            if full and _same_along(shift, dim) and not _same_along(scores, dim):
+                scores = expanded(at, _unshifted(at, scores, dim) or scores, shape_of(x))
                 return emit(at, aten.neg.default, scores) if turned else scores
     given = arguments(x)
     made = {i: new for i in _parts(x, dim) if (new := _unshifted(at, given[i], dim)) is not None}

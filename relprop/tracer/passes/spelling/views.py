@@ -85,15 +85,17 @@ def as_cat(node: fx.Node) -> fx.Node | None:
 
 
 def as_repeat(node: fx.Node) -> fx.Node | None:
-    """Repeats of axes of length 1 → ``expand``."""
-    if is_call(node, aten.repeat_interleave):
+    """Whole tensors laid beside themselves → ``expand`` along new axes, which are merged then."""
+    x, repeats = operand(node), arguments(node)[1]
+    if is_call(node, aten.repeat_interleave) or 0 in repeats:
         return None
-    x, repeats = operand(node), list(arguments(node)[1])
-    missing = len(repeats) - rank(x)
-    shape = [1] * max(missing, 0) + shape_of(x)
-    if any(k > 1 and s > 1 for k, s in zip(repeats[::-1], shape[::-1], strict=False)):
-        return None
-    return expanded(node, reshaped(node, x, shape), shape_of(node))
+    repeats = [1] * (rank(x) - len(repeats)) + list(repeats)
+    shape = [1] * (len(repeats) - rank(x)) + shape_of(x)
+    new = [k > 1 and size > 1 for k, size in zip(repeats, shape, strict=True)]
+    each = list(zip(new, repeats, shape, strict=True))
+    once = [part for beside, _, size in each for part in ([1, size] if beside else [size])]
+    wide = [part for beside, k, size in each for part in ([k, size] if beside else [k * size])]
+    return reshaped(node, expanded(node, reshaped(node, x, once), wide), shape_of(node))
 
 
 def as_strided(node: fx.Node) -> fx.Node | None:

@@ -1,4 +1,5 @@
-"""Tensors with zeros around them that are added and nowhere meet: the same side by side."""
+"""Tensors with zeros around them that are added and nowhere meet: the same side by side; and what
+some positions of a tensor get: added to all of it, with zeros around."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from relprop.tracer.editing import (
     aten,
     drop_unused,
     emit,
+    is_live,
     is_number,
     joined,
     rank,
     shape_of,
     swap,
 )
-from relprop.tracer.passes.sums.terms import Terms, added, is_sum, is_top, terms_of
+from relprop.tracer.passes.simplify.joins import shown
+from relprop.tracer.passes.sums.terms import Terms, added, is_sum, is_top, terms_of, without
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,48 @@ def lay_side_by_side(graph: fx.Graph) -> None:
         if not node._erased and is_top(node):
             _join(node, terms_of(node))
     drop_unused(graph)
+
+
+def add_to_all(graph: fx.Graph) -> None:
+    """cat(x[:n], x[n:] + y) → x + pad(y, (n, 0)): what only some positions of a tensor get."""
+    for node in list(graph.nodes):
+        if not node._erased and is_call(node, aten.cat) and is_live(node):
+            parts, dim = joined(node), arguments(node)[1]
+            positions = len(parts) > 1 and dim < rank(node) - 1
+            if positions and (new := _added_to_one(node, parts, dim)) is not None:
+                swap(node, new)
+    drop_unused(graph)
+
+
+def _added_to_one(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | None:
+    """The tensor that some parts show as it is and others with something added."""
+    plain = [found[0] for p in parts if (found := shown(p, dim)) is not None]
+    if not plain or len(plain) == len(parts):
+        return None
+    source, at, terms = plain[0], 0, []
+    if shape_of(source) != shape_of(node):
+        return None
+    for part in parts:
+        size = shape_of(part)[dim]
+        more = _beyond(part, (source, at, at + size), dim)
+        if more is None:
+            return None
+        behind = shape_of(node)[dim] - at - size
+        terms += [(sign, _surrounded(node, n, dim, at, behind)) for sign, n in more]
+        at += size
+    return added(node, [(1, source), *terms])
+
+
+def _beyond(part: fx.Node, run: tuple[fx.Node, int, int], dim: int) -> Terms | None:
+    """What a part adds to a run of a tensor; ``None`` if it is something else."""
+    if shown(part, dim) == run:
+        return []
+    terms = terms_of(part) if is_sum(part) and len(part.users) == 1 else []
+    own = [t for t in terms if t[0] > 0 and shown(t[1], dim) == run]
+    if not own:
+        return None
+    more = without(terms, own[0])
+    return more if all(shape_of(n) == shape_of(part) for _, n in more) else None
 
 
 def _join(node: fx.Node, terms: Terms) -> None:

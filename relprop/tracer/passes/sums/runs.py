@@ -10,12 +10,14 @@ from torch import fx
 
 from relprop.operations import Kind, kind, operand
 from relprop.tracer.editing import aten, drop_unused, emit, is_live, reshaped, shape_of, swap
+from relprop.tracer.passes.simplify.shapes import terms_laid
 from relprop.tracer.passes.simplify.totals import total_of_parts
 from relprop.tracer.passes.sums.terms import (
     Terms,
     added,
     folded,
     is_scaled,
+    is_sum,
     is_top,
     position,
     scale_of,
@@ -38,6 +40,7 @@ def join_sums(graph: fx.Graph) -> None:
     """Sums of three and more terms are one operation, whichever two were added first; what depends
     on no input is one of its terms. Positions of one tensor, added one by one, are a sum along
     their axis. A number that scales all terms scales their sum."""
+    _lay_terms(graph)
     join_scaled(graph)
     _reuse_sums(graph)
     for node in reversed(list(graph.nodes)):
@@ -53,6 +56,20 @@ def join_sums(graph: fx.Graph) -> None:
             terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
+
+
+def _lay_terms(graph: fx.Graph) -> None:
+    """What was added in rows of all samples and is laid out as what it is added to → its terms."""
+    left = list(graph.nodes)
+    while left:
+        node = left.pop()
+        if kind(node) not in (Kind.RESHAPE, Kind.PERMUTE) or not is_sum(total := operand(node)):
+            continue
+        term = len(node.users) == 1 and is_sum(next(iter(node.users)))
+        if term and (new := terms_laid(node)) is not None:
+            swap(node, new)
+            graph.erase_node(total)
+            left += new.all_input_nodes
 
 
 def join_scaled(graph: fx.Graph) -> None:
