@@ -16,6 +16,7 @@ from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
+    is_float,
     is_tensor,
     joined,
     permuted,
@@ -85,15 +86,25 @@ def as_cat(node: fx.Node) -> fx.Node | None:
 
 
 def as_repeat(node: fx.Node) -> fx.Node | None:
-    """Repeats of axes of length 1 → ``expand``."""
+    """Repeats of axes of length 1, and of each position of an axis → ``expand``."""
     if is_call(node, aten.repeat_interleave):
-        return None
+        return _each_repeated(node)
     x, repeats = operand(node), list(arguments(node)[1])
     missing = len(repeats) - rank(x)
     shape = [1] * max(missing, 0) + shape_of(x)
     if any(k > 1 and s > 1 for k, s in zip(repeats[::-1], shape[::-1], strict=False)):
         return None
     return expanded(node, reshaped(node, x, shape), shape_of(node))
+
+
+def _each_repeated(node: fx.Node) -> fx.Node | None:
+    """Every position of an axis so many times, one copy beside the other."""
+    x, times, dim = operand(node), argument(node, "repeats"), argument(node, "dim")
+    if not isinstance(times, int) or dim is None or not is_float(x):
+        return None
+    before, after = shape_of(x)[: dim % rank(x) + 1], shape_of(x)[dim % rank(x) + 1 :]
+    copies = expanded(node, reshaped(node, x, [*before, 1, *after]), [*before, times, *after])
+    return reshaped(node, copies, shape_of(node))
 
 
 def as_strided(node: fx.Node) -> fx.Node | None:
