@@ -73,7 +73,7 @@ def simpler_cat(node: fx.Node) -> fx.Node | None:
     return whole if whole is not None else _gathered_axis(node, parts, dim)
 
 
-def _shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
+def shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
     """What a part shows of another tensor along ``dim``: the tensor, from where, to where."""
     if is_call(part, aten.slice) and arguments(part)[1] == dim and arguments(part)[4] == 1:
         return operand(part), arguments(part)[2], arguments(part)[3]
@@ -88,7 +88,7 @@ def _shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
 
 def _rejoined(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | None:
     """Neighbouring runs of one tensor → one run."""
-    runs = [_shown(p, dim) for p in parts]
+    runs = [shown(p, dim) for p in parts]
     made: list[Any] = []
     for part, run in zip(parts, runs, strict=True):
         last = made[-1][1] if made else None
