@@ -3,6 +3,7 @@ tokens, or become them by being merged, cut or moved."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, fx
 
 from relprop.errors import UnexplainedPartWarning, warn
@@ -15,15 +16,12 @@ def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValue
     """The attention that each token of a layer receives, meaned over heads and queries, (batch,
     tokens); ``None`` where the keys are not the layer's own tokens, or its values no one's."""
     site, program = values.site, at.program
-    queries, keys = (
-        {atom.group.root() for atom in axis} for axis in program.axes[site.attention][-2:]
-    )
-    if not queries & keys or site.values not in at.session.flow.members:
+    if not are_own_keys(at, values):
         return None
     mean, keyed = _mean_over_queries(at, values), tokens_of(program, site.values)
     same = len(keyed) <= 1 and keyed == tokens_of(program, layer.node)
     if same and mean.shape[1] == layer.tokens:
-        return mean
+        return mean[:, order_of_keys(at, values, layer)]
     moved = at.move(site.values, mean, _nearest_below(at, values, layer))
     if moved.shape[1] == layer.tokens:
         return moved
@@ -35,6 +33,15 @@ def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValue
         )
     )
     return None
+
+
+def are_own_keys(at: AttentionStudy, values: SiteValues) -> bool:
+    """Whether the keys of a site are the tokens that its queries are."""
+    site = values.site
+    queries, keys = (
+        {atom.group.root() for atom in axis} for axis in at.program.axes[site.attention][-2:]
+    )
+    return bool(queries & keys) and site.values in at.session.flow.members
 
 
 def _mean_over_queries(at: AttentionStudy, values: SiteValues) -> Tensor:
@@ -55,3 +62,18 @@ def _nearest_below(at: AttentionStudy, values: SiteValues, layer: LayerValues) -
     reaches, node = at.session.flow.reaches, values.site.values
     before = [n for n in at.needs.layers.values() if n is not layer.node and reaches(n, node)]
     return before[-1] if before else next(s.node for s in at.streams if reaches(s.node, node))
+
+
+def order_of_keys(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:
+    """Which of a site's keys is the token at each place of its layer's output, where keys and
+    tokens are the same: in another order, if tokens of two kinds are projected by maps of their
+    own and joined."""
+    below, count = _nearest_below(at, values, layer), layer.tokens
+
+    def found() -> Tensor:
+        places = torch.arange(count, device=at.home)
+        numbers = (places + 1).expand(len(layer.value), -1).to(values.attention)
+        moved = at.move(values.site.values, numbers.contiguous(), below)[0].round().long() - 1
+        return moved if torch.equal(moved.sort().values, places) else places
+
+    return at.program.memo.once(("order of keys", values.site.values, below), found)

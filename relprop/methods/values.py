@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from relprop.errors import OptionError
 from relprop.methods.branches import refuse_branches
 from relprop.methods.projection import projected_norms, sum_norms
+from relprop.methods.received import are_own_keys, order_of_keys
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
@@ -70,6 +71,8 @@ def value_zeroing(at: AttentionStudy) -> Mapping[fx.Node, Tensor]:
             )
         matrix = _distances(at, values, layer)
         matrix = safe_divide(matrix, matrix.sum(2, keepdim=True))
+        if matrix.shape[1] == matrix.shape[2] and are_own_keys(at, values):
+            matrix = matrix[:, order_of_keys(at, values, layer).argsort()]
         found[values.site.contraction] = _for_every_head(values, matrix)
     return found
 

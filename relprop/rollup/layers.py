@@ -34,6 +34,7 @@ def layer_outputs(
         later = [n for s in sites[i + 1 :] for n in (s.attention, s.values) if n in part.members]
         ends = [*later, *(s for s in starts if s in part.members)]
         node = part.common_dominator(ends) if ends else None
+        node = _whole(program, flow, node) if later and node is not None else node
         chain = []
         while node is not None and node is not site.contraction:
             chain.append(node)
@@ -53,7 +54,13 @@ def block_input(program: Program, flow: Flow, site: Site) -> fx.Node | None:
     first, the norm's output, be they projected one by one or by one map that is cut."""
     inside = [n for n in (site.attention, site.values) if n in flow.members]
     node = flow.common_dominator(inside) if inside else None
-    if node is None or not all(_is_cut_from(program, u, node) for u in node.users):
+    return None if node is None else _whole(program, flow, node)
+
+
+def _whole(program: Program, flow: Flow, node: fx.Node) -> fx.Node:
+    """What a layer reads whose result is ``node`` and is only cut by features, as one that gives
+    keys and values is: each read alone, they would read it, too. Else ``node`` itself."""
+    if not all(_is_cut_from(program, u, node) for u in node.users):
         return node
     layer = node
     while kind(layer) in MOVES and len(flow.inputs[layer]) == 1:

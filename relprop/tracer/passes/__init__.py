@@ -56,6 +56,7 @@ from relprop.tracer.passes.products.splits import (
     join_split_products,
 )
 from relprop.tracer.passes.products.stored import scale_stored
+from relprop.tracer.passes.simplify.constant_runs import cut_constants
 from relprop.tracer.passes.simplify.numbers import drop_differences
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -74,6 +75,7 @@ from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.once import write_once
+from relprop.tracer.passes.writes.runs import join_writes
 from relprop.tracer.passes.writes.sums import join_sums_by_index
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
@@ -113,6 +115,7 @@ PASSES = (
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
+    Pass(join_writes, "what is filled piece by piece is its pieces", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
@@ -151,6 +154,7 @@ PASSES = (
         raise_functions,
     ),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
+    Pass(cut_constants, "what is cut from constants is one, wherever it is cut"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
@@ -170,13 +174,15 @@ PASSES = (
     Pass(join_scaled, "lanes that are added have one number in front of their sum"),
     Pass(join_scores, "contents and positions are features of one product"),
     SIMPLIFIED,
-    Pass(merge_lanes, "heads and queries side by side are one computation"),
+    Pass(merge_lanes, "heads and queries side by side are one computation", "constants"),
     Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
     Pass(cut_maps, "heads that are taken from others are maps of their own"),
     SIMPLIFIED,
     SAME,
     Pass(join_maps, "differences of attention are the attention of a difference"),
-    Pass(merge_projections, "each head's part of the output projection is one layer's"),
+    Pass(
+        merge_projections, "each head's part of the output projection is one layer's", "constants"
+    ),
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,

@@ -37,9 +37,10 @@ KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
 )
 
 
-#: Those of a multiple of it: 2·σ(x) − 1, ½ + ½·tanh(x), and 1 − σ(x).
+#: Those of a multiple of it: 2·σ(x) − 1, (1 − eˣ)/(1 + eˣ), ½ + ½·tanh(x), and 1 − σ(x).
 OF_MULTIPLES: tuple[tuple[Operator, float], ...] = (
     (aten.tanh.default, 0.5),
+    (aten.tanh.default, -0.5),
     (aten.sigmoid.default, 2.0),
     (aten.sigmoid.default, -1.0),
 )

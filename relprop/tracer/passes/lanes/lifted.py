@@ -27,8 +27,9 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
+from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, InTurn, Lanes, alike, operands
-from relprop.tracer.passes.lanes.pieces import pieces
+from relprop.tracer.passes.lanes.pieces import picked, pieces
 from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.products.routed import row_numbers
 from relprop.tracer.passes.trials.recipes import Recipe, Slot, Step
@@ -40,21 +41,21 @@ ByPlace = dict[int, "fx.Node | None"]  # by argument: lanes on a first axis; ``N
 Operands = dict[int, fx.Node]  # by argument: those, or the one that is the same for all
 
 
-def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known) -> fx.Node:
+def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known, labels: Labels) -> fx.Node:
     """The lanes on a first axis of their own, laid down along ``dim``. ``known``: those that were
     laid so before, to which these are added."""
-    laid = on_an_axis(at, parts, known)
+    laid = on_an_axis(at, parts, known, labels)
     order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
     shape = shape_of(parts[0])
     shape[dim] *= len(parts)
     return reshaped(at, permuted(at, laid, order), shape)
 
 
-def on_an_axis(at: fx.Node, parts: Lanes, known: Known) -> fx.Node:
+def on_an_axis(at: fx.Node, parts: Lanes, known: Known, labels: Labels) -> fx.Node:
     """The lanes on a first axis of their own."""
     if len({tuple(shape_of(p)) for p in parts}) > 1:
         raise Apart
-    lift = _Lift(at, len(parts), known)
+    lift = _Lift(at, len(parts), known, labels)
     laid = lift.lane(parts)
     if laid is None:
         raise Apart
@@ -65,8 +66,8 @@ def on_an_axis(at: fx.Node, parts: Lanes, known: Known) -> fx.Node:
 class _Lift:
     """One computation with a first axis of ``count`` lanes."""
 
-    def __init__(self, at: fx.Node, count: int, known: Known) -> None:
-        self.at, self.count, self.numbers = at, count, Numbers()
+    def __init__(self, at: fx.Node, count: int, known: Known, labels: Labels) -> None:
+        self.at, self.count, self.numbers, self.labels = at, count, Numbers(), labels
         self.lane = InTurn(self._lane, dict(known))
 
     def _lane(self, nodes: Lanes) -> fx.Node | None:
@@ -80,6 +81,16 @@ class _Lift:
             return self._stacked(nodes)  # no relevance passes, however each of them was made
         if (laid := pieces(self.at, nodes) or self._picked(nodes)) is not None:
             return laid
+        if all(is_call(n, aten.cat) for n in nodes):
+            laid = picked(self.at, nodes, self.labels)
+        try:
+            return self._alike(nodes) if laid is None else laid
+        except Apart:
+            if (laid := picked(self.at, nodes, self.labels)) is None:
+                raise
+            return laid
+
+    def _alike(self, nodes: Lanes) -> fx.Node | None:
         if not alike(nodes):
             raise Apart
         return self._call(nodes)

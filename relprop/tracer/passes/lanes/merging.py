@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from torch import fx
 
 from relprop.operations import is_call, kind, operand
+from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -27,31 +28,34 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
+from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
 from relprop.tracer.passes.lanes.worth import WORTH, is_worth
 from relprop.tracer.passes.products.splits import joined_linear
+from relprop.tracer.passes.simplify.joins import shown
 from relprop.tracer.passes.sums.terms import join_terms
 
 
-def merge_lanes(graph: fx.Graph) -> None:
+def merge_lanes(graph: fx.Graph, constants: Constants | None = None) -> None:
     """Merge the lanes at every ``cat`` whose parts do more than move."""
-    known: Known = {}
+    known, labels = Known(), Labels(constants)
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        new = _merged(node, known) or _in_runs(node, known)
+        ways = (_merged, _in_runs, _of_cuts)
+        new = next((m for way in ways if (m := way(node, known, labels)) is not None), None)
         if new is not None:
             swap(node, new)
 
 
-def _merged(node: fx.Node, known: Known) -> fx.Node | None:
+def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     """The lanes at a ``cat`` as one; ``known``: those that are one already."""
     parts = tuple(joined(node))
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
-    return _tried(node, (longer, partial(lifted, known=known)))
+    return _tried(node, (longer, partial(lifted, known=known, labels=labels)))
 
 
 def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node | None:
@@ -64,7 +68,7 @@ def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node |
     return None
 
 
-def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
+def _in_runs(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     """A ``cat`` in which some neighbours are lanes (tokens made one by one, beside others)."""
     parts, dim = arguments(node)[:2]
     made: list[fx.Node] = []
@@ -72,11 +76,41 @@ def _in_runs(node: fx.Node, known: Known) -> fx.Node | None:
         lanes = list(run)
         if how is not None and 1 < len(lanes) < len(parts):
             beside = emit(node, aten.cat.default, lanes, dim)
-            merged = _merged(beside, known)
+            merged = _merged(beside, known, labels)
             node.graph.erase_node(beside)
             lanes = lanes if merged is None else [merged]
         made += lanes
     return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None
+
+
+def _of_cuts(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
+    """A ``cat`` of all that some lanes were cut into, in another order (windows whose tokens are
+    written back one by one): the lanes side by side, then cut."""
+    parts, dim = joined(node), arguments(node)[1]
+    runs = [cut for p in parts if (cut := _cut(p, dim)) is not None]
+    lanes = list(dict.fromkeys(run[0] for run in runs))
+    if len(runs) < len(parts) or len(lanes) in (1, len(parts)):
+        return None
+    starts = list(accumulate((shape_of(lane)[dim] for lane in lanes), initial=0))
+    at = dict(zip(lanes, starts, strict=False))
+    cuts = [(at[lane] + start, at[lane] + end, step) for lane, start, end, step in runs]
+    if sorted(i for cut in cuts for i in range(*cut)) != list(range(starts[-1])):
+        return None
+    beside = emit(node, aten.cat.default, lanes, dim)
+    merged = _merged(beside, known, labels)
+    node.graph.erase_node(beside)
+    if merged is None:
+        return None
+    made = [emit(node, aten.slice.Tensor, merged, dim, *cut) for cut in cuts]
+    return emit(node, aten.cat.default, made, dim)
+
+
+def _cut(part: fx.Node, dim: int) -> tuple[fx.Node, int, int, int] | None:
+    """What a part shows of another tensor along an axis: the tensor, and which places."""
+    if is_call(part, aten.slice) and arguments(part)[1] == dim:
+        return arguments(part)[0], *arguments(part)[2:5]
+    found = shown(part, dim)
+    return None if found is None else (*found, 1)
 
 
 def merge_sums(graph: fx.Graph) -> None:
@@ -100,14 +134,14 @@ def _summed(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
     return reshaped(at, emit(at, aten.sum.dim_IntList, merged, [0]), shape)
 
 
-def merge_projections(graph: fx.Graph) -> None:
+def merge_projections(graph: fx.Graph, constants: Constants) -> None:
     """Σ W_i x_i of lanes x_i that are merged (heads, each with its own part of the output
     projection) → W x of the lanes side by side."""
 
     def made_by(n: fx.Node) -> tuple[Hashable, ...] | None:
         return _made_by(n) if is_call(n, aten.linear) and len(n.users) == 1 else None
 
-    join_terms(graph, made_by, _projected)
+    join_terms(graph, made_by, partial(_projected, labels=Labels(constants)))
 
 
 def _made_by(node: fx.Node) -> tuple[Hashable, ...]:
@@ -122,11 +156,11 @@ def _made_by(node: fx.Node) -> tuple[Hashable, ...]:
     return tuple(way)
 
 
-def _projected(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
+def _projected(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
     """The sum of some layers as one layer of their lanes side by side."""
     xs = [operand(p) for p in parts]
     beside = emit(at, aten.cat.default, xs, rank(xs[0]) - 1)
-    merged = _merged(beside, {})
+    merged = _merged(beside, {}, labels)
     if merged is None:
         at.graph.erase_node(beside)
         return None

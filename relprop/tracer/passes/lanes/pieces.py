@@ -1,5 +1,6 @@
 """Lanes that are pieces of one tensor, evenly spaced along an axis, filling a grid, or every k-th
-position of an axis: that tensor, its pieces on a first axis."""
+position of an axis: that tensor, its pieces on a first axis. And positions of an axis, however
+they were cut."""
 
 from __future__ import annotations
 
@@ -7,10 +8,24 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from relprop.operations import is_call, operand
-from relprop.tracer.editing import arguments, aten, emit, permuted, rank, reshaped, shape_of
+from relprop.operations import MOVES, is_call, kind, operand
+from relprop.operations.vocabulary import Held
+from relprop.tracer.editing import (
+    arguments,
+    aten,
+    emit,
+    is_live,
+    permuted,
+    rank,
+    reshaped,
+    shape_of,
+    tensor_inputs,
+    val,
+)
+from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.passes.lanes.alike import Lanes
 
 Grid = dict[int, tuple[int, int, int]]  # by axis: where boxes begin, how many, and how long
@@ -23,6 +38,55 @@ def pieces(at: fx.Node, nodes: Lanes) -> fx.Node | None:
     if all(is_call(n, aten.slice) and arguments(n)[4] == 1 for n in nodes):
         return _boxes(at, nodes)
     return _every_other(at, nodes) if all(is_call(n, aten.slice) for n in nodes) else None
+
+
+def picked(at: fx.Node, nodes: Lanes, labels: Labels) -> fx.Node | None:
+    """Lanes that hold positions of one axis of a tensor, none of them twice, however they were cut
+    from it: those positions, picked at once, the lanes on a first axis."""
+    found = _numbered(nodes, labels)
+    if found is None:
+        return None
+    source, numbers = found
+    shape = shape_of(source)
+    whole = torch.arange(math.prod(shape)).reshape(shape)
+    for axis, size in enumerate(shape):
+        lead, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        if size == 1 or numbers[0].numel() % (lead * inner):
+            continue
+        places = torch.stack([n.reshape(lead, -1, inner)[0, :, 0] for n in numbers])
+        places = places // inner % size
+        parts = zip(places, numbers, strict=True)
+        if all(torch.equal(whole.index_select(axis, p).flatten(), n.flatten()) for p, n in parts):
+            where = emit(at, Held(places))
+            made = emit(at, aten.index.Tensor, source, [*[None] * axis, where])
+            made = permuted(at, made, [axis, *(i for i in range(rank(made)) if i != axis)])
+            return reshaped(at, made, [len(nodes), *shape_of(nodes[0])])
+    return None
+
+
+def _numbered(nodes: Lanes, labels: Labels) -> tuple[fx.Node, list[Tensor]] | None:
+    """The tensor of which all lanes hold numbers that were only moved, none of them twice; and
+    where each of them stands there."""
+    inner, sources, left = set[fx.Node](), set[fx.Node](), list(nodes)
+    while left:
+        node = left.pop()
+        if kind(node) not in MOVES:
+            sources.add(node)
+        elif node not in inner:
+            inner.add(node)
+            left += filter(is_live, tensor_inputs(node))
+    if len(sources) != 1 or val(source := sources.pop()).numel() > LARGEST:
+        return None
+    known = {source: torch.arange(1, val(source).numel() + 1).reshape(shape_of(source))}
+    for node in sorted(inner):
+        pushed = labels.push(node, known)
+        if pushed is None:
+            return None
+        known[node] = pushed
+    numbers = [known[n].long() - 1 for n in nodes]
+    beside = torch.cat([n.flatten() for n in numbers])
+    once = bool((beside >= 0).all()) and beside.unique().numel() == beside.numel()
+    return (source, numbers) if once else None
 
 
 def _every_other(at: fx.Node, nodes: Lanes) -> fx.Node | None:

@@ -19,6 +19,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
+from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, Lanes, undo
 from relprop.tracer.passes.lanes.lifted import on_an_axis
 from relprop.tracer.passes.lanes.worth import is_weighted, is_worth
@@ -38,7 +39,8 @@ def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
         parts = [(n, _with_mask(node, product, constants), scale) for n, product, scale in parts]
         parts = [part for part in parts if is_weighted(part[1])]
         alike = len(parts) > 1 and len({scale for *_, scale in parts}) == 1
-        made = _weighted(node, tuple(product for _, product, _ in parts)) if alike else None
+        lanes = tuple(product for _, product, _ in parts)
+        made = _weighted(node, lanes, Labels(constants)) if alike else None
         if made is not None:
             scale, gone = parts[0][2], [n for n, *_ in parts]
             made = made if scale == 1 else emit(node, aten.mul.Tensor, made, scale)
@@ -107,13 +109,13 @@ def _laid_out(at: fx.Node, node: fx.Node, product: fx.Node) -> fx.Node:
     return emit(at, aten.mul.Tensor, *parts)
 
 
-def _weighted(at: fx.Node, parts: Lanes) -> fx.Node | None:
+def _weighted(at: fx.Node, parts: Lanes, labels: Labels) -> fx.Node | None:
     """The sum of products as one product; ``None`` where they are not lanes of one computation."""
     mark = at.prev
     if not is_worth(parts):
         return None
     try:
-        product = on_an_axis(at, parts, {})
+        product = on_an_axis(at, parts, {}, labels)
     except Apart:
         undo(at, mark)
         return None

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from relprop.operations import MOVES, Kind, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
+    arguments,
     expanded,
     is_live,
     joined,
@@ -53,7 +54,7 @@ def _from_source(
     if len(live) != 1 or val(source := live[0]).dtype != val(node).dtype:
         return None
     repeats = val(node).numel() // max(val(source).numel(), 1)
-    if repeats != 1 and not _repeats(node):
+    if repeats != 1 and not _repeats(node, constants):
         return None
     part = Piece((source,), node, tuple(inner), constants)
     places = _places(part) if part.is_small else None
@@ -62,8 +63,14 @@ def _from_source(
     return reordered(node, source, places.reshape(shape_of(node)))
 
 
-def _repeats(node: fx.Node) -> bool:
+def _repeats(node: fx.Node, constants: Constants) -> bool:
     """Whether a call may lay numbers beside themselves one by one, not the whole tensor."""
+    if kind(node) is Kind.INDEX:
+        used = [index for index in arguments(node)[1] if index is not None]
+        where = constants.value(used[0]) if len(used) == 1 and not is_live(used[0]) else None
+        if not isinstance(where, Tensor) or where.dim() != 1 or where.dtype == torch.bool:
+            return False
+        return len(where) > 1 and bool(where[0] == where[1])
     joins = kind(node) is Kind.JOIN and len(set(joined(node))) > 1
     return joins or kind(node) is Kind.RESAMPLE
 

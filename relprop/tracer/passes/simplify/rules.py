@@ -63,8 +63,8 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
 
 
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
-    if is_call(node, aten.index):
-        return simpler_index(node, constants)
+    if is_call(node, aten.index) and (new := simpler_index(node, constants)) is not None:
+        return new
     if kind(node) is Kind.CHOICE and (new := chosen_runs(node, constants)) is not None:
         return new
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:

@@ -16,6 +16,7 @@ from relprop.tracer.editing import (
     aten,
     emit,
     expanded,
+    is_float,
     is_tensor,
     joined,
     permuted,
@@ -85,9 +86,12 @@ def as_cat(node: fx.Node) -> fx.Node | None:
 
 
 def as_repeat(node: fx.Node) -> fx.Node | None:
-    """Whole tensors laid beside themselves → ``expand`` along new axes, which are merged then."""
+    """Whole tensors laid beside themselves, and copies of each position of an axis → ``expand``
+    along new axes, which are merged then."""
+    if is_call(node, aten.repeat_interleave):
+        return _each_repeated(node)
     x, repeats = operand(node), arguments(node)[1]
-    if is_call(node, aten.repeat_interleave) or 0 in repeats:
+    if 0 in repeats:
         return None
     repeats = [1] * (rank(x) - len(repeats)) + list(repeats)
     shape = [1] * (len(repeats) - rank(x)) + shape_of(x)
@@ -96,6 +100,16 @@ def as_repeat(node: fx.Node) -> fx.Node | None:
     once = [part for beside, _, size in each for part in ([1, size] if beside else [size])]
     wide = [part for beside, k, size in each for part in ([k, size] if beside else [k * size])]
     return reshaped(node, expanded(node, reshaped(node, x, once), wide), shape_of(node))
+
+
+def _each_repeated(node: fx.Node) -> fx.Node | None:
+    """Every position of an axis so many times, one copy beside the other."""
+    x, times, dim = operand(node), argument(node, "repeats"), argument(node, "dim")
+    if not isinstance(times, int) or dim is None or not is_float(x):
+        return None
+    before, after = shape_of(x)[: dim % rank(x) + 1], shape_of(x)[dim % rank(x) + 1 :]
+    copies = expanded(node, reshaped(node, x, [*before, 1, *after]), [*before, times, *after])
+    return reshaped(node, copies, shape_of(node))
 
 
 def as_strided(node: fx.Node) -> fx.Node | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
@@ -24,6 +24,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
+from relprop.tracer.passes.sums.parts import bias_of_some
 from relprop.tracer.passes.sums.terms import (
     Terms,
     added,
@@ -35,10 +36,14 @@ from relprop.tracer.passes.sums.terms import (
 )
 
 
+class _Varies(Exception):
+    """A bias is not the same where positions are picked."""
+
+
 def join_biases(graph: fx.Graph) -> None:
     """What is added to a linear map, a convolution or a norm and is the same at every position is
     its bias, wherever in the sum it stands; that of a layer without one to which it is added before
-    all else."""
+    all else, and to some of its features, which are cut from it."""
     for node in list(graph.nodes):
         if not node._erased and is_sum(node) and (new := _of_two(node)) is not None:
             above = node.all_input_nodes
@@ -68,9 +73,9 @@ def _of_two(node: fx.Node) -> fx.Node | None:
         return None
     live = int(is_live(args[1]))
     found = _bias_for(args[live], args[1 - live])
-    if found is None or _has_bias(found[0]):
-        return None
-    return _with_bias(node, [(1, n) for n in args], live, 1 - live)
+    if found is None:
+        return bias_of_some(args[live], args[1 - live])
+    return None if _has_bias(found[0]) else _with_bias(node, [(1, n) for n in args], live, 1 - live)
 
 
 def _pairs_with_bias(terms: Terms) -> Iterator[tuple[int, int]]:
@@ -100,11 +105,25 @@ def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     while len(term.users) == 1:
         if _takes_bias(term):
             return term, way
-        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not is_scaled(term):
+        moves = kind(term) in (Kind.RESHAPE, Kind.PERMUTE) or _axes_picked(term)
+        if not moves and not is_scaled(term):
             return None
         way.append(term)
         term = operand(term)
     return None
+
+
+def _axes_picked(node: fx.Node) -> tuple[int, ...]:
+    """Along which axes a call picks or orders positions; none if it does anything else."""
+    if is_call(node, aten.select, aten.slice):
+        return (arguments(node)[1],)
+    if is_call(node, aten.flip, aten.roll):
+        return tuple(d % rank(node) for d in argument(node, "dims"))
+    if is_call(node, aten.index):
+        used = [(i, index) for i, index in enumerate(arguments(node)[1]) if index is not None]
+        if len(used) == 1 and rank(used[0][1]) == 1 and not is_live(used[0][1]):
+            return (used[0][0],)
+    return ()
 
 
 def _takes_bias(node: fx.Node) -> bool:
@@ -128,16 +147,22 @@ def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | N
     except RuntimeError:
         return None
     try:
-        for node in way:
-            lies = _undone(node, lies)
-        fits = all(lies.shape[i] == 1 or lies.stride(i) == 0 for i in others)
+        fits = _is_along(way, lies, others)
     except RuntimeError:  # no view of it lies along the layer's axes: its numbers tell
         numbers = torch.arange(val(bias).numel(), dtype=torch.int32).reshape(shape_of(bias))
-        numbers = numbers.expand(shape_of(term))
-        for node in way:
-            numbers = _undone(node, numbers)
-        fits = all(bool((numbers == numbers.narrow(i, 0, 1)).all()) for i in others)
+        fits = _is_along(way, numbers.expand(shape_of(term)), others)
     return (layer, way) if fits else None
+
+
+def _is_along(way: list[fx.Node], lies: Tensor, others: list[int]) -> bool:
+    """Whether a tensor is the same at all positions of a layer's ``others`` axes, and at those that
+    are picked on the ``way``."""
+    try:
+        for node in way:
+            lies = _undone(node, lies)
+    except _Varies:
+        return False
+    return all(_is_same(lies, i) for i in others)
 
 
 def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
@@ -161,7 +186,27 @@ def _undone(node: fx.Node, lies: Tensor) -> Tensor:
     if kind(node) is Kind.PERMUTE:
         order = list(arguments(node)[1])
         return lies.permute([order.index(i) for i in range(len(order))])
+    for axis in _axes_picked(node):
+        lies = lies.unsqueeze(axis) if is_call(node, aten.select) else lies
+        if not _is_same(lies, axis):
+            raise _Varies
+        lies = lies.narrow(axis, 0, 1).expand(
+            *_with_axis(lies, axis, shape_of(operand(node))[axis])
+        )
     return lies
+
+
+def _with_axis(lies: Tensor, axis: int, size: int) -> list[int]:
+    """A tensor's shape with an axis of another length."""
+    return [*lies.shape[:axis], size, *lies.shape[axis + 1 :]]
+
+
+def _is_same(lies: Tensor, axis: int) -> bool:
+    """Whether a tensor is the same at all positions of an axis; one without values: whether it is
+    repeated."""
+    if lies.shape[axis] == 1 or lies.is_meta:
+        return lies.shape[axis] == 1 or lies.stride(axis) == 0
+    return bool((lies == lies.narrow(axis, 0, 1)).all())
 
 
 def _with_bias(node: fx.Node, terms: Terms, t: int, b: int) -> fx.Node | None:
@@ -196,6 +241,14 @@ def _back(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     if kind(move) is Kind.PERMUTE:
         order = list(arguments(move)[1])
         return permuted(at, value, [order.index(i) for i in range(len(order))])
+    for axis in _axes_picked(move):
+        shape = shape_of(value)
+        if is_call(move, aten.select):
+            shape.insert(axis, 1)
+            value = reshaped(at, value, shape)
+        shape[axis] = shape_of(operand(move))[axis]
+        one = emit(at, aten.slice.Tensor, value, axis, 0, 1, 1)
+        value = expanded(at, one, shape)
     return value
 
 
@@ -203,7 +256,9 @@ def _again(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     """The same move of another tensor."""
     if kind(move) is Kind.RESHAPE:
         return reshaped(at, value, shape_of(move))
-    return permuted(at, value, list(arguments(move)[1]))
+    if kind(move) is Kind.PERMUTE:
+        return permuted(at, value, list(arguments(move)[1]))
+    return emit(at, move.target, value, *arguments(move)[1:], **move.kwargs)
 
 
 def _biased(at: fx.Node, layer: fx.Node, value: fx.Node, scale: float) -> fx.Node:

@@ -1,0 +1,218 @@
+"""Parts of a sequence, or of what one layer gives, that are made by themselves, however they are
+cut and put back: windows by index, biases of queries and values alone, a class token that asks,
+tokens that are joined in another order, keys and values of one layer."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import relprop
+from tests.rollup.test_sums_written_otherwise import TOKENS, WIDTH, Whole, explained
+
+HEADS = 2
+#: Which tokens each window holds.
+WINDOWS = ([4, 1], [0, 5], [3, 2])
+
+
+def heads(x):
+    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def attend(q, k, v):
+    return F.scaled_dot_product_attention(heads(q), heads(k), heads(v)).transpose(1, 2).flatten(2)
+
+
+def through(attention):
+    """Both blocks with another attention, then the mean of all tokens."""
+
+    def way(m, x):
+        for block in m.blocks:
+            x = x + attention(block, m.blocks, block.norm(x))
+            x = x + block.mlp(x)
+        return m.head(x.mean(1))
+
+    return way
+
+
+def alone(block, x):
+    return block.out(attend(*block.qkv(x).chunk(3, -1)))
+
+
+def windows_at_once(block, _, x):
+    places = torch.tensor(WINDOWS)
+    y = alone(block, x[:, places].flatten(0, 1)).reshape(len(x), TOKENS, WIDTH)
+    return y[:, places.flatten().argsort()]
+
+
+def windows_joined(block, _, x):
+    y = torch.cat([alone(block, x[:, w]) for w in WINDOWS], 1)
+    return y[:, torch.tensor(WINDOWS).flatten().argsort()]
+
+
+def windows_written(block, _, x):
+    y = torch.zeros_like(x)
+    for w in torch.tensor(WINDOWS):
+        y[:, w] = alone(block, x[:, w])
+    return y
+
+
+def windows_written_by_token(block, _, x):
+    y = torch.zeros_like(x)
+    for w in WINDOWS:
+        made = alone(block, torch.stack([x[:, i] for i in w], 1))
+        for i, place in enumerate(w):
+            y[:, place] = made[:, i]
+    return y
+
+
+def bias_inside(block, _, x):
+    own = torch.cat([block.qkv.bias[:WIDTH], x.new_zeros(WIDTH), block.qkv.bias[2 * WIDTH :]])
+    return block.out(attend(*F.linear(x, block.qkv.weight, own).chunk(3, -1)))
+
+
+def bias_of_parts(block, _, x):
+    q, k, v = F.linear(x, block.qkv.weight).chunk(3, -1)
+    return block.out(attend(q + block.qkv.bias[:WIDTH], k, v + block.qkv.bias[2 * WIDTH :]))
+
+
+def bias_of_heads(block, _, x):
+    q, k, v = map(heads, F.linear(x, block.qkv.weight).chunk(3, -1))
+    own = block.qkv.bias.view(3, HEADS, 1, -1)
+    y = F.scaled_dot_product_attention(q + own[0], k, v + own[2])
+    return block.out(y.transpose(1, 2).flatten(2))
+
+
+def bias_behind_an_order(block, _, x):
+    order = torch.tensor(WINDOWS).flatten()
+    y = F.linear(x[:, order].unflatten(1, (3, 2)), block.qkv.weight) + block.qkv.bias
+    y = attend(*y.flatten(0, 1).chunk(3, -1)).reshape(x.shape)
+    return block.out(y)[:, order.argsort()]
+
+
+def two_kinds(block, blocks, x):
+    """The first two tokens have the other block's projections."""
+    other = next(b for b in blocks if b is not block)
+    y = torch.cat([other.qkv(x[:, :2]), block.qkv(x[:, 2:])], 1)
+    return block.out(attend(*y.chunk(3, -1)))
+
+
+def two_kinds_exchanged(block, blocks, x):
+    other = next(b for b in blocks if b is not block)
+    y = torch.cat([block.qkv(x[:, 2:]), other.qkv(x[:, :2])], 1)
+    y = block.out(attend(*y.chunk(3, -1)))
+    return torch.cat([y[:, -2:], y[:, :-2]], 1)
+
+
+def asked_by(attention):
+    """One block, then a token of the model's own asks what is left."""
+
+    def way(m, x):
+        one, two = m.blocks
+        c = m.place[:, :1].expand(len(x), -1, -1)
+        return m.head((c + two.out(attention(two, c, one(x))))[:, 0])
+
+    return way
+
+
+def class_token(block, c, x):
+    x = torch.cat([c, x], 1)
+    (q, k, v), (a, b, d) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
+    return attend(F.linear(c, q, a), F.linear(x, k, b), F.linear(x, v, d))
+
+
+def class_token_cut_late(block, c, x):
+    q, k, v = block.qkv(torch.cat([c, x], 1)).chunk(3, -1)
+    return attend(q[:, :1], k, v)
+
+
+def class_token_first_axis(block, c, x):
+    x = torch.cat([c, x], 1).transpose(0, 1)
+    y, _ = F.multi_head_attention_forward(
+        *(x[:1], x, x, WIDTH, HEADS, block.qkv.weight, block.qkv.bias, None, None, False, 0.0),
+        *(torch.eye(WIDTH, dtype=x.dtype), x.new_zeros(WIDTH)),
+        training=False,
+    )
+    return y.transpose(0, 1)
+
+
+def probe(block, c, x):
+    (q, k, v), (a, b, d) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
+    return attend(F.linear(c, q, a), F.linear(x, k, b), F.linear(x, v, d))
+
+
+def probe_of_both(block, c, x):
+    q, kv = block.qkv.weight.split([WIDTH, 2 * WIDTH])
+    a, b = block.qkv.bias.split([WIDTH, 2 * WIDTH])
+    return attend(F.linear(c, q, a), *F.linear(x, kv, b).chunk(2, -1))
+
+
+def gated(gate):
+    def way(m, x):
+        for block in m.blocks:
+            x = x + block.attention(x)
+            x = x + block.out.weight.T[0] * gate(1.4 * x) + block.out.bias
+        return m.head(x.mean(1))
+
+    return way
+
+
+def tangent(x):
+    return torch.tanh(x / 2)
+
+
+def tangent_by_an_exponential(x):
+    return (1 - torch.exp(-x)) / (1 + torch.exp(-x))
+
+
+def tangent_less_one(x):
+    return 2 / (1 + torch.exp(-x)) - 1
+
+
+def laid_over(copies):
+    """Every two tokens have a third that has looked at the others of its kind, laid over both."""
+
+    def way(m, x):
+        one, two = m.blocks
+        x = one(x)
+        few = two(x.unflatten(1, (-1, 2)).mean(2))
+        return m.head((x + copies(few)).mean(1))
+
+    return way
+
+
+by_interpolation = laid_over(lambda few: F.interpolate(few.mT, scale_factor=2).mT)
+
+
+SAME = {
+    "windows joined": (through(windows_at_once), through(windows_joined)),
+    "windows written": (through(windows_at_once), through(windows_written)),
+    "windows written by token": (through(windows_at_once), through(windows_written_by_token)),
+    "a bias behind an order": (through(windows_at_once), through(bias_behind_an_order)),
+    "a bias of parts": (through(bias_inside), through(bias_of_parts)),
+    "a bias of heads": (through(bias_inside), through(bias_of_heads)),
+    "two kinds exchanged": (through(two_kinds), through(two_kinds_exchanged)),
+    "a class token cut late": (asked_by(class_token), asked_by(class_token_cut_late)),
+    "a class token on the first axis": (asked_by(class_token), asked_by(class_token_first_axis)),
+    "keys and values of one layer": (asked_by(probe), asked_by(probe_of_both)),
+    "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
+    "a tangent less one": (gated(tangent), gated(tangent_less_one)),
+    "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
+    "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_parts_are_the_same(name):
+    usual, found = map(explained, SAME[name])
+    for method, scores in usual.items():
+        far = float((found[method] - scores).abs().max())
+        assert far <= 1e-9 * float(scores.abs().max()), method
+
+
+def test_tokens_in_another_order_are_left_out_where_they_stand():
+    found = []
+    for way in SAME["two kinds exchanged"]:
+        torch.manual_seed(0)
+        model, x = Whole(way).double().eval(), torch.randn(2, TOKENS, 4, dtype=torch.float64)
+        found.append(relprop.explain(model, x, 1, method="value_zeroing").scores)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9 * float(found[0].abs().max()))
