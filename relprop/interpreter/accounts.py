@@ -21,9 +21,8 @@ from relprop.tracer.calls import HoldsTensors
 
 Key = TypeVar("Key")
 TO_INPUTS, UNREAD = "to_inputs", "unread"
-#: How many numbers of one sample a tensor has at most that waits for others to be summed with, and
-#: how many may wait.
-SMALL, TOGETHER = 2**15, 2**18
+#: How many numbers of one sample are summed together at most.
+TOGETHER = 2**15
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,6 @@ class Books:
         self._entries: list[_Entry] = []
         self._ends: dict[fx.Node, _Sums] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[Tensor, _Sums]]] = {}
-        self._numbers = 0
 
     def note(self, step: Step, relevance: Tensor | tuple[Tensor, ...], split: Split) -> None:
         """One step: what became of ``relevance`` by the rule's ``split``."""
@@ -184,7 +182,8 @@ class Books:
 
     def closed(self) -> tuple[list[Account], dict[fx.Node, Tensor]]:
         """Each step's account, and the sums where relevance ended."""
-        self._sum_up()
+        for same in self._waiting.values():
+            _sum_up(same)
         ended = {node: sums.both()[0] for node, sums in self._ends.items()}
         nothing = dict[torch.device, Tensor]()
         return [_account_of(entry, nothing) for entry in self._entries], ended
@@ -195,24 +194,24 @@ class Books:
             return known[1]
         sums = _Sums()
         self._known[id(x)] = ref(x), sums
-        if x.numel() > SMALL:
-            sums.sum, sums.absolute = total(x), total(x.abs())
-        else:
-            self._waiting.setdefault((x.shape, x.dtype, x.device), []).append((x, sums))
-            self._numbers += x.numel()
-            if self._numbers > TOGETHER:
-                self._sum_up()
+        key = x.shape, x.dtype, x.device
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append((x, sums))
+        if (len(waiting) + 1) * x.numel() > TOGETHER:
+            _sum_up(self._waiting.pop(key))
         return sums
 
-    def _sum_up(self) -> None:
-        """The sums of all that waits."""
-        for same in self._waiting.values():
-            x = torch.stack([x for x, _ in same])
-            made = zip(totals(x).unbind(), totals(x.abs()).unbind(), strict=True)
-            for (_, sums), both in zip(same, made, strict=True):
-                sums.sum, sums.absolute = both
-        self._waiting.clear()
-        self._numbers = 0
+
+def _sum_up(same: Sequence[tuple[Tensor, _Sums]]) -> None:
+    """The sums of tensors of one shape."""
+    if len(same) == 1:
+        x, sums = same[0]
+        sums.sum, sums.absolute = total(x), total(x.abs())
+        return
+    x = torch.stack([x for x, _ in same])
+    made = zip(totals(x).unbind(), totals(x.abs()).unbind(), strict=True)
+    for (_, sums), both in zip(same, made, strict=True):
+        sums.sum, sums.absolute = both
 
 
 def _account_of(entry: _Entry, nothing: dict[torch.device, Tensor]) -> Account:
