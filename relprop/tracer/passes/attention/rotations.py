@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import MOVES, Kind, is_call, kind, operand
+from relprop.operations import MOVES, Kind, is_call, kind
 from relprop.operations.vocabulary import Held, grouped_linear
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -26,7 +26,6 @@ from relprop.tracer.editing import (
     tensor_inputs,
     val,
 )
-from relprop.tracer.passes.simplify.layouts import cuts
 from relprop.tracer.passes.sums.terms import is_sum, terms_of
 from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.parts import Piece
@@ -42,12 +41,6 @@ def join_rotations(graph: fx.Graph, constants: Constants) -> None:
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
         parts = [t for p in joined(node) if (t := _turned_part(p)) is not None]
-        if (
-            0 < len(parts) < len(joined(node)) <= 4
-            and (new := _of_some(node, constants)) is not None
-        ):
-            swap(node, new)
-            continue
         if not 2 <= len(parts) == len(joined(node)) <= 4:
             continue
         for order in itertools.product((0, 1), repeat=len(parts)):
@@ -122,100 +115,20 @@ def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
         return None
 
 
-_LAID = MOVES | {Kind.AFFINE}  # what only moves features, and turns their signs
 _Part = tuple[fx.Node, "_Scaled"]
 _Scaled = tuple[int, fx.Node, fx.Node]  # sign, what is scaled, what it is scaled with
 
 
 def _turned_part(part: fx.Node) -> tuple[fx.Node, list[_Scaled]] | None:
-    """A part that is a sum of two scaled tensors, for each head anew or for all: the part itself,
-    and the two."""
+    """A part that is a sum of two scaled tensors: the part itself, and the two."""
     inner = before_reshapes(part, alone=True)
-    copies = inner if kind(inner) is Kind.EXPAND and len(inner.users) == 1 else None
-    if copies is not None:
-        inner = before_reshapes(operand(copies), alone=True)
-        if _long(inner) != _long(operand(copies)):
-            return None
     if not is_sum(inner) or len(inner.users) != 1:
         return None
     terms = terms_of(inner)
     scaled = [s for sign, n in terms if (s := _scaled(sign, n)) is not None]
     if not len(terms) == len(scaled) == 2:
         return None
-    if copies is not None:
-        shape = shape_of(operand(copies))
-        once = [reshaped(part, expanded(part, x, shape_of(inner)), shape) for _, x, _ in scaled]
-        wide = [expanded(part, x, shape_of(copies)) for x in once]
-        scaled = [(sign, x, c) for (sign, _, c), x in zip(scaled, wide, strict=True)]
     return part, scaled
-
-
-def _long(x: fx.Node) -> list[int]:
-    """A tensor's shape without axes of length 1 in front."""
-    return [*itertools.dropwhile(lambda size: size == 1, shape_of(x))]
-
-
-def _of_some(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """A rotation of some features, or at some positions, beside others that stay: one of all, by an
-    angle of 0 there."""
-    found = [(p, None if (t := _turned_part(p)) is None else t[1]) for p in joined(node)]
-    turned = [(p, t) for p, t in found if t is not None]
-    if not all(is_live(p) and is_float(p) for p, _ in found):
-        return None
-    for order in itertools.product((0, 1), repeat=len(turned)):
-        own = [(p, t[side]) for (p, t), side in zip(turned, order, strict=True)]
-        others = [(p, t[1 - side]) for (p, t), side in zip(turned, order, strict=True)]
-        if _permuted(arguments(node)[1], own, others, constants):
-            straight, other = (
-                _beside_those_that_stay(node, found, side, factor, constants)
-                for side, factor in ((own, 1.0), (others, 0.0))
-            )
-            whole = _whole(node, straight, constants)
-            if whole is None:
-                pieces = [reshaped(node, x, shape_of(part)) for part, (_, x, _) in straight]
-                whole = emit(node, aten.cat.default, pieces, arguments(node)[1])
-            return _rotation(node, whole, straight, other)
-    return None
-
-
-def _beside_those_that_stay(
-    node: fx.Node,
-    found: list[tuple[fx.Node, list[_Scaled] | None]],
-    turned: list[_Part],
-    factor: float,
-    constants: Constants,
-) -> list[_Part]:
-    """All parts in their order: those that stay are scaled with one number."""
-    scaled, kept = dict(turned), {"dtype": val(node).dtype, "device": constants.device}
-    number = emit(node, aten.full.default, [1] * rank(node), factor, **kept)
-    return [(p, scaled.get(p, (1, p, number))) for p, _ in found]
-
-
-def _permuted(dim: int, own: list[_Part], others: list[_Part], constants: Constants) -> bool:
-    """Whether some are features of one tensor in their order, and others the same features of the
-    same positions in another order, or with another sign."""
-    both = [scaled for _, scaled in (*own, *others)]
-    roots = {n for _, x, _ in both for n in cuts(x, _LAID)[1] if is_live(n)}
-    if len(roots) != 1 or any(sign < 0 for _, (sign, _, _) in own):
-        return False
-    (root,) = roots
-    names = torch.arange(1.0, val(root).numel() + 1, dtype=torch.float64).reshape(shape_of(root))
-    places = []
-    for side in (own, others):
-        parts = []
-        for part, (_, x, _) in side:
-            inner = cuts(x, _LAID)[0]
-            piece = Piece((root,), x, tuple(inner), constants)
-            if not piece.is_small or val(x).numel() != val(part).numel():
-                return False
-            parts.append((piece(names) if inner else names).reshape(shape_of(part)))
-        places.append(torch.cat(parts, dim))
-    straight, other = places[0], places[1].abs()
-    width = shape_of(root)[-1]
-    in_order = bool((straight > 0).all()) and bool((straight.diff(dim=dim) > 0).all())
-    same_features = torch.equal(straight.flatten().sort().values, other.flatten().sort().values)
-    same_positions = torch.equal((straight - 1) // width, (other - 1) // width)
-    return in_order and same_features and same_positions and not torch.equal(straight, other)
 
 
 def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
