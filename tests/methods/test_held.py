@@ -56,7 +56,8 @@ def test_what_is_made_again_and_let_go_changes_nothing(name, monkeypatch):
                     assert found.ledger.balanced()
                     assert torch.equal(found.ledger.started, before.ledger.started)
                     residual = found.ledger.totals()["residual"]
-                    assert torch.equal(residual, before.ledger.totals()["residual"])
+                    # walks in pieces sum other tensors together
+                    assert (residual - before.ledger.totals()["residual"]).abs().max() <= 1e-6
 
 
 def test_norms_copies_and_scores_are_made_again(monkeypatch):

@@ -74,16 +74,6 @@ def rotary(turn):
     return lambda q, k, v, _: plainly(turn(q), turn(k), v, _)
 
 
-def first_and_third(x):
-    a, b, c, d = x.split(1, -1)
-    cos, sin = ANGLES[:, :1].cos(), ANGLES[:, :1].sin()
-    return torch.cat([a * cos - c * sin, b, a * sin + c * cos, d], -1)
-
-
-def angles_of_zero(x):
-    return turned(x, ANGLES * torch.tensor([1.0, 0.0]).double())
-
-
 def some_of_the_features(x):
     return torch.cat([turned(x[..., :2], ANGLES[:, :1]), x[..., 2:]], -1)
 
@@ -94,24 +84,10 @@ def half_and_minus_half(x):
     return torch.cat([y * angles.cos() + other * angles.sin(), x[..., 2:]], -1)
 
 
-def tables_longer(x):
-    cos = torch.cat([ANGLES[:, :1].cos()] * 2 + [torch.ones(TOKENS, 2).double()], -1)
-    sin = torch.cat([ANGLES[:, :1].sin()] * 2 + [torch.zeros(TOKENS, 2).double()], -1)
-    return x * cos + torch.cat([-x[..., 1:2], x[..., :1], x[..., 2:]], -1) * sin
-
-
 def turned_in_place(x):
     x = x.clone()
     x[..., :2] = turned(x[..., :2], ANGLES[:, :1])
     return x
-
-
-def all_but_the_first(x):
-    return torch.cat([x[..., :1, :], turned(x[..., 1:, :], ANGLES[:-1])], -2)
-
-
-def the_first_by_zero(x):
-    return turned(x, torch.cat([torch.zeros(1, 2).double(), ANGLES[:-1]]))
 
 
 # Attention by the difference of two maps, whose values are read in halves.
@@ -224,11 +200,8 @@ def capped_by_a_sigmoid(x):
 
 SAME = {
     "attend": [
-        (rotary(first_and_third), rotary(angles_of_zero)),
-        (rotary(some_of_the_features), rotary(tables_longer)),
         (rotary(some_of_the_features), rotary(half_and_minus_half)),
         (rotary(some_of_the_features), rotary(turned_in_place)),
-        (rotary(all_but_the_first), rotary(the_first_by_zero)),
         (difference, values_in_halves),
         (forgetting, forgetting_in_the_mask),
         (values_joined, values_apart),

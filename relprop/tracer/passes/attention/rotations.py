@@ -40,17 +40,33 @@ def join_rotations(graph: fx.Graph, constants: Constants) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        parts = [t for p in joined(node) if (t := _turned_part(p)) is not None]
-        if not 2 <= len(parts) == len(joined(node)) <= 4:
+        parts, dim = joined(node), arguments(node)[1]
+        found = [_turned_part(p) for p in parts]
+        there = [i for i, turned in enumerate(found) if turned is not None]
+        if not 2 <= len(there) <= 4 or there[-1] - there[0] >= len(there):
             continue
-        for order in itertools.product((0, 1), repeat=len(parts)):
-            straight, other = (
-                [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)]
-                for side in (0, 1)
-            )
-            if (whole := _whole(node, straight, constants)) is not None:
-                swap(node, _rotation(node, whole, straight, other))
-                break
+        first, last = there[0], there[-1] + 1
+        alone = last - first == len(parts)  # else others stay beside them
+        inner = node if alone else emit(node, aten.cat.default, parts[first:last], dim)
+        new = _turned(inner, [t for t in found if t is not None], constants)
+        if new is not None:
+            beside = [*parts[:first], new, *parts[last:]]
+            swap(node, new if alone else emit(node, aten.cat.default, beside, dim))
+        if not alone:
+            graph.erase_node(inner)
+
+
+def _turned(
+    node: fx.Node, parts: list[tuple[fx.Node, list[_Scaled]]], constants: Constants
+) -> fx.Node | None:
+    """What lies side by side as one rotation; ``None`` where it is none."""
+    for order in itertools.product((0, 1), repeat=len(parts)):
+        straight, other = (
+            [(p[0], p[1][o ^ side]) for p, o in zip(parts, order, strict=True)] for side in (0, 1)
+        )
+        if (whole := _whole(node, straight, constants)) is not None:
+            return _rotation(node, whole, straight, other)
+    return None
 
 
 def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -141,7 +157,7 @@ def _scaled(sign: int, node: fx.Node) -> _Scaled | None:
 
 
 def _whole(node: fx.Node, straight: list[_Part], constants: Constants) -> fx.Node | None:
-    """The tensor all of whose numbers the straight terms are, as these are joined."""
+    """The tensor whose numbers the straight terms are, each once, as these are joined."""
     if any(sign < 0 or val(x).numel() != val(p).numel() for p, (sign, x, _) in straight):
         return None
     terms = [x for _, (_, x, _) in straight]
@@ -156,7 +172,8 @@ def _whole(node: fx.Node, straight: list[_Part], constants: Constants) -> fx.Nod
         ],
         arguments(node)[1],
     )
-    if bool((joined.flatten() == torch.arange(joined.numel())).all()):
+    whole = joined.numel() == val(source).numel()
+    if whole and bool((joined.flatten() == torch.arange(joined.numel())).all()):
         return reshaped(node, source, shape_of(node))
     return emit(node, aten.cat.default, pieces, arguments(node)[1])
 
@@ -173,14 +190,13 @@ def _moved_from(x: fx.Node) -> list[fx.Node]:
 
 
 def _holds(source: fx.Node, terms: list[fx.Node], constants: Constants) -> bool:
-    """Whether the terms show each number of a tensor once."""
-    size = val(source).numel()
+    """Whether the terms show numbers of a tensor, none of them twice."""
     if any(source not in _moved_from(x) for x in terms):
         return False
-    if size != sum(val(x).numel() for x in terms):
+    if val(source).numel() < sum(val(x).numel() for x in terms):
         return False
     places = torch.cat([_places(source, x, constants).flatten() for x in terms])
-    return bool((places.sort().values == torch.arange(size)).all())
+    return bool((places.sort().values.diff() > 0).all())
 
 
 def _places(source: fx.Node, x: fx.Node, constants: Constants) -> Tensor:
