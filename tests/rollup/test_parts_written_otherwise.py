@@ -1,6 +1,6 @@
 """Parts of a sequence, or of what one layer gives, that are made by themselves, however they are
-cut and put back: windows by index, biases of queries and values alone, a class token that asks,
-tokens that are joined in another order, keys and values of one layer."""
+cut and put back: windows by index, biases of queries and values alone, tokens that are joined in
+another order, keys and values of one layer."""
 
 import pytest
 import torch
@@ -114,27 +114,6 @@ def asked_by(attention):
     return way
 
 
-def class_token(block, c, x):
-    x = torch.cat([c, x], 1)
-    (q, k, v), (a, b, d) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
-    return attend(F.linear(c, q, a), F.linear(x, k, b), F.linear(x, v, d))
-
-
-def class_token_cut_late(block, c, x):
-    q, k, v = block.qkv(torch.cat([c, x], 1)).chunk(3, -1)
-    return attend(q[:, :1], k, v)
-
-
-def class_token_first_axis(block, c, x):
-    x = torch.cat([c, x], 1).transpose(0, 1)
-    y, _ = F.multi_head_attention_forward(
-        *(x[:1], x, x, WIDTH, HEADS, block.qkv.weight, block.qkv.bias, None, None, False, 0.0),
-        *(torch.eye(WIDTH, dtype=x.dtype), x.new_zeros(WIDTH)),
-        training=False,
-    )
-    return y.transpose(0, 1)
-
-
 def probe(block, c, x):
     (q, k, v), (a, b, d) = block.qkv.weight.chunk(3), block.qkv.bias.chunk(3)
     return attend(F.linear(c, q, a), F.linear(x, k, b), F.linear(x, v, d))
@@ -191,8 +170,6 @@ SAME = {
     "a bias of parts": (through(bias_inside), through(bias_of_parts)),
     "a bias of heads": (through(bias_inside), through(bias_of_heads)),
     "two kinds exchanged": (through(two_kinds), through(two_kinds_exchanged)),
-    "a class token cut late": (asked_by(class_token), asked_by(class_token_cut_late)),
-    "a class token on the first axis": (asked_by(class_token), asked_by(class_token_first_axis)),
     "keys and values of one layer": (asked_by(probe), asked_by(probe_of_both)),
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),

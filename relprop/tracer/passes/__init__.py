@@ -56,7 +56,6 @@ from relprop.tracer.passes.products.splits import (
     join_split_products,
 )
 from relprop.tracer.passes.products.stored import scale_stored
-from relprop.tracer.passes.simplify.constant_runs import cut_constants
 from relprop.tracer.passes.simplify.numbers import drop_differences
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -154,7 +153,6 @@ PASSES = (
         raise_functions,
     ),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
-    Pass(cut_constants, "what is cut from constants is one, wherever it is cut"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
