@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from relprop.operations import Args, Kwargs, Operator
-from relprop.operations.looking import recorded
+from relprop.operations.looking import is_recorded, recorded
 from relprop.tracer.recorded import record_value
 
 #: What hands a value to Python.
@@ -40,6 +40,8 @@ class Tape(TorchDispatchMode):
         self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not is_recorded():
+            return func(*args, **kwargs)
         if func in READS:
             raise LooksAtValues(str(func))
         read = tree_map_only(Tensor, self._node, (args, kwargs))

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import UnexplainedPartWarning, warn
+from relprop.numerics import at_least_float32
+from relprop.operations.looking import recorded
 from relprop.rollup import tokens_of
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
@@ -70,9 +72,10 @@ def order_of_keys(at: AttentionStudy, values: SiteValues, layer: LayerValues) ->
     own and joined."""
     below, count = _nearest_below(at, values, layer), layer.tokens
 
+    @recorded(False)  # the same at every call
     def found() -> Tensor:
         places = torch.arange(count, device=at.home)
-        numbers = (places + 1).expand(len(layer.value), -1).to(values.attention)
+        numbers = (places + 1).expand(len(layer.value), -1).to(at_least_float32(layer.value.dtype))
         moved = at.move(values.site.values, numbers.contiguous(), below)[0].round().long() - 1
         return moved if torch.equal(moved.sort().values, places) else places
 

@@ -16,9 +16,10 @@ _RECORDED = ContextVar("recorded", default=False)
 
 
 @contextmanager
-def recorded() -> Iterator[None]:
-    """While this is active, a run is recorded."""
-    before = _RECORDED.set(True)
+def recorded(yes: bool = True) -> Iterator[None]:
+    """While this is active, a run is recorded; ``recorded(False)``: what is done meanwhile is no
+    part of it."""
+    before = _RECORDED.set(yes)
     try:
         yield
     finally:
