@@ -57,11 +57,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "attcat",
         "sequence first: which attention a token receives is meaned over other queries",
     ),
-    (
-        "latent_attention",
-        "transformer_attribution",
-        "two products of one map are one product of joined values there",
-    ),
 )
 
 LEFT: dict[str, dict[str, str]] = {}
