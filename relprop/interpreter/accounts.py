@@ -156,8 +156,8 @@ class _Entry:
 
 class Books:
     """The accounts of a walk that is under way, for one sample. Each tensor is summed once: many
-    rules hand on what has arrived, and what one hands on arrives at the next. Small ones wait and
-    are summed together."""
+    rules hand on what has arrived, and what one hands on arrives at the next. Small ones of one
+    shape are summed together."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Tensor], _Sums]] = {}
@@ -241,13 +241,6 @@ def _account_of(entry: _Entry, nothing: dict[torch.device, Tensor]) -> Account:
         absorbed,
         dict(entry.lost),
     )
-
-
-def sum_of(share: Tensor | Placed | Total) -> Tensor:
-    """Σ of a share, also of one that is only its sum."""
-    if isinstance(share, Total):
-        return share.value
-    return total(share.part if isinstance(share, Placed) else share)
 
 
 def _added(amounts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.interpreter.accounts import sum_of
 from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
 from relprop.plan import Plan
-from relprop.rules.call import Placed, whole
+from relprop.rules.call import Placed, sum_of, whole
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched

@@ -66,17 +66,21 @@ def _nearest_below(at: AttentionStudy, values: SiteValues, layer: LayerValues) -
     return before[-1] if before else next(s.node for s in at.streams if reaches(s.node, node))
 
 
+@recorded(False)  # the same at every call
 def order_of_keys(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:
     """Which of a site's keys is the token at each place of its layer's output, where keys and
     tokens are the same: in another order, if tokens of two kinds are projected by maps of their
-    own and joined."""
-    below, count = _nearest_below(at, values, layer), layer.tokens
+    own and joined. Where the numbers of this call do not tell, it is asked again at the next."""
+    below, memo = _nearest_below(at, values, layer), at.program.memo
+    places = torch.arange(layer.tokens, device=at.home)
+    key = "order of keys", values.site.values, below
 
-    @recorded(False)  # the same at every call
     def found() -> Tensor:
-        places = torch.arange(count, device=at.home)
         numbers = (places + 1).expand(len(layer.value), -1).to(at_least_float32(layer.value.dtype))
-        moved = at.move(values.site.values, numbers.contiguous(), below)[0].round().long() - 1
-        return moved if torch.equal(moved.sort().values, places) else places
+        return at.move(values.site.values, numbers.contiguous(), below)[0].round().long() - 1
 
-    return at.program.memo.once(("order of keys", values.site.values, below), found)
+    order = memo.once(key, found)
+    if torch.equal(order.sort().values, places):
+        return order
+    memo.forget(key)
+    return places

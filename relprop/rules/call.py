@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from relprop.numerics import total
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.rules.notes import Note
 
@@ -82,6 +83,13 @@ class Placed:
 def whole(share: Tensor | Placed) -> Tensor:
     """A share as a tensor."""
     return share.whole() if isinstance(share, Placed) else share
+
+
+def sum_of(share: Tensor | Placed | Total) -> Tensor:
+    """Σ of a share, also of one that is only its sum."""
+    if isinstance(share, Total):
+        return share.value
+    return total(share.part if isinstance(share, Placed) else share)
 
 
 def laid(parts: Sequence[Tensor | Placed]) -> list[Tensor]:

@@ -68,7 +68,7 @@ class _Terms(torch.autograd.Function):
         if few.any():
             del sizes, lengths
             mine = Linear().half(relevance[..., few, :], x[few], weight, positive)
-            share[..., few, :], _, s[..., few, :] = mine
+            share[..., few, :], _, s[..., few, :] = mine  # of S is read where it is 0
         return share, s
 
     @staticmethod

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relprop.numerics import total
 from relprop.operations import Args, Kwargs, Operator
 from relprop.operations.looking import SampleBySample, cannot_look
 from relprop.operations.routed import rows_of
 from relprop.operations.vocabulary import grouped_linear
-from relprop.rules.call import Call, Operand, Split, Total, whole
+from relprop.rules.call import Call, Operand, Split, Total, sum_of
 from relprop.rules.rule import Rule
 
 #: Σ of what an argument was given (by its name), and Σ of what was lost (by its cause).
@@ -95,8 +94,7 @@ def _sums(part: Split, operands: tuple[Operand, ...]) -> Iterator[tuple[tuple[st
     """What the parameters were given, and what was lost."""
     for operand, share in zip(operands[1:], part.shares[1:], strict=False):
         if share is not None:
-            amount = share.value if isinstance(share, Total) else total(whole(share))
-            yield (SHARE, operand.argument), amount
+            yield (SHARE, operand.argument), sum_of(share)
     for cause, amount in part.lost.items():
         yield (LOST, cause), amount
 
