@@ -45,13 +45,13 @@ from relprop.tracer.passes.products.blocks import raise_blocks
 from relprop.tracer.passes.products.convolutions import join_windows, raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
+from relprop.tracer.passes.products.outputs import join_outputs
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
-    join_outputs,
     join_split_inputs,
     join_split_products,
 )
