@@ -1,4 +1,4 @@
-"""Linear maps and products that were cut by their outputs, into parts beside each other, are one."""
+"""Linear maps and products that were cut by their outputs, into parts side by side: one."""
 
 from __future__ import annotations
 
