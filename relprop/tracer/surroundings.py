@@ -4,6 +4,7 @@ each put back, also after an error and whatever other threads do meanwhile."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import warnings
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relprop.errors import RelpropError
 from relprop.tracer.modules import modules_of, setting
 from relprop.tracer.offloaded import devices_of
 from relprop.tracer.undoing import undone
@@ -30,6 +32,8 @@ _counting = threading.Lock()
 _device: ContextVar[torch.device | None] = ContextVar("device", default=None)
 #: Modules in train mode but for us, and for whom.
 _evaluated: dict[int, tuple[nn.Module, set[object]]] = {}
+#: The process that relprop ran a model in first, and with it PyTorch's threads.
+_process: list[int] = []
 
 
 @contextmanager
@@ -147,6 +151,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     put back. Until a model is known to have a shadow it is read by one thread at a time: another
     might capture it in its own modules meanwhile."""
     slow = "There is a performance drop"  # vmap without a batching rule
+    _refuse_lost_threads()
     with (
         nullcontext() if SHADOWED.get(model) else TRACING,
         torch.random.fork_rng(_gpus(model)),
@@ -155,6 +160,20 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         unwarned(slow),
     ):
         yield
+
+
+def _refuse_lost_threads() -> None:
+    """A process that was forked waits for ever for PyTorch's threads of the one it is a copy of.
+    Raises ``RelpropError``."""
+    if not _process:
+        _process.append(os.getpid())
+    threads = torch.get_num_threads()
+    if _process != [os.getpid()] and threads > 1:
+        raise RelpropError(
+            f"process {os.getpid()} was forked from {_process[0]}, in which relprop had been used: "
+            f"PyTorch's {threads} threads are not in it, and it would wait for them for ever",
+            then=["start the process otherwise: multiprocessing.get_context('spawn')"],
+        )
 
 
 @contextmanager

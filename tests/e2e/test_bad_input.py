@@ -849,20 +849,23 @@ def test_inside_of_what_transforms_functions_it_is_refused_by_name(call, said):
         call(sample())
 
 
-def test_a_process_that_was_forked_is_told_why_there_are_no_gradients():
-    """PyTorch's threads of autograd are not there any more; the process that is forked is a fresh
-    one, since what other tests have run decides whether PyTorch sees it."""
+@pytest.mark.parametrize(
+    ("threads", "said"),
+    [(1, "gradient cannot be taken"), (2, "was forked from (?s:.*)2 threads are not in it")],
+)
+def test_a_process_that_was_forked_is_told_that_threads_are_missing(threads, said):
+    """Those of autograd, and those of every operator, for which it would wait for ever; the process
+    that is forked is a fresh one, since what other tests have run decides what PyTorch sees."""
     context = multiprocessing.get_context("spawn")
     heard = context.Queue()
-    process = context.Process(target=_explained_and_forked, args=(heard,))
+    process = context.Process(target=_explained_and_forked, args=(heard, threads))
     process.start()
-    assert re.search(
-        r"gradient cannot be taken(?s:.*)get_context\('spawn'\)", heard.get(timeout=300)
-    )
+    assert re.search(rf"{said}(?s:.*)get_context\('spawn'\)", heard.get(timeout=300))
     process.join()
 
 
-def _explained_and_forked(heard):
+def _explained_and_forked(heard, threads):
+    torch.set_num_threads(threads)
     relprop.explain(MODEL, sample(), 1)  # starts the threads
     process = multiprocessing.get_context("fork").Process(target=_explained, args=(heard,))
     process.start()
