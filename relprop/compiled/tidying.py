@@ -28,7 +28,7 @@ def tidied(module: fx.GraphModule, first: int, last: int) -> tuple[fx.GraphModul
     for node in graph.nodes:
         if node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(_has_an_effect)
     if not any(map(writes, graph.nodes)):  # else the same call may give something else
         passed = CSEPass(get_CSE_banned_ops())(module)
         assert passed is not None
@@ -42,6 +42,13 @@ def tidied(module: fx.GraphModule, first: int, last: int) -> tuple[fx.GraphModul
     graph.lint()
     module.recompile()
     return module, left
+
+
+def _has_an_effect(node: fx.Node) -> bool:
+    """Whether a call does more than to give its result. What draws is refused; PyTorch takes for
+    drawing, too, what only chooses a kernel for attention, which was chosen as the run was
+    recorded."""
+    return node.op in ("placeholder", "output") or writes(node)
 
 
 def _by_integers(node: fx.Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from torch import Tensor, fx, nn
 
@@ -57,23 +58,40 @@ def _nested(tensors: Mapping[str, Tensor]) -> nn.Module:
 def read_anew(module: nn.Module, model: nn.Module, names: tuple[str, ...]) -> None:
     """Put the model's tensors of now in the place of those that were recorded, where they are
     others. Raises ``InputError`` where the model has none of that name, shape and type any more."""
-    for name in names:
-        *path, last = name.split(".")
+    for path, own in _by_module(names).items():
         at, there = _inside(module, path), _inside(model, path)
         assert at is not None
-        held, now = getattr(at, last), getattr(there, last, None)
-        if now is held and now.device.type != "meta":
-            continue
-        now = None if now is None else tensor_of(model, name)
-        if now is None or now.shape != held.shape or now.dtype != held.dtype:
-            raise _gone(name, held, now)
-        if isinstance(now, nn.Parameter) or last in at._buffers:
-            setattr(at, last, now)
-        else:
-            setattr(at, last, nn.Parameter(now, requires_grad=False))
+        held = {**at._parameters, **at._buffers}
+        known = {} if there is None else {**there._parameters, **there._buffers}
+        for last, name in own:
+            before, now = held[last], known.get(last)
+            now = getattr(there, last, None) if now is None else now
+            assert before is not None
+            if now is not before or now.device.type == "meta":
+                _put(at, last, name, before, None if now is None else tensor_of(model, name))
 
 
-def _inside(module: nn.Module | None, path: list[str]) -> nn.Module | None:
+@cache
+def _by_module(names: tuple[str, ...]) -> Mapping[tuple[str, ...], list[tuple[str, str]]]:
+    """The modules that hold tensors of these names, by their paths: of each tensor the last part of
+    its name, and all of it."""
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name in names:
+        *path, last = name.split(".")
+        found.setdefault(tuple(path), []).append((last, name))
+    return found
+
+
+def _put(at: nn.Module, last: str, name: str, held: Tensor, now: Tensor | None) -> None:
+    if now is None or now.shape != held.shape or now.dtype != held.dtype:
+        raise _gone(name, held, now)
+    if isinstance(now, nn.Parameter) or last in at._buffers:
+        setattr(at, last, now)
+    else:
+        setattr(at, last, nn.Parameter(now, requires_grad=False))
+
+
+def _inside(module: nn.Module | None, path: tuple[str, ...]) -> nn.Module | None:
     for part in path:
         module = None if module is None else module._modules.get(part)
     return module

@@ -392,11 +392,13 @@ BARE_AHEAD = """
 
 
 @pytest.mark.slow
-def test_ahead_of_time(model, compiler, tmp_path):
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
+def test_ahead_of_time(model, compiler, tmp_path, method):
     """Machine code for any batch, read by relprop and by torch alone."""
-    path = relprop.compile(model, sample(batch=2)).save(tmp_path / "x.pt2", ahead_of_time=True)
+    made = relprop.compile(model, sample(batch=2), method=method)
+    path = made.save(tmp_path / "x.pt2", ahead_of_time=True)
     inputs = sample(batch=3, seed=4)
-    own = relprop.explain(model, inputs, [0, 1, 2])
+    own = relprop.explain(model, inputs, [0, 1, 2], method=method)
     flat = relprop.load_explainer(path)(inputs, [0, 1, 2])
     torch.testing.assert_close(flat.scores, own.scores, rtol=0, atol=1e-10)
     torch.save([inputs, torch.tensor([0, 1, 2])], tmp_path / "inputs.pt")
