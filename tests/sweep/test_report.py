@@ -104,17 +104,22 @@ def test_the_column_of_one_gradient_is_written_into_an_earlier_report(tmp_path):
     wrong = replace(new[0], gradient_error=0.1, failures=[["one gradient", "it differs"]])
     (worse, *_) = merged(result, [wrong])
     assert (worse.status, worse.cause) == (FAILED, "one gradient: it differs")
+    (again, *_) = merged({**result, "records": [worse.as_dict()]}, new[:1])
+    assert (again.status, again.cause, again.gradient_error) == (EXPLAINED, "", 2e-15)
 
 
 def test_one_gradient_is_compared_with_the_walk(monkeypatch):
     (subject,) = subjects("hf", "hf/bert/BertForMaskedLM")
     record = examine(subject, gradient_alone=True)
     assert record.status == "measured" and 0 <= record.gradient_error <= 1e-12
+    assert record.gradient_rounding is None
+    monkeypatch.setattr(gradient, "AGREE", 0)
+    record = examine(subject, gradient_alone=True)
+    assert record.status == "measured" and 0 < record.gradient_rounding < 1e-12
     monkeypatch.setattr(gradient, "EXACT", relprop.rules.LRP)
     record = examine(subject, gradient_alone=True)
     assert record.status == "measured" and "no gradient form" in record.walked
-    monkeypatch.setattr(gradient, "EXACT", relprop.rules.lrp_gamma(0.25))
-    monkeypatch.setattr(gradient, "AGREE", -1)
+    monkeypatch.setattr(gradient, "EXACT", relprop.rules.lrp_gamma(0.25))  # whose walk has its ε
     record = examine(subject, gradient_alone=True)
     assert record.status == FAILED and record.cause.startswith("one gradient: AssertionError: it")
 

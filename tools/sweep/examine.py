@@ -102,7 +102,7 @@ def _columns(built: Built, record: Record) -> None:
 
 def _one_gradient(built: Built, record: Record) -> None:
     with _stage(record, GRADIENT_STAGE):
-        one_gradient(partial(_explain, built, record), record)
+        one_gradient(partial(_explain, built, record), _batch(built.inputs), record)
 
 
 @contextmanager
@@ -139,21 +139,22 @@ def _alone(inputs: Any, i: int) -> Any:
     )
 
 
-def _explain(built: Built, record: Record, **options: Any) -> Any:
+def _explain(built: Built, record: Record, sample: int | None = None, **options: Any) -> Any:
     """The explanation for the default target, or, where the model has nothing that is one, for an
-    element of its output; the target is kept."""
+    element of its output; the target is kept. Of all samples, or of one alone."""
+    inputs = built.inputs if sample is None else _alone(built.inputs, sample)
     try:
-        explanation = relprop.explain(built.model, built.inputs, built.target, **options)
+        explanation = relprop.explain(built.model, inputs, built.target, **options)
     except RoundingError:  # what is picked by value is explained in double
         record.another_in_double = True
-        return _explain(built, record, **options | {"precision": "float64"})
+        return _explain(built, record, sample, **options | {"precision": "float64"})
     except TargetError:
         if built.target is not None:
             raise
         built.target = element(
             _call(built.model, _alone(built.inputs, 0)), next(iter(built.pads.values()), None)
         )
-        explanation = relprop.explain(built.model, built.inputs, built.target, **options)
+        explanation = relprop.explain(built.model, inputs, built.target, **options)
     record.target = (
         "the default"
         if built.target is None

@@ -48,6 +48,7 @@ class Record:
     ledger_error: float | None = None
     batch_error: float | None = None
     gradient_error: float | None = None
+    gradient_rounding: float | None = None
     walked: str = ""
     streams: dict[str, list[int]] = field(default_factory=dict)
     finite: bool | None = None

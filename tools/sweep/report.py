@@ -65,10 +65,13 @@ def merged(before: Mapping[str, Any], measured: Iterable[Record]) -> list[Record
         if (new := found.get(record.name)) is None:
             continue
         record.gradient_error, record.walked = new.gradient_error, new.walked
+        record.gradient_rounding = new.gradient_rounding
         record.failures = [f for f in record.failures if f[0] != GRADIENT_STAGE]
         record.failures += [f for f in new.failures if f[0] == GRADIENT_STAGE]
         if record.failures:
             record.status, record.cause = FAILED, ": ".join(record.failures[0])
+        elif record.status == FAILED:  # by this column alone
+            record.status, record.cause = EXPLAINED if record.sites else NO_ATTENTION, ""
     return records
 
 
@@ -135,7 +138,7 @@ every softmax ends in an attention site or was looked at by a person and is none
 padding give in one call what they give one by one (to 1e-6 in float64); every explained input has finite scores that are not all 0, and padding has exactly 0; model and process
 are left bit for bit as they were. A failure names its first cause.
 
-*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (at most 1e-9, or it is a failure); or why relevance is walked{since}."""  # noqa: E501
+*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (more than 1e-12 is a failure, unless rounding makes as much of the model: with ±, how far a sample in a batch is from the sample alone); or why relevance is walked{since}."""  # noqa: E501
 
 
 def _counts(records: list[Record]) -> str:
@@ -169,6 +172,8 @@ def _one_gradient(records: list[Record]) -> str:
     whys = "".join(f"; {n} walked: {why}" for why, n in walked.most_common())
     left = len(records) - len(by_gradient) - walked.total()
     largest = f", largest difference {max(by_gradient):.0e}" if by_gradient else ""
+    rounded = sum(r.gradient_rounding is not None for r in records)
+    largest += f" (of {rounded} more than 1e-12, as rounding alone makes)" if rounded else ""
     return (
         "## One gradient\n\n"
         f"{len(by_gradient)} of {len(records)} models by one gradient{largest}{whys}; "
@@ -215,7 +220,8 @@ def _gradient(record: Record) -> str:
     """How far one gradient is from the walk, or why relevance is walked."""
     if record.gradient_error is None:
         return f"walked: {_cell(record.walked)}" if record.walked else "not measured"
-    return _number(record.gradient_error)
+    rounding = record.gradient_rounding
+    return _number(record.gradient_error) + (f" ± {_number(rounding)}" if rounding else "")
 
 
 def _number(value: float | None, how: str = ".0e") -> str:
