@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from relprop.tracer.offloaded import HOOK
 
 def is_places(buffer: Tensor) -> bool:
     """Whether a buffer holds whole numbers of an axis, such as positions: read as constants."""
-    return buffer.dim() > 0 and not (buffer.is_floating_point() or buffer.is_complex())
+    return not (buffer.is_floating_point() or buffer.is_complex()) and buffer.dim() > 0
 
 
 def structure(model: nn.Module) -> tuple[Hashable, ...]:
@@ -32,19 +32,24 @@ def structure(model: nn.Module) -> tuple[Hashable, ...]:
     return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
 
-def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> Iterator[Hashable]:
+def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
     """What changes when one module does, without the modules inside it."""
-    yield _Same(module)
-    yield _code(type(module), seen)
-    own = ((k, v) for k, v in vars(module).items() if k not in _OF_EVERY_MODULE)
-    settings = ((k, v) for k, v in own if k != "training")
-    yield tuple((k, _Same(v) if k == HOOK else _setting(v, seen)) for k, v in settings)
-    tensors = (*module._parameters.items(), *module._buffers.items())
-    yield tuple((k, *_kind(t, seen)) for k, t in tensors if t is not None)
-    forward = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
-    hooks = (*forward, *module._backward_hooks.items(), *module._backward_pre_hooks.items())
-    yield tuple((k, _Same(f)) for k, f in hooks)
-    yield getattr(setting(module, "config"), "_attn_implementation", None)
+    settings = tuple(
+        [
+            (k, v if type(v) in _PLAIN else _Same(v) if k == HOOK else _setting(v, seen))
+            for k, v in vars(module).items()
+            if k not in _OF_EVERY_MODULE
+        ]
+    )
+    named = (module._parameters, module._buffers)
+    tensors = tuple([(k, *_kind(t, seen)) for g in named for k, t in g.items() if t is not None])
+    hooks = (
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    )
+    called = tuple([(k, _Same(f)) for group in hooks if group for k, f in group.items()])
+    attention = getattr(setting(module, "config"), "_attn_implementation", None)
+    return _Same(module), _code(type(module), seen), settings, tensors, called, attention
 
 
 def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
@@ -61,7 +66,7 @@ def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
 
 def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
     """What a graph depends on of a tensor that it reads at every run."""
-    return tuple(t.shape), t.dtype, t.device, _setting(t, seen) if is_places(t) else None
+    return t.shape, t.dtype, t.device, _setting(t, seen) if is_places(t) else None
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -93,6 +98,7 @@ class _Same:
 
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _VALUES = (bool, int, float, str, torch.dtype, torch.device)
+_PLAIN = frozenset((*_VALUES, type(None)))
 
 
 def _setting(value: object, seen: dict[int, Hashable], depth: int = 3) -> Hashable:
