@@ -14,7 +14,14 @@ from relprop.adapters import Adapter, Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Asked, Head
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, RelpropError, message, writable
+from relprop.errors import (
+    InputError,
+    OptionError,
+    RelpropError,
+    first_line,
+    message,
+    writable,
+)
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
 from relprop.numerics import is_finite
@@ -123,6 +130,9 @@ class Knows(Protocol):
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""
 
+    def check(self, flat: Explanation, inputs: object, target: object) -> None:
+        """Raise ``InputError`` where the model that is there has become another one."""
+
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs of the model that are not finite."""
 
@@ -169,8 +179,10 @@ class Explainer:
             contents = [described[name]["content"] for name in manual.contents]
             index = self._indices(target, bound)
             knows.refreshed()
-            outputs = self._runs(*bound.tensors, *contents, index)
-            return self._explanation(outputs, described)
+            outputs = self._outputs(bound, contents, index)
+            found = self._explanation(outputs, described)
+        knows.check(found, prepared.inputs, target)
+        return found
 
     def save(self, path: str | Path, *, ahead_of_time: bool = False) -> Path:
         """Write the program, with the weights as they are now, to one file that PyTorch runs
@@ -196,6 +208,17 @@ class Explainer:
         writable(path)
         self._knows.refreshed()
         return save(self._manual, self._knows, path, ahead_of_time=ahead_of_time)
+
+    def _outputs(
+        self, bound: Inputs, contents: list[Tensor], index: Tensor
+    ) -> Mapping[str, Tensor]:
+        """What the program gives. Raises ``InputError`` for ids of which there is no row."""
+        tensors = [t.contiguous() for t in bound.tensors]  # as they were recorded
+        try:
+            return self._runs(*tensors, *contents, index)
+        except IndexError as error:
+            fact = f"the program fails on these inputs: IndexError: {first_line(error)}"
+            raise InputError(message(fact, then=["ids below the rows of their table"])) from error
 
     def _indices(self, target: object, inputs: Inputs) -> Tensor:
         knows, head = self._knows, self._manual.head

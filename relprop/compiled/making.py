@@ -17,7 +17,7 @@ from relprop.compiled.live import Live
 from relprop.compiled.recording import Recording
 from relprop.compiled.tidying import EXPLAIN, tidied
 from relprop.compiled.views import without_idle_calls
-from relprop.compiled.weights import with_names
+from relprop.compiled.weights import ties, with_names
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.runner.answer import Made
 from relprop.runner.conditions import Conditions
@@ -85,7 +85,8 @@ def make_flat(
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
     example = _example(recording, left)
-    return Flat(module, manual, Live(needs, output.node, module, weights, example, model))
+    tied = ties(model, weights)
+    return Flat(module, manual, Live(needs, output.node, module, weights, tied, example, model))
 
 
 def _example(recording: Recording, left: tuple[int, ...]) -> tuple[tuple[Tensor, bool], ...]:

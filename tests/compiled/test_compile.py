@@ -175,6 +175,77 @@ def test_weights_are_read_at_each_call():
     assert not torch.equal(before, explainer(inputs, 1).scores)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.blocks[0].mlp, "1", nn.ReLU()),
+        lambda model: model.blocks.append(build(seed=4).blocks[0]),
+        lambda model: setattr(model, "factor", 3.0),
+        lambda model: model.shift.mul_(2),  # no buffer: a constant of the graph
+        lambda model: model.order.copy_(torch.tensor([1, 0, 2, 3, 4])),
+    ],
+)
+def test_a_model_that_was_built_otherwise_is_refused(change):
+    """Which the program does not read at each call as it does weights."""
+
+    class Changing(type(build())):
+        """One that a setting, a tensor and places decide, too."""
+
+        factor = 1.0
+
+        def __init__(self, recipe):
+            super().__init__(recipe)
+            self.shift = torch.ones(5, 6, dtype=torch.float64)
+            self.register_buffer("order", torch.arange(5))
+
+        def forward(self, x):
+            return super().forward(x[:, self.order] * self.factor + self.shift)
+
+    model, inputs = build(activation="gelu"), sample(batch=2)
+    changing = Changing(model.recipe).double().eval()
+    changing.load_state_dict(model.state_dict() | {"order": torch.arange(5)})
+    explainer = relprop.compile(changing, inputs, method=METHOD)
+    change(changing)
+    for _ in range(2):
+        with pytest.raises(relprop.errors.InputError, match=r"(?s)another than.*compile again"):
+            explainer(inputs, 1)
+
+
+def test_what_a_model_keeps_of_its_last_call_makes_it_no_other():
+    class Keeping(type(build())):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    model, inputs = Keeping(build().recipe).double().eval(), sample(batch=3)
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    model(inputs)
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+
+
+def test_weights_that_are_no_longer_tied_are_refused():
+    """Also while they are equal, since they need not stay so."""
+    model, inputs = build(ids=True, tied=True), sample(ids=True, batch=2)
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    with pytest.raises(relprop.errors.InputError, match=r"embed.weight.*head.weight.*were one"):
+        explainer(inputs, 1)
+
+
+def test_inputs_that_lie_otherwise_in_memory(model, explainer):
+    inputs = sample(batch=6)
+    for lies in (inputs[::2], inputs.transpose(0, 2).contiguous().transpose(0, 2)):
+        close(explainer(lies, 1), relprop.explain(model, lies, 1))
+
+
+def test_ids_without_a_row_are_said():
+    inputs = sample(ids=True, batch=2)
+    explainer = relprop.compile(build(ids=True), inputs, method=METHOD)
+    inputs[1, 2] = 99
+    with pytest.raises(relprop.errors.InputError, match="fails on these inputs: IndexError"):
+        explainer(inputs, 1)
+
+
 def test_the_model_is_left_as_it_was(model):
     was = {name: t.clone() for name, t in model.state_dict().items()}
     model.train()
