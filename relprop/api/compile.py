@@ -21,10 +21,11 @@ from relprop.methods.options import MethodOptions
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
+from relprop.runner.judging import read_rightly
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.run import Part
 from relprop.runner.session import chosen_inputs
-from relprop.tracer.binding import bind, refuse_unlike
+from relprop.tracer.binding import Inputs, bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 
 
@@ -83,18 +84,24 @@ def compile(
     given = module if isinstance(model, (str, Path)) else model
     with undisturbed(module), torch.no_grad():
         bound = bind(prepared.inputs)
-        refuse_unlike(bound)
+        if not verify:
+            refuse_unlike(bound)
         check_devices(module, bound)
         chosen_inputs(bound, explain_inputs)
-        part = Part(bound, prepared, 0, bound.batch)
-        flat = make_flat(module, part, target, question, how)
-    beside = Comparison(module, question, how) if verify else None
-    by = processor or prepared.processor
-    live = replace(flat.live, given=given, processor=by, comparison=beside)
-    explainer = Explainer(_running(flat, backend), flat.manual, live)
-    if verify:
-        explainer(prepared.inputs, target)
-    return explainer
+
+    def made(bound: Inputs) -> Explainer:
+        with undisturbed(module), torch.no_grad():
+            part = Part(bound, prepared, 0, bound.batch)
+            flat = make_flat(module, part, target, question, how)
+        beside = Comparison(module, question, how) if verify else None
+        by = processor or prepared.processor
+        live = replace(flat.live, given=given, processor=by, comparison=beside)
+        explainer = Explainer(_running(flat, backend), flat.manual, live)
+        if verify:
+            explainer(prepared.inputs, target)
+        return explainer
+
+    return read_rightly(module, bound, made) if verify else made(bound)
 
 
 def _running(flat: Flat, backend: str | Callable[..., Any] | None) -> Runs:

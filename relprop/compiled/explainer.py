@@ -27,7 +27,7 @@ from relprop.layout import Layout
 from relprop.numerics import is_finite
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
 from relprop.runner.ask import AT_ZERO
-from relprop.runner.describe import Names, described_by, names_among
+from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
@@ -180,7 +180,7 @@ class Explainer:
             index = self._indices(target, bound)
             knows.refreshed()
             outputs = self._outputs(bound, contents, index)
-            found = self._explanation(outputs, described)
+            found = self._explanation(target, outputs, described, prepared.processor)
         knows.check(found, prepared.inputs, target)
         return found
 
@@ -235,7 +235,11 @@ class Explainer:
         return index[:, 0] if len(head.axes) == 1 else index
 
     def _explanation(
-        self, outputs: Mapping[str, Tensor], described: Mapping[str, Mapping[str, Any]]
+        self,
+        target: object,
+        outputs: Mapping[str, Tensor],
+        described: Mapping[str, Mapping[str, Any]],
+        processor: object,
     ) -> Explanation:
         knows, manual = self._knows, self._manual
         knows.refuse_outputs(outputs)
@@ -244,13 +248,12 @@ class Explainer:
             _refuse_undefined(numbers)
         check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
         chosen = outputs["index"].tolist()
-        label = tuple(manual.head.label(index) for index in chosen)
+        label = manual.head.labels(target, chosen)
         start = Start(label, outputs["output"], (), {})
-        names = Names()
-        if manual.head.is_class_output and len(manual.head.size) == 1 and not manual.head.named:
-            known = knows.adapter.labels(knows.model)
-            logits = outputs[f"model.{manual.head.name}"]
-            names = names_among(label, known, logits, outputs.get("probabilities"))
+        names, logits = Names(), outputs[f"model.{manual.head.name}"]
+        if manual.head.is_class_output:
+            probable = outputs.get("probabilities")
+            names = named(knows.adapter, knows.model, logits, probable, label, processor)
         return explained(numbers, described, start, names, manual.made)
 
 

@@ -23,6 +23,8 @@ METHOD = "attention_times_grad"  # a small program, for tests that are not about
 def close(flat, own):
     """Whether two explanations are the same but for rounding, in everything a person sees."""
     assert flat.target == own.target and flat.labels == own.labels
+    said, told = flat.predictions or (), own.predictions or ()
+    assert [p[:2] for p in said] == [p[:2] for p in told]
     assert (flat.method, flat.rules) == (own.method, own.rules)
     torch.testing.assert_close(flat.output, own.output, rtol=0, atol=1e-12)
     assert flat.streams.keys() == own.streams.keys()
@@ -218,6 +220,7 @@ def test_what_a_model_keeps_of_its_last_call_makes_it_no_other():
             return self.last
 
     model, inputs = Keeping(build().recipe).double().eval(), sample(batch=3)
+    model.load_state_dict(build().state_dict())
     explainer = relprop.compile(model, inputs, method=METHOD)
     model(inputs)
     close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
@@ -314,6 +317,59 @@ def test_the_next_token_of_each_text():
         close(explainer(inputs, target), relprop.explain(model, inputs, target))
     with pytest.raises(relprop.errors.TargetError, match="known only when the model has run"):
         explainer(inputs, token(position=2))
+
+
+def test_a_pair_of_picture_and_text():
+    """What ``None`` means for a model without classes."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build(depth=1)
+
+        def forward(self, x, y):
+            x, y = self.inner(x), self.inner(y)
+            return {"logits_per_image": x @ y.T, "embeds": x}
+
+    model, inputs = Pair(), (sample(batch=2), sample(batch=2, seed=4))
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    close(explainer(inputs), relprop.explain(model, inputs, method=METHOD))
+
+
+@pytest.mark.parametrize("compiled", [None, output("logits")[1], [output("logits")[1], 0]])
+def test_targets_are_called_what_they_are_called_by(compiled):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build(depth=1)
+
+        def forward(self, x):
+            return {"logits": self.inner(x), "doubled": self.inner(x) * 2}
+
+    model, inputs = Named(), sample(batch=2)
+    explainer = relprop.compile(model, inputs, compiled, method=METHOD)
+    for target in (None, 2, output("logits")[2], output(0)[1], [output("logits")[2], 1]):
+        close(explainer(inputs, target), relprop.explain(model, inputs, target, method=METHOD))
+
+
+def test_an_input_of_all_samples():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x, mask):
+            return self.attend(x, x, x, attn_mask=mask, need_weights=False)[0].mean(1)
+
+    model, mask = Masked().double().eval(), torch.ones(5, 5).triu(1).bool()
+    for compiled in (2, 5):  # 5: as many as the mask has rows
+        explainer = relprop.compile(model, (sample(batch=compiled), mask), method=METHOD)
+        for batch in (1, 3, 5):
+            inputs = (sample(batch=batch), mask)
+            close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+    unlike = (sample(batch=2), mask[:3])
+    with pytest.raises(relprop.errors.InputError, match=r"input_1.*has 3 samples"):
+        relprop.compile(model, unlike, method=METHOD)
 
 
 # -- what is refused
