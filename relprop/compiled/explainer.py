@@ -68,6 +68,12 @@ class Shape:
         dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in inputs.tensors)
         return cls(inputs.names, sizes, dtypes, tuple(not b for _, b in both), inputs.static)
 
+    def ordered(self, inputs: Any) -> Any:
+        """A call's keyword arguments in the order in which they were captured."""
+        if not isinstance(inputs, Mapping):
+            return inputs
+        return {n: inputs[n] for n in self.names if n in inputs} | dict(inputs)
+
     def checked(self, inputs: Inputs) -> Inputs:
         """A call's inputs, read as the captured ones are. Raises ``InputError`` for any others."""
         shared = tuple(n for n, s in zip(self.names, self.shared, strict=True) if s)
@@ -170,7 +176,7 @@ class Explainer:
         knows, manual = self._knows, self._manual
         with plain_numbers(), torch.no_grad():
             prepared = knows.prepared(inputs, processor)
-            bound = manual.shape.checked(bind(prepared.inputs))
+            bound = manual.shape.checked(bind(manual.shape.ordered(prepared.inputs)))
             part = Part(bound, prepared, 0, bound.batch)
             described = {
                 name: described_by(knows.adapter, knows.model, part, name, layout)

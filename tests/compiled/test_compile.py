@@ -241,6 +241,12 @@ def test_inputs_that_lie_otherwise_in_memory(model, explainer):
         close(explainer(lies, 1), relprop.explain(model, lies, 1))
 
 
+def test_keywords_in_any_order(bert):
+    explainer, inputs = relprop.compile(bert, texts([9, 9]), method=METHOD), texts([9, 3, 1])
+    turned = dict(reversed(inputs.items()))
+    close(explainer(turned, 1), relprop.explain(bert, inputs, 1, method=METHOD))
+
+
 def test_ids_without_a_row_are_said():
     inputs = sample(ids=True, batch=2)
     explainer = relprop.compile(build(ids=True), inputs, method=METHOD)
